@@ -1,0 +1,67 @@
+"""What an audit says: findings, unknowns, and the account, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Verdict = Literal["dead", "folds", "gauge"]
+Tier = Literal["bitwise", "real", "epsilon", "mode"]
+Pieces = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One law, found true of one parameter (or of one part of it)."""
+
+    code: str  # DW002
+    law: str  # key-bias
+    parameter: str  # the state-dict name
+    slice: Pieces | None  # start:stop pieces along the first axis; None is the whole parameter
+    elements: int  # how many stored numbers the slice holds
+    dof: int  # how many dimensions of parameter space this finding makes redundant
+    verdict: Verdict
+    into: tuple[str, ...]  # the parameters that take over its effect, or that move along with it
+    tier: Tier
+    proof: tuple[str, ...]  # one line per step
+    evidence: float | None = None  # largest |J·tangent| relative to a live direction; None where not measured
+    note: str = ""  # a condition in words: "eval only: attention dropout is off"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A parameter that is almost dead, and the op that stands in the way; or a zero that no law explains."""
+
+    parameter: str
+    blocked_by: str | None  # the op; None for a zero gradient that no law explains
+    why: str
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """How many redundant dimensions there are, and how many of them the laws explain."""
+
+    measured: int
+    explained: int
+    parameters: int = 0  # of the model it was measured on
+    by_law: tuple[tuple[str, int], ...] = ()  # rank that each law adds, in the order of the laws
+    unsound: int = 0  # tangents that do not lie in the null space: must be 0
+    clone: str = ""  # what it was measured on, in words
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything an audit found out about one model."""
+
+    model: str
+    parameters: int
+    findings: tuple[Finding, ...]
+    unknown: tuple[Unknown, ...] = ()
+    completeness: Completeness | None = None
+    untraced: str | None = None  # the reason, where there are no proofs but only evidence
+    notes: tuple[str, ...] = field(default=())
+    seconds: float = 0.0
+
+    @property
+    def redundant(self) -> int:
+        return sum(f.dof for f in self.findings)
