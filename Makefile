@@ -1,0 +1,37 @@
+# make setup | demo | test | check | format | clean
+PYTHON ?= python3
+EXTRAS ?= dev
+JOBS   ?= 2
+BIN    := .venv/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+STAMP  := .venv/.setup-$(EXTRAS)
+WHAT   := src tests $(wildcard studies benchmarks)
+
+.PHONY: setup demo test check format clean
+
+setup: $(STAMP)
+
+# torch goes first and pinned, so that no later requirement picks another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --editable ".[$(EXTRAS)]"
+	touch $@
+
+demo: setup
+	$(BIN)/deadweight demo
+
+test: setup
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check $(WHAT)
+	$(BIN)/ruff check $(WHAT)
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format $(WHAT)
+	$(BIN)/ruff check --fix $(WHAT)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,0 +1,58 @@
+"""deadweight finds the parameters of a transformer that cannot matter, and proves it.
+
+    import deadweight
+    result = deadweight.audit(model, inputs)    # every finding, with its proof
+
+Importing this package imports neither torch nor transformers; the first call that needs them does.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import deadweight.audit  # binds the stage package, so that it can be made callable below
+
+__version__ = "0.1.0"
+
+__all__ = ["Audit", "Completeness", "DeadweightError", "Finding", "Unknown", "__version__", "audit"]
+
+_HOME = {
+    "Audit": "deadweight.audit.finding",
+    "Completeness": "deadweight.audit.finding",
+    "Finding": "deadweight.audit.finding",
+    "Unknown": "deadweight.audit.finding",
+    "DeadweightError": "deadweight.errors",
+}  # public name -> the module that defines it, imported on first use
+
+
+class _Stage(ModuleType):
+    """A stage package that can be called: `deadweight.audit(…)` is `deadweight.audit.run.audit(…)`.
+
+    The stage and its main function share one name. Importing any submodule binds that name to the package again,
+    so a function put there would be lost; a package that is callable means both, whatever was imported first.
+    """
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(f"{self.__name__}.run"), name)(*args, **options)
+
+
+sys.modules["deadweight.audit"].__class__ = _Stage
+
+if TYPE_CHECKING:
+    from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
+    from deadweight.audit.run import audit
+    from deadweight.errors import DeadweightError
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'deadweight' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,209 @@
+"""The `deadweight` command: each subcommand calls one function of the library and prints what it returns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import deadweight
+from deadweight.errors import DeadweightError
+from deadweight.report.json_report import json_text
+from deadweight.report.pages import find_page, law_codes
+from deadweight.report.terminal import make_console, print_audit, print_laws, print_page
+from deadweight.report.text import one_line
+
+FOUND, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+class Output(StrEnum):
+    """What of the model's output has to stay the same."""
+
+    logits = "logits"
+    probabilities = "probabilities"
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Find the parameters of a transformer that cannot matter, and prove it.
+
+    \b
+    deadweight demo                 a first look, on a small model that comes with the package
+    deadweight audit demo           the same model, audited with every option at hand
+    deadweight audit gpt2           a Hugging Face model, by its id or its folder
+    deadweight explain key-bias     one of the laws: what, why, example, when it fails
+    """
+    if version:
+        typer.echo(f"deadweight {deadweight.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def audit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face folder or hub id, a config.json (no weights needed), a .gguf file, "
+            "package.module:callable, or the word demo.",
+        ),
+    ],
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is standard output.")
+    ] = None,
+    training: Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")] = False,
+    output: Annotated[Output, typer.Option("--output", help="Which output must not change.")] = Output.logits,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Count all redundancy on a narrow clone and compare with the laws.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is found (for CI).")] = False,
+    select: Annotated[
+        list[str] | None, typer.Option("--select", metavar="DW…", help="Only these laws: codes or names, by comma.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="DW…", help="All but these laws: codes or names, by comma.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code.")
+    ] = False,
+    proofs: Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")] = False,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="N", min=1, help="Sequence length of the example inputs.")
+    ] = None,
+) -> None:
+    """Say which parameters of MODEL are redundant, with proofs, and what stays unknown.
+
+    \b
+    deadweight audit demo --proofs              every law with one of its proofs
+    deadweight audit demo --complete            does anything redundant escape the laws?
+    deadweight audit demo --json -              the same facts, for a program
+    deadweight audit ./config.json              no weights needed: architecture alone decides
+    deadweight audit mypkg.model:build --check --select key-bias,value-bias
+                                                fail a build that wastes these
+
+    \b
+    exit status: 0 done, 1 --check found something, 2 wrong usage or bad input
+    """
+    destination = None if json in (None, "-") else _writable(Path(str(json)))
+    options: dict[str, Any] = {
+        "training": training,
+        "output": output.value,
+        "complete": complete,
+        "select": law_codes(select or []),
+        "ignore": law_codes(ignore or []),
+        "trust_remote_code": trust_remote_code,
+        "length": length,
+    }
+    with _spinner() as progress:
+        result = deadweight.audit(model, progress=progress, **options)
+    if json == "-":
+        sys.stdout.write(json_text(result))
+    else:
+        print_audit(result, make_console(), proofs=proofs)
+    if destination is not None:
+        destination.write_text(json_text(result), encoding="utf-8")
+    if check and result.findings:
+        raise typer.Exit(FOUND)
+
+
+@app.command()
+def explain(
+    law: Annotated[
+        str | None, typer.Argument(metavar="[LAW]", help="A code or a name; all laws are listed without one.")
+    ] = None,
+) -> None:
+    """Show one law: what it says, why it is true, an example, when it fails, how safe it is.
+
+    \b
+    deadweight explain              all laws, one line each
+    deadweight explain DW002        one law by its code
+    deadweight explain key-bias     the same law by its name
+    """
+    console = make_console()
+    if law is None:
+        print_laws(console)
+    else:
+        print_page(find_page(law), console)
+
+
+@app.command()
+def demo() -> None:
+    """Audit the small trained model that comes with the package: offline, in seconds.
+
+    \b
+    deadweight demo
+    """
+    from deadweight.embedded import path
+
+    with _spinner() as progress:
+        result = deadweight.audit(str(path()), progress=progress)
+    console = make_console()
+    print_audit(result, console, proofs=True)
+    console.print(Text(_AFTER_DEMO))
+
+
+_AFTER_DEMO = """
+That was a model that comes with deadweight. Now try
+  deadweight audit demo --complete     count every redundant dimension and see whether a law explains it
+  deadweight explain key-bias          read one law, with its proof and its limits
+  deadweight audit YOUR_MODEL          a folder, a hub id, a config.json, a .gguf, or package.module:callable
+"""
+
+
+def main() -> None:
+    """Run the command. A user's mistake is one line on standard error and exit status 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Greek letters still gets a report
+    try:
+        app(prog_name="deadweight")
+    except DeadweightError as error:
+        _complain(str(error))
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _complain(message: str) -> None:
+    line = Text.assemble(("error: ", "bold red"), one_line(message))
+    make_console(stderr=True).print(line, soft_wrap=True)
+
+
+def _writable(file: Path) -> Path:
+    """Fail before the audit, not after it, if its report has nowhere to go."""
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        found = "it is a folder" if file.is_dir() else f"the folder {str(file.absolute().parent)!r} does not exist"
+        raise DeadweightError(f"cannot write --json {str(file)!r}: {found}; name a file in an existing folder, or -")
+    return file
+
+
+@contextmanager
+def _spinner() -> Iterator[Callable[[str], None] | None]:
+    """What the audit is doing, on standard error while it does it, if a person is looking; otherwise nothing."""
+    console: Console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with console.status(Text("auditing")) as status:
+        yield lambda message: status.update(Text(one_line(message)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The traced model: one list of operations over named parameters."""

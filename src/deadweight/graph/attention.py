@@ -1,0 +1,47 @@
+"""Fused operations spelled out, so that the rules see the softmax inside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operations that we write as matmul, softmax and friends; everything else stays as exported."""
+    return {aten.scaled_dot_product_attention.default: spelled_out_attention}
+
+
+def spelled_out_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(q·kᵀ·scale + mask)·v, with heads repeated for grouped keys; dropout only when its rate is positive."""
+    if enable_gqa and key.size(-3) != query.size(-3):
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    if is_causal:
+        allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    if dropout_p > 0:
+        weights = torch.dropout(weights, dropout_p, True)
+    return torch.matmul(weights, value)

@@ -1,0 +1,247 @@
+"""A Graph in few words: affine parts split off, casts and copies gone, norms recognised.
+
+Every rule of a law then meets `linear`, `add` and `mul` where a model may have written addmm, layer_norm, Conv1D,
+batch_norm or a hand-made RMSNorm. The rewriting keeps the function: each new node carries the code that computes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from deadweight.graph.cores import CORES
+from deadweight.graph.node import Graph, Node, Ref, substitute
+from deadweight.graph.patterns import rms_pattern
+
+aten = torch.ops.aten
+Rewrite = Callable[["Canonicaliser", Node], "Ref | None"]
+REWRITES: dict[str, Rewrite] = {}
+
+
+def canonical(graph: Graph) -> Graph:
+    """The same function in the canonical vocabulary, without the nodes that reach no output."""
+    return Canonicaliser(graph).run()
+
+
+def rewrites(*ops: str) -> Callable[[Rewrite], Rewrite]:
+    def register(function: Rewrite) -> Rewrite:
+        REWRITES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+class Canonicaliser:
+    """One pass over the nodes; `alias` maps an old node to what stands for it now."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.old = graph
+        self.nodes: dict[str, Node] = {}
+        self.alias: dict[str, str] = {}
+
+    def run(self) -> Graph:
+        for node in self.old.nodes.values():
+            if node.name in self.old.live or node.op in ("parameter", "input"):
+                self.visit(self.redirect(node))
+        outputs = tuple(self.alias.get(name, name) for name in self.old.outputs)
+        graph = dataclasses.replace(self.old, nodes=self.nodes, outputs=outputs)
+        live = graph.live
+        kept = {k: n for k, n in self.nodes.items() if k in live or n.op in ("parameter", "input")}
+        return dataclasses.replace(graph, nodes=kept)
+
+    def redirect(self, node: Node) -> Node:
+        rename = lambda name: Ref(self.alias.get(name, name))  # noqa: E731
+        return dataclasses.replace(node, args=substitute(node.args, rename), kwargs=substitute(node.kwargs, rename))
+
+    def visit(self, node: Node) -> None:
+        rewrite = REWRITES.get(node.op)
+        result = rewrite(self, node) if rewrite else None
+        if result is None:
+            self.nodes[node.name] = node
+        else:
+            self.alias[node.name] = result.name
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        return self.nodes[ref.name].shape
+
+    def emit(self, name: str, op: str, target: Any, args: tuple[Any, ...], shape: tuple[int, ...], like: Node) -> Ref:
+        """A new node; `like` lends its dtype."""
+        self.nodes[name] = Node(name, op, target, args, {}, shape, like.dtype)
+        return Ref(name)
+
+    def affine(self, node: Node, core: Ref, weight: Any, bias: Any, view: list[int] | None = None) -> Ref:
+        """core · weight + bias, each step its own node; `view` aligns a channel vector with its axis."""
+        for part, op, target in ((weight, "aten.mul", aten.mul.Tensor), (bias, "aten.add", aten.add.Tensor)):
+            if part is not None:
+                factor = self.aligned(node, part, view, op)
+                core = self.emit(f"{node.name}_{op[5:]}", op, target, (core, factor), node.shape, node)
+        return core
+
+    def aligned(self, node: Node, part: Ref, view: list[int] | None, op: str) -> Ref:
+        if view is None:
+            return part
+        name = f"{node.name}_{op[5:]}_view"
+        return self.emit(name, "aten.reshape", aten.reshape.default, (part, view), tuple(view), node)
+
+
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument that may have been passed by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+COPIES = ("clone", "alias", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "_to_copy", "to", "type_as")
+
+
+@rewrites(*(f"aten.{name}" for name in COPIES), "aten.dropout", "aten.feature_dropout", "aten.native_dropout")
+def drop_copy(make: Canonicaliser, node: Node) -> Ref | None:
+    """A copy, a cast between float types, or dropout that is off, is the value itself."""
+    source = node.args[0]
+    if "dropout" in node.op and argument(node, 2, "train") and argument(node, 1, "p"):
+        return None
+    before, after = make.nodes[source.name].dtype, node.dtype
+    same = before == after or (before is not None and after is not None and before.is_floating_point == node.is_float)
+    keeps = before is not None and (before.is_floating_point or before == after) and node.op != "aten.native_dropout"
+    return source if same and keeps and make.shape(source) == node.shape else None
+
+
+@rewrites("aten.view", "aten._unsafe_view")
+def reshape(make: Canonicaliser, node: Node) -> Ref | None:
+    """A view of a copy may not be a view of the original: reshape says the same of both."""
+    if not isinstance(node.args[1], (list, tuple)):
+        return None  # view as another dtype
+    target, args = aten.reshape.default, (node.args[0], list(node.shape))
+    return make.emit(f"{node.name}_reshape", "aten.reshape", target, args, node.shape, node)
+
+
+@rewrites("aten.linear")
+def split_linear(make: Canonicaliser, node: Node) -> Ref:
+    """x·Wᵀ, then the bias."""
+    x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
+    product = make.emit(f"{node.name}_product", "linear", aten.linear.default, (x, weight), node.shape, node)
+    return make.affine(node, product, None, bias)
+
+
+@rewrites("aten.addmm", "aten.baddbmm")
+def split_addmm(make: Canonicaliser, node: Node) -> Ref | None:
+    """bias + x·W, for unit factors."""
+    if node.kwargs.get("beta", 1) != 1 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    bias, x, weight = node.args[:3]
+    target = aten.matmul.default
+    product = make.emit(f"{node.name}_product", "aten.matmul", target, (x, weight), node.shape, node)
+    renamed = dataclasses.replace(make.nodes[product.name])
+    linear = matmul_with_parameter(make, renamed)
+    return make.affine(node, linear or product, None, bias)
+
+
+@rewrites("aten.mm", "aten.matmul", "aten.bmm")
+def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
+    """x·W with W made of parameters alone is a linear map; any other product stays a matmul."""
+    left, right = node.args[0], node.args[1]
+    if is_parameter_view(make, right) and len(make.shape(right)) == 2:
+        turned = make.emit(f"{node.name}_weight", "aten.t", aten.t.default, (right,), make.shape(right)[::-1], node)
+        return make.emit(f"{node.name}_linear", "linear", aten.linear.default, (left, turned), node.shape, node)
+    if node.op == "aten.matmul":
+        return None
+    return make.emit(f"{node.name}_matmul", "aten.matmul", aten.matmul.default, (left, right), node.shape, node)
+
+
+VIEWS = {"aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.slice", "aten.select"}
+VIEWS |= {"aten.unsqueeze", "aten.squeeze", "aten.expand", "getitem", "aten.split", "aten.chunk", "aten.unbind"}
+
+
+def is_parameter_view(make: Canonicaliser, ref: Any) -> bool:
+    """Whether a value is one parameter, seen through shape operations."""
+    while isinstance(ref, Ref):
+        node = make.nodes[ref.name]
+        if node.op == "parameter":
+            return True
+        if node.op not in VIEWS:
+            return False
+        ref = node.args[0]
+    return False
+
+
+def core(make: Canonicaliser, node: Node, op: str, *args: Any) -> Ref:
+    return make.emit(f"{node.name}_core", op, CORES[op], args, node.shape, node)
+
+
+@rewrites("aten.layer_norm", "aten.native_layer_norm")
+def split_layer_norm(make: Canonicaliser, node: Node) -> Ref | None:
+    if node.op == "aten.native_layer_norm":
+        return None
+    x, axes, eps = node.args[0], node.args[1], argument(node, 4, "eps", 1e-5)
+    normed = core(make, node, "core.layer", x, len(axes), eps)
+    return make.affine(node, normed, argument(node, 2, "weight"), argument(node, 3, "bias"))
+
+
+@rewrites("aten.rms_norm")
+def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
+    eps = argument(node, 3, "eps")
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    normed = core(make, node, "core.rms", node.args[0], len(node.args[1]), eps)
+    return make.affine(node, normed, argument(node, 2, "weight"), None)
+
+
+@rewrites("aten.mul", "aten.div")
+def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
+    """x · rsqrt(mean(x²) + ε), however it was written."""
+    found = rms_pattern(make.nodes, node)
+    return core(make, node, "core.rms", Ref(found[0]), 1, found[1]) if found else None
+
+
+@rewrites("aten.batch_norm")
+def split_batch_norm(make: Canonicaliser, node: Node) -> Ref:
+    """Batch statistics: a core. Running statistics: (x − μ)/σ with constants."""
+    x, weight, bias, mean, var, training, _, eps = node.args[:8]
+    view = [1, -1] + [1] * (len(node.shape) - 2)
+    view[1] = node.shape[1]
+    if training or mean is None:
+        return make.affine(node, core(make, node, "core.batch", x, eps), weight, bias, view)
+    scale = make.emit(f"{node.name}_scale", "running_scale", running_scale, (var, eps, view), tuple(view), node)
+    centre = make.emit(f"{node.name}_centre", "aten.reshape", aten.reshape.default, (mean, view), tuple(view), node)
+    moved = make.emit(f"{node.name}_moved", "aten.sub", aten.sub.Tensor, (x, centre), node.shape, node)
+    normed = make.emit(f"{node.name}_normed", "aten.mul", aten.mul.Tensor, (moved, scale), node.shape, node)
+    return make.affine(node, normed, weight, bias, view)
+
+
+def running_scale(var: torch.Tensor, eps: float, view: list[int]) -> torch.Tensor:
+    return (var + eps).rsqrt().view(view)
+
+
+@rewrites("aten.instance_norm")
+def split_instance_norm(make: Canonicaliser, node: Node) -> Ref | None:
+    x, weight, bias, use_input_stats, eps = node.args[0], node.args[1], node.args[2], node.args[5], node.args[7]
+    if not use_input_stats:
+        return None
+    view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
+    return make.affine(node, core(make, node, "core.instance", x, eps), weight, bias, view)
+
+
+@rewrites("aten.group_norm")
+def split_group_norm(make: Canonicaliser, node: Node) -> Ref:
+    x, groups = node.args[0], node.args[1]
+    view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
+    normed = core(make, node, "core.group", x, groups, argument(node, 4, "eps", 1e-5))
+    return make.affine(node, normed, argument(node, 2, "weight"), argument(node, 3, "bias"), view)
+
+
+@rewrites("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
+def split_convolution(make: Canonicaliser, node: Node) -> Ref | None:
+    """The convolution, then its bias along the channel axis."""
+    bias = argument(node, 2, "bias")
+    if bias is None:
+        return None
+    args = (*node.args[:2], None, *node.args[3:])
+    product = make.emit(f"{node.name}_product", node.op, node.target, args, node.shape, node)
+    view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
+    return make.affine(node, product, None, bias, view)
+
+
+@rewrites("aten._softmax", "aten.softmax", "aten.special_softmax")
+def plain_softmax(make: Canonicaliser, node: Node) -> Ref:
+    args = (node.args[0], node.args[1])
+    return make.emit(f"{node.name}_softmax", "softmax", aten.softmax.int, args, node.shape, node)

@@ -1,0 +1,44 @@
+"""The part of a normalisation that has no parameters, one function each, in the precision of its input."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def layer_core(x: Tensor, n_axes: int, eps: float) -> Tensor:
+    """(x − mean) / sqrt(var + ε) over the last axes."""
+    axes = tuple(range(-n_axes, 0))
+    centred = x - x.mean(axes, keepdim=True)
+    return centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+
+
+def rms_core(x: Tensor, n_axes: int, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + ε) over the last axes."""
+    axes = tuple(range(-n_axes, 0))
+    return x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
+
+
+def batch_core(x: Tensor, eps: float) -> Tensor:
+    """(x − mean) / sqrt(var + ε) over every axis but the channels' (axis 1)."""
+    axes = tuple(a for a in range(x.ndim) if a != 1)
+    centred = x - x.mean(axes, keepdim=True)
+    return centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+
+
+def instance_core(x: Tensor, eps: float) -> Tensor:
+    """(x − mean) / sqrt(var + ε) over the spatial axes, for every sample and channel."""
+    return layer_core(x, x.ndim - 2, eps)
+
+
+def group_core(x: Tensor, groups: int, eps: float) -> Tensor:
+    """(x − mean) / sqrt(var + ε) over each group of channels and all spatial axes."""
+    return layer_core(x.reshape(x.shape[0], groups, -1), 1, eps).reshape(x.shape)
+
+
+CORES = {
+    "core.layer": layer_core,
+    "core.rms": rms_core,
+    "core.batch": batch_core,
+    "core.instance": instance_core,
+    "core.group": group_core,
+}

@@ -1,0 +1,83 @@
+"""Running a Graph in float64, whatever precision its source code asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, substitute
+
+Values = dict[str, Any]
+
+
+def evaluate(
+    graph: Graph,
+    tensors: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    watch: Callable[[Node, Any], Any] | None = None,
+) -> list[Tensor]:
+    """The outputs for these parameters (by node name) and inputs; `watch` may replace a node's value as it appears."""
+    values: Values = {}
+    last_use = last_uses(graph)
+    with float64_default():
+        for step, node in enumerate(graph.nodes.values()):
+            values[node.name] = value_of(node, values, tensors, inputs)
+            if watch is not None:
+                values[node.name] = watch(node, values[node.name])
+            for name in last_use.get(step, ()):
+                del values[name]
+    return [values[name] for name in graph.outputs]
+
+
+def value_of(node: Node, values: Values, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Any:
+    if node.op in ("parameter", "buffer"):
+        return as_float64(tensors[node.name])
+    if node.op == "input":
+        return as_float64(inputs[node.name])
+    assert node.target is not None
+    args = float64_arguments(substitute(node.args, values.__getitem__))
+    kwargs = float64_arguments(substitute(node.kwargs, values.__getitem__))
+    return node.target(*args, **kwargs)
+
+
+def as_float64(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def float64_arguments(value: Any) -> Any:
+    """The same arguments with every float dtype replaced by float64."""
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    if isinstance(value, (list, tuple)):
+        return type(value)(float64_arguments(v) for v in value)
+    if isinstance(value, dict):
+        return {k: float64_arguments(v) for k, v in value.items()}
+    return value
+
+
+@contextmanager
+def float64_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def last_uses(graph: Graph) -> dict[int, list[str]]:
+    """Step number to the values that nobody reads after it."""
+    last = {}
+    for step, node in enumerate(graph.nodes.values()):
+        last[node.name] = step
+        for name in node.inputs:
+            last[name] = step
+    freed: dict[int, list[str]] = {}
+    for name, step in last.items():
+        if name not in graph.outputs:
+            freed.setdefault(step, []).append(name)
+    return freed

@@ -1,0 +1,119 @@
+"""A traced model as data: nodes in execution order, parameters by their state-dict names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A node's argument that is another node's value."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation: `op` is its name without the overload ("aten.linear"), or parameter, buffer, input, constant."""
+
+    name: str
+    op: str
+    target: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the nodes it reads, in order, repeated when read twice."""
+        return tuple(ref.name for ref in references((self.args, self.kwargs)))
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype is not None and self.dtype.is_floating_point
+
+
+def references(value: Any) -> Iterator[Ref]:
+    """Every Ref inside nested tuples, lists and dicts."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from references(item)
+
+
+def substitute(value: Any, lookup: Callable[[str], Any]) -> Any:
+    """The same nesting with every Ref replaced by what `lookup` gives for its name."""
+    if isinstance(value, Ref):
+        return lookup(value.name)
+    if isinstance(value, (tuple, list)):
+        return type(value)(substitute(item, lookup) for item in value)
+    if isinstance(value, dict):
+        return {key: substitute(item, lookup) for key, item in value.items()}
+    return value
+
+
+@dataclass
+class Graph:
+    """Nodes in execution order; `parameters` maps node names to state-dict names, `outputs` names what is returned."""
+
+    nodes: dict[str, Node]
+    parameters: dict[str, str]
+    outputs: tuple[str, ...]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # parameter, buffer and constant values by node name
+    inputs: tuple[str, ...] = ()  # input node names, in the order of the flattened example inputs
+    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)  # state-dict name: its other names
+    unused: tuple[str, ...] = ()  # parameters no node reads
+    training: bool = False
+
+    @cached_property
+    def users(self) -> dict[str, tuple[Node, ...]]:
+        """For each node, the nodes that read its value."""
+        readers: dict[str, dict[str, Node]] = {name: {} for name in self.nodes}
+        for node in self.nodes.values():
+            for name in node.inputs:
+                readers[name][node.name] = node
+        return {name: tuple(found.values()) for name, found in readers.items()}
+
+    @cached_property
+    def node_of(self) -> dict[str, str]:
+        """Parameter name to node name."""
+        return {parameter: node for node, parameter in self.parameters.items()}
+
+    @cached_property
+    def depends(self) -> dict[str, tuple[bool, bool]]:
+        """For each node, whether its value depends on any parameter, and whether on any input."""
+        found: dict[str, tuple[bool, bool]] = {}
+        for node in self.nodes.values():
+            if node.op == "parameter":
+                found[node.name] = (True, False)
+            elif node.op == "input":
+                found[node.name] = (False, True)
+            else:
+                flags = [found[name] for name in node.inputs]
+                found[node.name] = (any(p for p, _ in flags), any(d for _, d in flags))
+        return found
+
+    @cached_property
+    def live(self) -> set[str]:
+        """The nodes from which a path leads to an output."""
+        seen: set[str] = set()
+        stack = list(self.outputs)
+        while stack:
+            name = stack.pop()
+            if name not in seen:
+                seen.add(name)
+                stack.extend(self.nodes[name].inputs)
+        return seen
+
+    def node(self, ref: Ref | str) -> Node:
+        return self.nodes[ref.name if isinstance(ref, Ref) else ref]

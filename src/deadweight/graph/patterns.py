@@ -1,0 +1,65 @@
+"""Norms written by hand, recognised from their arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deadweight.graph.node import Node, Ref
+
+Nodes = dict[str, Node]
+
+
+def rms_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
+    """(x, ε) if the node is x · (mean(x²) + ε)^(−1/2) over the last axis, in any spelling."""
+    if len(node.args) != 2 or not all(isinstance(a, Ref) for a in node.args):
+        return None
+    left, right = (a.name for a in node.args)
+    pairs = [(left, right)] if node.op == "aten.div" else [(left, right), (right, left)]
+    for x, factor in pairs:
+        shifted = under_root(nodes, factor, inverse=node.op == "aten.mul")
+        eps = mean_square(nodes, shifted, x) if shifted is not None else None
+        if eps is not None:
+            return x, eps
+    return None
+
+
+def under_root(nodes: Nodes, name: str, *, inverse: bool) -> str | None:
+    """What stands under the (inverse) square root."""
+    node = nodes[name]
+    if inverse and node.op == "aten.rsqrt":
+        return source(node)
+    if inverse and node.op in ("aten.reciprocal",):
+        return under_root(nodes, node.args[0].name, inverse=False)
+    if node.op == "aten.pow" and node.args[1] == (-0.5 if inverse else 0.5):
+        return source(node)
+    return source(node) if not inverse and node.op == "aten.sqrt" else None
+
+
+def mean_square(nodes: Nodes, name: str, x: str) -> float | None:
+    """ε if the node is mean(x²) + ε over the last axis."""
+    node, eps = nodes[name], 0.0
+    if node.op == "aten.add" and isinstance(node.args[1], (int, float)):
+        eps, node = float(node.args[1]), nodes[node.args[0].name]
+    if node.op != "aten.mean" or not over_last_axis(nodes, node):
+        return None
+    return eps if is_square(nodes[node.args[0].name], x) else None
+
+
+def over_last_axis(nodes: Nodes, node: Node) -> bool:
+    rank = len(nodes[node.args[0].name].shape)
+    axes: Any = node.args[1] if len(node.args) > 1 else None
+    keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    return bool(keep) and axes is not None and [a % rank for a in axes] == [rank - 1]
+
+
+def is_square(node: Node, x: str) -> bool:
+    if node.op == "aten.pow" and node.args[1] == 2:
+        return source(node) == x
+    return (node.op == "aten.square" and source(node) == x) or (
+        node.op == "aten.mul" and [getattr(a, "name", None) for a in node.args] == [x, x]
+    )
+
+
+def source(node: Node) -> str:
+    ref = node.args[0]
+    return ref.name if isinstance(ref, Ref) else ""

@@ -1,0 +1,1 @@
+"""Proofs about a traced graph: how a change of parameters travels through it, and where it stops."""

@@ -1,0 +1,79 @@
+"""Labels: 64-bit fingerprints of unknown amounts. Equal labels mean equal amounts; label 0 means exactly zero.
+
+Amounts add, so labels add (modulo 2⁶⁴); every other dependence is hashed. Two different amounts share a label with
+probability about 2⁻⁶⁴ a pair, and the checker replays each proof with other numbers.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+Labels = Int64[Tensor, "..."]
+
+_A = -7046029254386353131  # odd 64-bit constants of splitmix64, as signed integers
+_B = -4658895280553007687
+_C = -7723592293110705685
+
+
+def scramble(x: Labels) -> Labels:
+    """A bijection of 64-bit integers that leaves no linear structure."""
+    x = x + _A
+    x = (x ^ shift_right(x, 30)) * _B
+    x = (x ^ shift_right(x, 27)) * _C
+    return x ^ shift_right(x, 31)
+
+
+def shift_right(x: Labels, n: int) -> Labels:
+    """Logical, not arithmetic."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def key(*parts: object) -> int:
+    """A stable 63-bit number for names and constants."""
+    data = b"|".join(struct.pack("d", p) if isinstance(p, float) else str(p).encode() for p in parts)
+    return (zlib.crc32(data) << 31) ^ zlib.crc32(data, 0xDEADBEEF)
+
+
+def mix(label: Labels, *others: Labels | int) -> Labels:
+    """The label of an amount that depends on `label` and `others`; 0 stays 0, for an amount times anything."""
+    out = label
+    for other in others:
+        out = scramble(out ^ scramble(torch.as_tensor(other, dtype=torch.int64) + _B))
+    return torch.where(label == 0, torch.zeros((), dtype=torch.int64), out)
+
+
+def fold(labels: Labels, axis: int) -> Labels:
+    """One label for all the labels along an axis, in order; 0 if all of them are 0."""
+    axis = axis % labels.ndim
+    if labels.shape[axis] > 1 and labels.stride(axis) == 0:
+        labels = labels.narrow(axis, 0, 1)  # a repeated label needs one place only: its count is the same everywhere
+    size = labels.shape[axis]
+    place = torch.arange(1, size + 1).reshape([-1 if a == axis else 1 for a in range(labels.ndim)])
+    return mix(labels, place).sum(axis)
+
+
+def fresh(shape: tuple[int, ...], *name: object) -> Labels:
+    """A different label for every element."""
+    count = 1
+    for n in shape:
+        count *= n
+    return scramble(torch.arange(count, dtype=torch.int64).reshape(shape) ^ key(*name))
+
+
+def constant_along(labels: Labels, axes: tuple[int, ...]) -> bool:
+    """Whether all labels agree along these axes."""
+    for axis in axes:
+        if not torch.equal(labels, labels.narrow(axis, 0, 1).expand_as(labels)):
+            return False
+    return True
+
+
+def varying_along(labels: Labels, axis: int) -> Tensor:
+    """True at the elements of every line along the axis whose labels do not all agree."""
+    first = labels.narrow(axis, 0, 1)
+    return (labels != first).any(axis, keepdim=True).expand_as(labels)

@@ -1,0 +1,1 @@
+"""What people and programs read: the terminal report, the JSON report and the law pages."""

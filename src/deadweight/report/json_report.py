@@ -1,0 +1,55 @@
+"""The JSON report: a stable format for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from deadweight import __version__
+from deadweight.audit.finding import Audit, Completeness, Finding
+
+
+def to_json(audit: Audit) -> dict[str, Any]:
+    """An audit as plain JSON data.
+
+    Unknowns hold three kinds of entry: a blocked parameter with its op, a zero that no law explains (`blocked_by` is
+    null), and, where the model could not be traced, one entry for all parameters (`"*"`).
+    """
+    unknown = [{"parameter": u.parameter, "blocked_by": u.blocked_by, "why": u.why} for u in audit.unknown]
+    if audit.untraced is not None:
+        unknown.append({"parameter": "*", "blocked_by": "torch.export", "why": audit.untraced})
+    return {
+        "deadweight": __version__,
+        "model": audit.model,
+        "parameters": audit.parameters,
+        "redundant": audit.redundant,
+        "findings": [_finding(f) for f in audit.findings],
+        "unknown": unknown,
+        "completeness": _completeness(audit.completeness),
+    }
+
+
+def json_text(audit: Audit) -> str:
+    """The report as text: ASCII, so that no name in it can steer a terminal or break an encoding."""
+    return json.dumps(to_json(audit), indent=1, allow_nan=False) + "\n"
+
+
+def _finding(f: Finding) -> dict[str, Any]:
+    return {
+        "code": f.code,
+        "law": f.law,
+        "parameter": f.parameter,
+        "slice": None if f.slice is None else [[start, stop] for start, stop in f.slice],
+        "elements": f.elements,
+        "dof": f.dof,
+        "verdict": f.verdict,
+        "into": list(f.into),
+        "tier": f.tier,
+        "proof": list(f.proof),
+        "evidence": f.evidence if f.evidence is not None and math.isfinite(f.evidence) else None,
+    }
+
+
+def _completeness(c: Completeness | None) -> dict[str, int] | None:
+    return None if c is None else {"measured": c.measured, "explained": c.explained}

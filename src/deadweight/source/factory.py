@@ -1,0 +1,87 @@
+"""Models that are code: a live module, or package.module:callable."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import re
+import sys
+from typing import Any
+
+from torch import nn
+
+from deadweight.errors import DeadweightError
+from deadweight.source.hugging import Built, eager
+from deadweight.source.text import printable, reason
+
+FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def looks_like(spec: str) -> bool:
+    """Whether this is written as package.module:callable."""
+    return FACTORY.fullmatch(spec) is not None
+
+
+def from_spec(spec: str) -> Built:
+    """Import the callable, with the working directory on the path, and call it."""
+    made = _call(spec, _find(spec))
+    module, inputs = made if isinstance(made, (tuple, list)) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        raise DeadweightError(
+            f"{printable(spec)} returned {_kind(made)}; expected an nn.Module, or a pair (nn.Module, example inputs)"
+        )
+    return from_module(module, name=spec, inputs=inputs)
+
+
+def from_module(module: nn.Module, *, name: str = "", inputs: Any = None) -> Built:
+    """A copy that shares its parameters: switching it to eager attention and eval leaves the user's own alone."""
+    clone, notes = _structure(module)
+    config = getattr(clone, "config", None) if hasattr(clone, "main_input_name") else None
+    if config is not None:
+        eager(clone)
+    return Built(name or type(module).__name__, clone, config, notes, inputs)
+
+
+def _structure(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    kept = [*module.parameters(), *module.buffers()]
+    try:
+        return copy.deepcopy(module, {id(tensor): tensor for tensor in kept}), ()
+    except (TypeError, RuntimeError, AttributeError, NotImplementedError, copy.Error) as error:
+        return module, (f"the module cannot be copied and is used itself ({reason(error)})",)
+
+
+def _find(spec: str) -> Any:
+    place, _, attribute = spec.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(place)
+    except Exception as error:  # importing runs the user's code
+        raise DeadweightError(
+            f"{printable(place)} cannot be imported ({reason(error)}); expected package.module:callable, "
+            f"importable from {printable(os.getcwd())}"
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise DeadweightError(f"{printable(place)} has no {printable(attribute)}; expected a callable of that name")
+        found = getattr(found, name)
+    return found
+
+
+def _call(spec: str, found: Any) -> Any:
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise DeadweightError(f"{printable(spec)} is {_kind(found)}; expected a callable that returns an nn.Module")
+    try:
+        return found()
+    except Exception as error:  # the user's code
+        raise DeadweightError(
+            f"{printable(spec)} failed ({reason(error)}); expected to call it without arguments and get an nn.Module"
+        ) from error
+
+
+def _kind(value: Any) -> str:
+    inside = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"a {type(value).__name__}{inside}"

@@ -1,0 +1,267 @@
+"""Hugging Face models: their config, the class it names, and the module, with or without its weights."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from deadweight.errors import DeadweightError
+from deadweight.source.files import check_weights, read_json
+from deadweight.source.text import printable, reason
+
+# Eager attention shows its softmax to the tracer. Batched experts have no control flow that depends on the data.
+READABLE = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+FALLBACKS = (READABLE, {"attn_implementation": "eager"}, {"experts_implementation": "batched_mm"}, {})
+DECODER = (transformers.AutoModelForCausalLM, transformers.AutoModel)
+ENCODER = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel)
+BOTH = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A module as it came, before its example inputs."""
+
+    name: str
+    module: nn.Module
+    config: Any | None
+    notes: tuple[str, ...] = ()
+    inputs: Any = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a config and its weights lie: a folder, a hub id, or a file."""
+
+    name: str  # what the user gave
+    root: str  # what from_pretrained is given
+    gguf: str | None = None  # the file's name inside root
+    folder: Path | None = None  # root, where it is a folder here and may hold weights
+
+
+def from_spec(spec: str, *, weights: bool, trust_remote_code: bool) -> Built:
+    """The model of a folder, a hub id, a config.json or a .gguf file."""
+    place = locate(spec)
+    config = read_config(place, trust_remote_code)
+    if place.folder is not None:
+        check_weights(place.folder, needed=weights)
+    if weights and place.gguf is None and Path(place.root).is_file():
+        raise DeadweightError(f"{printable(spec)} is a config without weights; expected the folder that holds both")
+    if weights:
+        return load(place, config, trust_remote_code)
+    module, notes = build(config, trust_remote_code=trust_remote_code)
+    return Built(spec, module, module.config, notes)
+
+
+def locate(spec: str) -> Place:
+    """Which of its forms a spec has."""
+    path = Path(spec).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return _gguf(spec, path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise DeadweightError(f"{printable(spec)} is a folder without config.json; expected a Hugging Face folder")
+        return Place(spec, str(path), folder=path)
+    if path.is_file() and path.suffix.lower() != ".json":
+        raise DeadweightError(f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf")
+    if not path.is_file() and (path.suffix == ".json" or spec.startswith((".", "/", "~")) or spec.count("/") > 1):
+        raise DeadweightError(f"{printable(spec)} does not exist; expected a folder, a config.json or a .gguf file")
+    return Place(spec, str(path) if path.is_file() else spec)
+
+
+def _gguf(spec: str, path: Path) -> Place:
+    if not path.is_file():
+        raise DeadweightError(f"{printable(spec)} does not exist; expected a .gguf file")
+    if importlib.util.find_spec("gguf") is None:
+        raise DeadweightError(f"{printable(spec)} needs the gguf package to be read; install it: pip install gguf")
+    with path.open("rb") as file:
+        if (magic := file.read(4)) != b"GGUF":
+            raise DeadweightError(f"{printable(spec)} starts with {magic!r}; expected a GGUF file")
+    return Place(spec, str(path.parent), gguf=path.name)
+
+
+def read_config(place: Place, trust_remote_code: bool = False) -> Any:
+    """The config, checked to name an architecture that transformers knows."""
+    root = Path(place.root)
+    local = root if root.is_file() else root / "config.json" if place.folder else None
+    if local is not None and place.gguf is None:
+        _check_type(place, read_json(local), trust_remote_code)
+    options = {"gguf_file": place.gguf} if place.gguf else {"trust_remote_code": trust_remote_code}
+    try:
+        return AutoConfig.from_pretrained(place.root, **options)
+    except Exception as error:  # a stranger's config, read by code that raises whatever it likes
+        raise DeadweightError(_refusal(place, error)) from error
+
+
+def _check_type(place: Place, raw: dict[str, Any], trust_remote_code: bool) -> None:
+    kind = raw.get("model_type")
+    known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
+    if known or (raw.get("auto_map") and trust_remote_code):
+        return
+    if raw.get("auto_map"):
+        raise DeadweightError(
+            f"{printable(place.name)} brings its own code for model_type {printable(kind)}, which transformers "
+            f"{transformers.__version__} does not know; to run that code, which you should read first, "
+            "pass --trust-remote-code (trust_remote_code=True)"
+        )
+    raise DeadweightError(
+        f"{printable(place.name)} has model_type {printable(kind)}; expected one that transformers "
+        f"{transformers.__version__} knows: correct the config, or upgrade transformers"
+    )
+
+
+def _refusal(place: Place, error: Exception) -> str:
+    name = printable(place.name)
+    if place.gguf:
+        return f"{name} cannot be read as a GGUF model that transformers knows ({reason(error)})"
+    if place.folder or Path(place.root).is_file():
+        return f"{name} holds a config that transformers refuses ({reason(error)})"
+    return (
+        f"{name} is no local path, and as a hub id it could not be fetched ({reason(error)}); "
+        "expected a folder, a config.json, a .gguf file, a hub id, or package.module:callable"
+    )
+
+
+def model_class(config: Any) -> type[PreTrainedModel] | None:
+    """The class that the config names, or else the one that transformers keeps for its type."""
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(found, type) and issubclass(found, PreTrainedModel):
+            return found
+    for auto in _autos(config):
+        if type(config) in auto._model_mapping:
+            found = auto._model_mapping[type(config)]
+            return found[0] if isinstance(found, (tuple, list)) else found
+    return None
+
+
+def _autos(config: Any) -> tuple[Any, ...]:
+    if getattr(config, "is_encoder_decoder", False):
+        return BOTH
+    masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping
+    return ENCODER if masked and not getattr(config, "is_decoder", False) else DECODER
+
+
+def configs(config: Any) -> Iterator[Any]:
+    """The config and every config nested in it."""
+    yield config
+    for key in getattr(config, "sub_configs", None) or ():
+        if (inner := getattr(config, key, None)) is not None:
+            yield from configs(inner)
+
+
+def build(
+    config: Any,
+    *,
+    cls: type[PreTrainedModel] | None = None,
+    device: str = "meta",
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The module that a config describes, in float32 with no weights read; the config itself is left alone."""
+    plain, notes = _plain(config)
+    cls = cls or model_class(plain)
+    refusals: list[Exception] = []
+    for readable in FALLBACKS:
+        try:
+            with torch.device(device):
+                module = _construct(cls, copy.deepcopy(plain), trust_remote_code, readable | options)
+        except Exception as error:  # the model's own code
+            refusals.append(error)
+        else:
+            module.eval()
+            return module, notes + _note(readable)
+    raise DeadweightError(
+        f"a {printable(getattr(config, 'model_type', '?'))} model cannot be built from its config "
+        f"({reason(refusals[0])}); expected a complete config"
+    ) from refusals[0]
+
+
+def _construct(cls: type[PreTrainedModel] | None, config: Any, trust_remote_code: bool, options: dict) -> nn.Module:
+    if cls is None:
+        auto = transformers.AutoModelForCausalLM if _remote(config, "AutoModelForCausalLM") else transformers.AutoModel
+        return auto.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32, **options)
+    return cls._from_config(_own(cls, config), dtype=torch.float32, **options)
+
+
+def _remote(config: Any, auto: str) -> bool:
+    return auto in (getattr(config, "auto_map", None) or {})
+
+
+def _own(cls: type[PreTrainedModel], config: Any) -> Any:
+    """The part of a composite config that the class is made for."""
+    if cls.config_class is not None and not isinstance(config, cls.config_class):
+        for inner in configs(config):
+            if isinstance(inner, cls.config_class):
+                return inner
+    return config
+
+
+def _plain(config: Any) -> tuple[Any, tuple[str, ...]]:
+    """A copy without cache and without quantisation."""
+    plain, notes = copy.deepcopy(config), ()
+    for inner in configs(plain):
+        if hasattr(inner, "use_cache"):
+            inner.use_cache = False
+        if getattr(inner, "quantization_config", None) is not None:
+            del inner.quantization_config
+            notes = ("the checkpoint is quantised; its parameters are counted as if they were not",)
+    return plain, notes
+
+
+def _note(readable: dict[str, str]) -> tuple[str, ...]:
+    missing = [key for key in READABLE if key not in readable]
+    return (f"the model refuses {' and '.join(missing)} as we set it",) if missing else ()
+
+
+def eager(module: Any) -> None:
+    """Switch a live Hugging Face module to eager attention, batched experts and no cache."""
+    for switch, choice in (("set_attn_implementation", "eager"), ("set_experts_implementation", "batched_mm")):
+        try:
+            getattr(module, switch, lambda choice: None)(choice)
+        except (ValueError, AttributeError, KeyError, NotImplementedError):
+            continue  # the model has its own; the tracer will see what it is
+    for inner in configs(module.config):
+        if hasattr(inner, "use_cache"):
+            inner.use_cache = False
+
+
+def load(place: Place, config: Any, trust_remote_code: bool = False) -> Built:
+    """The model with its weights in their own precision, from safetensors or GGUF, never from a pickle."""
+    cls = model_class(config) or transformers.AutoModel
+    options: dict[str, Any] = {"dtype": "auto"} | READABLE
+    options |= {"gguf_file": place.gguf} if place.gguf else {"use_safetensors": True, "config": _cacheless(config)}
+    options |= {"trust_remote_code": True} if trust_remote_code else {}
+    try:
+        module, info = cls.from_pretrained(place.root, output_loading_info=True, **options)
+    except Exception as error:  # a stranger's files
+        raise DeadweightError(
+            f"the weights of {printable(place.name)} cannot be loaded ({reason(error)}); "
+            "expected safetensors (or GGUF) that match the config"
+        ) from error
+    module.eval()
+    eager(module)
+    return Built(place.name, module, module.config, _missing(info))
+
+
+def _cacheless(config: Any) -> Any:
+    plain = copy.deepcopy(config)
+    for inner in configs(plain):
+        if hasattr(inner, "use_cache"):
+            inner.use_cache = False
+    return plain
+
+
+def _missing(info: dict[str, Any]) -> tuple[str, ...]:
+    names = sorted(info.get("missing_keys") or ())
+    if not names:
+        return ()
+    return (f"{len(names)} parameters are not in the checkpoint and are random, first {printable(names[0])}",)

@@ -1,0 +1,91 @@
+"""Example inputs: small, legal, and able to be drawn again at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The integers low..high without the avoided ones."""
+
+    low: int
+    high: int
+    avoid: tuple[int, ...] = ()
+
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+        """Uniform integers of the span; an avoided one is drawn again (at most 64 times, then it stays)."""
+        drawn = torch.randint(self.low, self.high + 1, shape, generator=generator)
+        avoid = torch.tensor(self.avoid, dtype=torch.long)
+        for _ in range(64):
+            bad = torch.isin(drawn, avoid)
+            if not bad.any():
+                break
+            drawn = torch.where(bad, torch.randint(self.low, self.high + 1, shape, generator=generator), drawn)
+        return drawn
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One call's inputs on the CPU; `spans` says for which of them, by keyword, which integers are legal."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    spans: Mapping[str, Span | None] = field(default_factory=dict)  # None: this input stays as it is
+
+    def on(self, device: torch.device, dtype: torch.dtype | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs on a device, their floats in a precision."""
+
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return leaf.to(device, dtype if leaf.is_floating_point() else None)
+
+        return pytree.tree_map(move, (self.args, self.kwargs))
+
+    def draw(self, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Fresh random inputs of the same shapes and types."""
+
+        def fresh(path: Path, leaf: Any) -> Any:
+            key = getattr(path[1], "key", None) if len(path) > 1 else None
+            if not isinstance(leaf, torch.Tensor) or (key in self.spans and self.spans[key] is None):
+                return leaf
+            return _redrawn(leaf, self.spans.get(key), generator)
+
+        return pytree.tree_map_with_path(fresh, (self.args, self.kwargs))
+
+    def cast(self, dtype: torch.dtype) -> Inputs:
+        """The same inputs with their floats in another precision."""
+        return Inputs(*self.on(torch.device("cpu"), dtype), self.spans)
+
+
+def _redrawn(leaf: torch.Tensor, span: Span | None, generator: torch.Generator) -> torch.Tensor:
+    if leaf.dtype == torch.bool or leaf.numel() == 0:
+        return leaf
+    if leaf.is_floating_point() or leaf.is_complex():
+        spread = float(leaf.abs().double().pow(2).mean().sqrt()) or 1.0
+        return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) * spread
+    span = span or Span(int(leaf.min()), int(leaf.max()))
+    return span.draw(leaf.shape, generator).to(leaf.dtype)
+
+
+def as_inputs(given: Any) -> Inputs:
+    """What a user passes: a tensor, a tuple or list of positional inputs, or a dict of keywords."""
+    if isinstance(given, Inputs):
+        return given
+    if isinstance(given, Mapping):
+        return Inputs(kwargs=_on_cpu(dict(given)))
+    if isinstance(given, (tuple, list)):
+        return Inputs(args=_on_cpu(tuple(given)))
+    return Inputs(args=(_on_cpu(given),))
+
+
+def _on_cpu(tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, tree)

@@ -1,0 +1,86 @@
+"""Opening a model, whatever form it comes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from deadweight.errors import DeadweightError
+from deadweight.source import factory, hugging
+from deadweight.source.examples import example_inputs
+from deadweight.source.files import refuse_pickle
+from deadweight.source.inputs import Inputs, as_inputs
+from deadweight.source.text import printable
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model ready to be traced, with inputs to trace it on."""
+
+    name: str  # what the user gave
+    module: nn.Module  # eval mode unless training was asked for, eager attention, no cache
+    kwargs: dict[str, Any]  # example inputs by keyword, on the module's device
+    args: tuple[Any, ...]  # positional example inputs, on the module's device
+    has_weights: bool  # False: the module is on the meta device
+    config: Any | None  # the PretrainedConfig of a Hugging Face model
+    notes: tuple[str, ...] = ()
+    inputs: Inputs = Inputs()  # the same example on the CPU, with what may be drawn in its place
+
+    def draw(self, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Fresh random inputs of the example's shapes and types, on the CPU."""
+        return self.inputs.draw(generator)
+
+
+def open_model(
+    spec: str | Path | nn.Module,
+    *,
+    weights: bool = False,
+    inputs: Any = None,
+    training: bool = False,
+    trust_remote_code: bool = False,
+    length: int | None = None,
+) -> Source:
+    """The model that `spec` names, and example inputs for it.
+
+    `spec` is a Hugging Face folder or hub id, a config.json, a .gguf file, package.module:callable, or a module.
+    Without `weights` no weight is read where a config says the shapes: the module is then on the meta device.
+    """
+    made = _built(spec, weights=weights, trust_remote_code=trust_remote_code)
+    given = inputs if inputs is not None else made.inputs
+    return as_source(made, given, training=training, length=length)
+
+
+def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
+    if isinstance(spec, nn.Module):
+        return factory.from_module(spec)
+    if not isinstance(spec, (str, Path)) or not str(spec):
+        raise DeadweightError(f"found {printable(repr(spec))} as the model; expected a path, a hub id or an nn.Module")
+    if factory.looks_like(str(spec)) and not Path(spec).exists():
+        return factory.from_spec(str(spec))
+    refuse_pickle(Path(spec))
+    return hugging.from_spec(str(spec), weights=weights, trust_remote_code=trust_remote_code)
+
+
+def as_source(made: hugging.Built, given: Any, *, training: bool = False, length: int | None = None) -> Source:
+    """The source of a module that was built, with the user's inputs or with examples."""
+    module, config = made.module.train(training), made.config
+    notes = made.notes
+    if given is not None:
+        inputs = as_inputs(given)
+    elif config is None:
+        raise DeadweightError(
+            f"{printable(made.name)} gives a {type(module).__name__} without example inputs; expected them beside it: "
+            "return (module, inputs) from the callable, or pass inputs="
+        )
+    else:
+        inputs, refusal = example_inputs(module, config, length)
+        notes += (f"no example input that was tried runs: {refusal}",) if refusal else ()
+    parameters = list(module.parameters())
+    has_weights = not any(p.is_meta for p in parameters)
+    device = parameters[0].device if parameters else torch.device("cpu")
+    args, kwargs = inputs.on(device)
+    return Source(made.name, module, kwargs, args, has_weights, config, notes, inputs)

@@ -1,0 +1,103 @@
+"""A narrow clone: the same architecture, small enough to count its redundant dimensions, with generic parameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from deadweight.errors import DeadweightError
+from deadweight.source.examples import POSITIONS, example_inputs, run, setting
+from deadweight.source.hugging import build
+from deadweight.source.model import Source
+from deadweight.source.randomise import randomise
+from deadweight.source.shrink import Size, shrink
+from deadweight.source.text import printable, reason
+
+SMALL = 20_000  # parameters: up to here a model is its own narrow clone
+LONGEST = 16  # positions: a small model with more of them is run on fewer
+SIZES = (
+    Size(8),
+    Size(8, spare=2),
+    Size(8, spare=8),
+    Size(16, spare=2),
+    Size(32, spare=2),
+    Size(64, spare=2),
+)
+
+
+def narrow(source: Source, *, seed: int = 0, hidden: int | None = None) -> Source:
+    """A float64 clone on the CPU, as narrow as the architecture allows, that has run forward once.
+
+    Widths 8, 16, 32 and 64 are tried in turn; `hidden` names one. A model of up to 20,000 parameters is cloned as it
+    is.
+    """
+    n_parameters = sum(p.numel() for p in source.module.parameters())
+    if n_parameters <= SMALL and (source.has_weights or source.config is not None) and hidden is None:
+        return _as_it_is(source, seed)
+    if source.config is None:
+        raise DeadweightError(
+            f"no narrow clone is known of {printable(source.name)}, a module of {n_parameters} parameters without a "
+            f"config; expected at most {SMALL} parameters: build it smaller"
+        )
+    refusals: list[str] = []
+    for size in SIZES if hidden is None else (Size(hidden), Size(hidden, spare=2)):
+        try:
+            return _clone(source, narrow_config(source.config, size), seed, size.length)
+        except Exception as error:  # a config that the model's own code refuses
+            refusals.append(reason(error))
+    raise DeadweightError(
+        f"no narrow clone of {printable(source.name)} runs: width 8 fails with {refusals[0]}; "
+        f"the widest with {refusals[-1]}"
+    )
+
+
+def narrow_config(config: Any, size: Size) -> Any:
+    """The narrow config of the same class."""
+    values = shrink(config.to_dict(), size)
+    values.pop("quantization_config", None)
+    return type(config).from_dict(values)
+
+
+def _as_it_is(source: Source, seed: int) -> Source:
+    if source.config is not None and not source.has_weights:
+        positions = setting(source.config, *POSITIONS, default=0)
+        length = positions if isinstance(positions, int) and 0 < positions <= LONGEST else None
+        return _clone(source, source.config, seed, length)
+    module = randomise(source.module, seed)
+    inputs = source.inputs.cast(torch.float64)
+    run(module, inputs)
+    return _source(source, module, inputs, "the model itself")
+
+
+def _clone(source: Source, config: Any, seed: int, length: int | None) -> Source:
+    module, _ = build(config, cls=type(source.module), device="cpu", **_options(source.module))
+    module = randomise(module, seed).train(source.module.training)
+    inputs, refusal = example_inputs(module, module.config, length)
+    if refusal is not None:
+        raise DeadweightError(refusal)
+    n_parameters = sum(p.numel() for p in module.parameters())
+    return _source(source, module, inputs.cast(torch.float64), f"a narrow clone of {n_parameters} parameters")
+
+
+
+
+def _options(module: nn.Module) -> dict[str, Any]:
+    """Choices made outside the config that the clone must repeat: a model without its pooler stays without."""
+    asks = "add_pooling_layer" in inspect.signature(type(module).__init__).parameters
+    return {"add_pooling_layer": getattr(module, "pooler", None) is not None} if asks else {}
+
+
+def _source(source: Source, module: nn.Module, inputs: Any, what: str) -> Source:
+    return Source(
+        name=source.name,
+        module=module,
+        kwargs=inputs.kwargs,
+        args=inputs.args,
+        has_weights=True,
+        config=getattr(module, "config", None) if source.config is not None else None,
+        notes=(what,),
+        inputs=inputs,
+    )
