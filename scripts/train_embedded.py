@@ -55,7 +55,9 @@ def strip_article(markup: str) -> str:
 
 
 def read_prose(path: Path) -> bytes:
-    raw = (lzma.open(path) if path.suffix == ".xz" else path.open("rb")).read()
+    raw = path.read_bytes()
+    if path.suffix == ".xz":
+        raw = lzma.decompress(raw)
     articles = ARTICLE.findall(raw.decode("utf-8", errors="ignore"))
     if not articles:
         return raw
@@ -140,7 +142,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--batch", type=int, default=256, help="windows per step")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak, after --warmup steps; then a cosine to 0")
+    parser.add_argument("--lr", type=float, default=4e-3, help="peak, after --warmup steps; then a cosine to 0")
     parser.add_argument("--warmup", type=int, default=500)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)

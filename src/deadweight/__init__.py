@@ -8,12 +8,9 @@ Importing this package imports neither torch nor transformers; the first call th
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-import deadweight.audit  # binds the stage package, so that it can be made callable below
 
 __version__ = "0.1.0"
 
@@ -40,7 +37,7 @@ class _Stage(ModuleType):
         return getattr(import_module(f"{self.__name__}.run"), name)(*args, **options)
 
 
-sys.modules["deadweight.audit"].__class__ = _Stage
+import_module("deadweight.audit").__class__ = _Stage
 
 if TYPE_CHECKING:
     from deadweight.audit.finding import Audit, Completeness, Finding, Unknown

@@ -55,7 +55,7 @@ def root(
         raise typer.Exit
 
 
-@app.command()
+@app.command(short_help="Which parameters are redundant, and why.")
 def audit(
     model: Annotated[
         str,
@@ -123,7 +123,7 @@ def audit(
         raise typer.Exit(FOUND)
 
 
-@app.command()
+@app.command(short_help="One law, or all of them.")
 def explain(
     law: Annotated[
         str | None, typer.Argument(metavar="[LAW]", help="A code or a name; all laws are listed without one.")
@@ -143,7 +143,7 @@ def explain(
         print_page(find_page(law), console)
 
 
-@app.command()
+@app.command(short_help="A first look, offline, in seconds.")
 def demo() -> None:
     """Audit the small trained model that comes with the package: offline, in seconds.
 

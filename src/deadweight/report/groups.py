@@ -53,7 +53,7 @@ class Doubt:
 
 def group_findings(findings: Iterable[Finding]) -> list[Group]:
     """Rows by verdict (dead, folds, gauge), then by law, the law with most dof first."""
-    alike: dict[tuple, list[Finding]] = defaultdict(list)
+    alike: dict[tuple[str, str, Verdict, Tier, str], list[Finding]] = defaultdict(list)
     for f in findings:
         alike[f.code, f.law, f.verdict, f.tier, f.note].append(f)
     groups = [Group(*key, *place) for key, found in alike.items() for place in _places(found)]

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from deadweight.audit.finding import Pieces
 
@@ -19,33 +20,41 @@ Indices = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A name with holes, and the numbers that each hole takes: the names it stands for are their whole product."""
+    """A name with holes: the names it stands for are the whole product of its block numbers and its leaves."""
 
     fixed: tuple[str, ...]  # the text around the holes; one longer than `holes`
-    holes: tuple[tuple[int, ...], ...]
+    holes: tuple[tuple[int, ...], ...]  # the numbers that each hole takes
+    leaves: tuple[str, ...]  # the last path components: `.weight`, `.bias`
 
     def __str__(self) -> str:
-        filled = (text + ranges(hole) for text, hole in zip(self.fixed, self.holes, strict=False))
-        return "".join(filled) + self.fixed[-1]
+        filled = "".join(text + ranges(hole) for text, hole in zip(self.fixed, self.holes, strict=False))
+        return filled + self.fixed[-1] + _braces(self.leaves)
 
     def __contains__(self, name: str) -> bool:
-        fixed, indices = split(name)
-        return fixed == self.fixed and all(i in hole for i, hole in zip(indices, self.holes, strict=True))
+        fixed, indices, leaf = split(name)
+        numbers = zip(indices, self.holes, strict=True)
+        return fixed == self.fixed and leaf in self.leaves and all(i in hole for i, hole in numbers)
 
 
-def split(name: str) -> tuple[tuple[str, ...], Indices]:
-    """A name as its text and its block numbers: `h.3.attn` is `("h.", ".attn"), (3,)`."""
-    parts = _INDEX.split(name)
-    return tuple(parts[::2]), tuple(int(i) for i in parts[1::2])
+def split(name: str) -> tuple[tuple[str, ...], Indices, str]:
+    """A name as its text, its block numbers and its leaf: `h.3.attn.bias` is `("h.", ".attn"), (3,), ".bias"`."""
+    stem, dot, leaf = name.rpartition(".")
+    if not dot or leaf.isdigit():
+        stem, dot, leaf = name, "", ""
+    parts = _INDEX.split(stem)
+    return tuple(parts[::2]), tuple(int(i) for i in parts[1::2]), dot + leaf
 
 
 def collapse(names: Iterable[str]) -> list[Pattern]:
     """Patterns that stand for exactly these names, in the order in which the names first appear."""
-    found: dict[tuple[str, ...], set[Indices]] = defaultdict(set)
+    indices: dict[tuple[tuple[str, ...], str], set[Indices]] = defaultdict(set)
     for name in names:
-        fixed, indices = split(name)
-        found[fixed].add(indices)
-    return [Pattern(fixed, holes) for fixed, indices in found.items() for holes in _products(indices)]
+        fixed, numbers, leaf = split(name)
+        indices[fixed, leaf].add(numbers)
+    leaves: dict[tuple[tuple[str, ...], frozenset[Indices]], list[str]] = defaultdict(list)
+    for (fixed, leaf), found in indices.items():
+        leaves[fixed, frozenset(found)].append(leaf)
+    return [Pattern(f, holes, tuple(ends)) for (f, found), ends in leaves.items() for holes in _products(set(found))]
 
 
 def ranges(values: Collection[int]) -> str:
@@ -78,6 +87,11 @@ def join_pieces(slices: Iterable[Pieces | None]) -> Pieces | None:
     return None if None in listed else tuple(joined)
 
 
+def _braces(leaves: tuple[str, ...]) -> str:
+    """`.weight` for one leaf, `.{weight,bias}` for several."""
+    return leaves[0] if len(leaves) == 1 else ".{" + ",".join(leaf.lstrip(".") for leaf in leaves) + "}"
+
+
 def _products(tuples: set[Indices]) -> list[tuple[tuple[int, ...], ...]]:
     """A set of index tuples as disjoint products: first numbers that go with the same rest are taken together."""
     if () in tuples:
@@ -92,7 +106,7 @@ def _products(tuples: set[Indices]) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def _common_step(ordered: list[int]) -> int:
-    steps = {b - a for a, b in zip(ordered, ordered[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(ordered)}
     return steps.pop() if len(steps) == 1 else 0
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from typing import IO
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Group as RichGroup
 from rich.markdown import Markdown
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
@@ -19,16 +23,18 @@ from deadweight import __version__
 from deadweight.audit.finding import Audit, Completeness
 from deadweight.report.groups import Doubt, Group, group_findings, group_unknown
 from deadweight.report.pages import Page, pages
-from deadweight.report.pattern import Pattern
-from deadweight.report.text import count, one_line, percent, plural, printable
+from deadweight.report.pattern import Pattern, pieces_text
+from deadweight.report.text import count, one_line, percent, plural, printable, wrap_name
 
-PROSE = 100  # columns after which sentences wrap
+PROSE = 100  # columns after which sentences wrap, and below which tables are laid out narrowly
 _UNBOUNDED = 10_000  # columns of a file or pipe: a table there is as wide as its longest name
 _MAX_PARTNERS = 2  # patterns of partner parameters shown in one row
+_SHORTEST_NAME = 24  # columns below which a name is not squeezed
+_BAR = 24  # columns of the longest bar
 _STYLE = {"dead": "bold red", "folds": "yellow", "gauge": "cyan"}
 _MEANING = {
-    "dead": "changes nothing, whatever its value",
-    "folds": "its effect moves into its neighbours",
+    "dead": "its value changes nothing",
+    "folds": "its neighbours can do its work",
     "gauge": "a free choice of basis or scale",
 }
 
@@ -42,9 +48,10 @@ def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> Consol
 
 def print_audit(audit: Audit, console: Console, *, proofs: bool = False) -> None:
     """The whole report. `proofs` adds one representative proof per row."""
-    groups = group_findings(audit.findings)
-    for part in _parts(audit, groups, proofs):
-        console.print(part, width=None if isinstance(part, Table) else min(console.width, PROSE))
+    prose = min(console.width, PROSE)
+    for part in _parts(audit, console, proofs):
+        console.print(part, width=None if isinstance(part, Table) and part.columns[0].header else prose)
+        console.print()
 
 
 def print_page(page: Page, console: Console) -> None:
@@ -57,113 +64,126 @@ def print_laws(console: Console) -> None:
     for page in pages():
         table.add_row(Text(page.code, style="bold"), page.law, page.summary)
     console.print(table, width=min(console.width, PROSE))
-    console.print(Text("`deadweight explain DW002` shows one law: its proof, an example, and when it fails."))
+    console.print(Text("\n`deadweight explain DW002` shows one law: its proof, an example, and when it fails."))
 
 
-def _parts(audit: Audit, groups: list[Group], proofs: bool) -> Iterator[RenderableType]:
+def _parts(audit: Audit, console: Console, proofs: bool) -> Iterator[RenderableType]:
+    groups = group_findings(audit.findings)
     yield _heading(audit)
     if audit.untraced is not None:
         yield _untraced(audit.untraced)
     if groups:
-        yield _findings_table(groups, audit.parameters)
+        wide = _findings_table(groups, audit.parameters)
+        natural = console.measure(wide, options=console.options.update(max_width=_UNBOUNDED)).maximum
+        yield wide if natural <= console.width else _findings_table(groups, audit.parameters, narrow=True)
         yield from _footnotes(groups)
-    yield _totals(audit, groups)
+    yield _totals(audit, groups, "#" if console.options.ascii_only else "█")
     if proofs:
-        yield from _proofs(groups)
+        yield from (_proof(g) for g in groups)
     doubts = group_unknown(audit.unknown)
     yield from _unexplained([d for d in doubts if d.blocked_by is None])
     yield from _blocked([d for d in doubts if d.blocked_by is not None])
     if audit.completeness is not None:
         yield _completeness(audit.completeness)
-    yield from (Text.assemble(("note  ", "bold"), one_line(note)) for note in audit.notes)
-    yield Text.assemble(("next  ", "bold"), _advice(audit, groups))
+    yield _labelled([*(("note", one_line(note)) for note in audit.notes), ("next", _advice(audit, groups))])
 
 
 def _heading(audit: Audit) -> Text:
-    facts = [f"{count(audit.parameters)} parameters"]
-    if audit.seconds:
-        facts.append(f"{audit.seconds:.1f} s")
-    return Text.assemble(
-        ("deadweight ", "bold"), f"{__version__}  ", (one_line(audit.model), "bold cyan"), f"  {' · '.join(facts)}"
-    )
+    took = f" · {audit.seconds:.1f} s" if audit.seconds else ""
+    facts = f"{count(audit.parameters)} parameters{took}"
+    return Text.assemble((one_line(audit.model), "bold cyan"), f"  {facts}  ", (f"deadweight {__version__}", "dim"))
 
 
-def _findings_table(groups: list[Group], parameters: int) -> Table:
-    table = _table("code", "law", "parameters", "verdict", "dof", "share", right=("dof", "share"))
+def _findings_table(groups: list[Group], parameters: int, *, narrow: bool = False) -> Table:
+    """One row per group. A narrow table has no columns for the law: it stands above its rows instead."""
+    columns = ("parameters", "verdict", "dof", "share")
+    table = _table(*columns if narrow else ("code", "law", *columns), right=("dof", "share"))
     notes = _numbered_notes(groups)
-    for verdict, rows in groupby(groups, key=lambda g: g.verdict):
-        for _, of_law in groupby(rows, key=lambda g: g.code):
+    for _, of_verdict in groupby(groups, key=lambda g: g.verdict):
+        for _, of_law in groupby(of_verdict, key=lambda g: g.code):
             for i, g in enumerate(of_law):
-                label = (g.code, g.law) if i == 0 else ("", "")
+                label = [Text(g.code, style="bold"), Text(printable(g.law))] if i == 0 else [Text(), Text()]
+                if narrow and i == 0:
+                    table.add_row(Text(" ").join(label))
                 mark = f" [{notes[g.note]}]" if g.note else ""
-                table.add_row(
-                    Text(label[0], style="bold"),
-                    Text(printable(label[1])),
-                    _place(g),
-                    Text.assemble((g.verdict, _STYLE[verdict]), (f" ({g.tier}){mark}", "dim")),
-                    count(g.dof),
-                    percent(g.dof, parameters),
-                )
+                verdict = Text.assemble((g.verdict, _STYLE[g.verdict]), (f" ({g.tier}){mark}", "dim"))
+                numbers = count(g.dof), percent(g.dof, parameters)
+                table.add_row(*[] if narrow else label, _place(g, narrow), verdict, *numbers)
         table.add_section()
     return table
 
 
-def _place(g: Group) -> Text:
+def _place(g: Group, narrow: bool) -> RenderableType:
     """The parameters of a row and, below, those that take over their effect or move along."""
-    text = Text(printable(g.where), overflow="fold")
+    lines = [_Name(g.where)]
     if g.into:
         word = "with" if g.verdict == "gauge" else "into"
-        text.append(f"\n  {word} {_partners(g.into)}", style="dim")
-    return text
+        lines.extend(_Name(f"  {word if i == 0 else '    '} {p}", "dim") for i, p in enumerate(_partners(g.into)))
+    return Padding(RichGroup(*lines), (0, 0, 0, 2)) if narrow else RichGroup(*lines)
 
 
-def _partners(patterns: list[Pattern]) -> str:
-    shown = [printable(str(p)) for p in patterns[:_MAX_PARTNERS]]
+@dataclass(frozen=True)
+class _Name:
+    """A parameter name that breaks at its dots where it has to break."""
+
+    name: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from (Text(line, self.style, no_wrap=True) for line in wrap_name(printable(self.name), options.max_width))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = cell_len(printable(self.name))
+        return Measurement(min(width, _SHORTEST_NAME), width).with_maximum(options.max_width)
+
+
+def _partners(patterns: list[Pattern]) -> list[str]:
+    shown = [str(p) for p in patterns[:_MAX_PARTNERS]]
     more = len(patterns) - len(shown)
-    return ", ".join(shown) + (f", {more} more" if more else "")
+    return [*shown, f"and {more} more"] if more else shown
 
 
 def _numbered_notes(groups: list[Group]) -> dict[str, int]:
     return {note: i for i, note in enumerate(dict.fromkeys(g.note for g in groups if g.note), start=1)}
 
 
-def _footnotes(groups: list[Group]) -> Iterator[Text]:
-    for note, i in _numbered_notes(groups).items():
-        yield Text(f"  [{i}] {one_line(note)}", style="dim")
+def _footnotes(groups: list[Group]) -> Iterator[RenderableType]:
+    if notes := _numbered_notes(groups):
+        yield _labelled([(f"[{i}]", one_line(note)) for note, i in notes.items()], style="dim")
 
 
-def _totals(audit: Audit, groups: list[Group]) -> Text:
+def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
     if not groups:
-        return Text("No redundant parameter found.", style="bold green")
-    text = Text.assemble(
+        return Text("No redundant parameter found.", style="bold")
+    headline = Text.assemble(
         (count(audit.redundant), "bold"),
-        f" of {count(audit.parameters)} dimensions are redundant ",
-        (f"({percent(audit.redundant, audit.parameters)})", "bold"),
+        f" of {count(audit.parameters)} dimensions are redundant: ",
+        (percent(audit.redundant, audit.parameters), "bold"),
     )
-    for verdict, rows in groupby(groups, key=lambda g: g.verdict):
-        dof = sum(g.dof for g in rows)
-        text.append(f"\n  {count(dof):>{len(count(audit.redundant))}} ")
-        text.append(f"{verdict:5}", style=_STYLE[verdict])
-        text.append(f"  {_MEANING[verdict]}", style="dim")
-    return text.append("\n")
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(justify="right")
+    for verdict, of_verdict in groupby(groups, key=lambda g: g.verdict):
+        dof, style = sum(g.dof for g in of_verdict), _STYLE[verdict]
+        bar = block * max(1, round(_BAR * dof / max(1, audit.redundant)))
+        rows.add_row(count(dof), Text(verdict, style), Text(_MEANING[verdict], "dim"), Text(bar, style))
+    return RichGroup(headline, Padding(rows, (0, 0, 0, 2)))
 
 
-def _proofs(groups: list[Group]) -> Iterator[RenderableType]:
-    for g in groups:
-        first = g.findings[0]
-        yield Text.assemble((f"{g.code} {printable(g.law)}  ", "bold"), (printable(first.parameter), _STYLE[g.verdict]))
-        steps = Table.grid(padding=(0, 1))
-        steps.add_column(justify="right", style="dim")
-        steps.add_column(overflow="fold")
-        for i, step in enumerate(first.proof, start=1):
-            steps.add_row(str(i), Text(printable(step)))
-        if not first.proof:
-            steps.add_row("", Text("no proof: measured only", style="dim"))
-        if g.evidence is not None:
-            steps.add_row("", Text(f"measured: moves the output by {g.evidence:.1e} of a live direction", style="dim"))
-        if (others := len(g.findings) - 1) > 0:
-            steps.add_row("", Text(f"and likewise {others} more in {printable(g.where)}", style="dim"))
-        yield Padding(steps, (0, 0, 1, 2))
+def _proof(g: Group) -> RenderableType:
+    """The proof of the first finding of a group; the others differ in the layer only."""
+    first = g.findings[0]
+    name = printable(first.parameter + pieces_text(first.slice))
+    steps = [(str(i), printable(step)) for i, step in enumerate(first.proof, start=1)]
+    asides = [] if steps else ["no proof: measured only"]
+    if g.evidence is not None:
+        asides.append(f"measured: moves the output {g.evidence:.1e} times as much as a live direction does")
+    if len(g.findings) > 1:
+        asides.append(f"likewise for all {count(len(g.findings))} findings in {printable(g.where)}")
+    return RichGroup(
+        Text.assemble((f"{g.code} {printable(g.law)}  ", "bold"), (name, _STYLE[g.verdict])),
+        Padding(_labelled(steps), (0, 0, 0, 2)),
+        *(Padding(Text(aside, style="dim"), (0, 0, 0, 2)) for aside in asides),
+    )
 
 
 def _unexplained(doubts: list[Doubt]) -> Iterator[RenderableType]:
@@ -183,7 +203,7 @@ def _blocked(doubts: list[Doubt]) -> Iterator[RenderableType]:
     table = _table("parameters", "blocked by", "why")
     for d in doubts:
         table.add_row(
-            Text(printable(str(d.pattern)), overflow="fold"),
+            _Name(str(d.pattern)),
             Text(printable(d.blocked_by or ""), style="yellow", overflow="fold"),
             Text(one_line(d.why)),
         )
@@ -214,11 +234,11 @@ def _completeness(c: Completeness) -> Text:
     if c.unsound:
         text.append(f"\nUNSOUND: {plural(c.unsound, 'claimed direction')} moved the output. ", style="bold red")
         text.append("That is a bug in deadweight: please report it with this model's config.")
-    return text.append("\n")
+    return text
 
 
 def _advice(audit: Audit, groups: list[Group]) -> str:
-    """One line on what to do first: the removable law with most dof, then the others, then the doubts."""
+    """What to do first: the remedy of the first row, which is the dead law with most dof if there is one."""
     if audit.untraced is not None:
         return "pass example inputs that torch.export can trace, or a smaller forward, to turn evidence into proof."
     if not groups:
@@ -228,9 +248,24 @@ def _advice(audit: Audit, groups: list[Group]) -> str:
     return f"{first.code} {printable(first.law)}: {remedy} See `deadweight explain {first.code}`."
 
 
+def _labelled(rows: Iterable[tuple[str, str]], style: str = "") -> Table:
+    """Short labels on the left, sentences that wrap beside them."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", style=style or "bold")
+    grid.add_column(overflow="fold", style=style)
+    for label, sentence in rows:
+        grid.add_row(Text(label), Text(sentence))
+    return grid
+
+
 def _table(*columns: str, right: Iterable[str] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        justify = "right" if name in right else "left"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in ("code", "law", *right))
+        table.add_column(
+            name,
+            justify="right" if name in right else "left",
+            overflow="fold",
+            no_wrap=name in ("code", "law", "verdict", *right),
+            max_width=PROSE - 20 if name == "why" else None,
+        )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 # Control, format (bidirectional overrides, zero width), surrogate, and line or paragraph separator characters.
@@ -21,6 +22,20 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def wrap_name(name: str, width: int) -> list[str]:
+    """A parameter name in lines of at most `width`, broken before a dot or a bracket rather than inside a word."""
+    lines = [""]
+    for part in re.findall(r"^[^.\[]+|[.\[][^.\[]*", name) or [name]:
+        if lines[-1].strip() and len(lines[-1]) + len(part) > width:
+            lines.append("  ")
+        while len(lines[-1]) + len(part) > width > 2:
+            cut = width - len(lines[-1])
+            lines[-1], part = lines[-1] + part[:cut], part[cut:]
+            lines.append("  ")
+        lines[-1] += part
+    return lines
+
+
 def count(n: int) -> str:
     return f"{n:,}"
 
@@ -30,13 +45,12 @@ def plural(n: int, noun: str) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share with as many digits as it takes to tell it from zero, down to a hundredth of a percent."""
+    """A share with two digits that count, down to a thousandth of a percent."""
     if part == 0 or whole == 0:
-        return "0 %" if whole else "n/a"
+        return "0 %"
     share = 100 * part / whole
-    if share < 0.01:
-        return "<0.01 %"
-    return f"{share:.2f} %" if share < 1 else f"{share:.1f} %"
+    decimals = next((n for n, least in enumerate((10, 1, 0.1, 0.01)) if share >= least), 4)
+    return f"{share:.{decimals}f} %" if share >= 0.001 else "<0.001 %"
 
 
 def _escape(character: str) -> str:

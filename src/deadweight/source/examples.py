@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from deadweight.source.inputs import Inputs, Span
 from deadweight.source.text import reason
@@ -187,7 +189,12 @@ def example_inputs(module: nn.Module, config: Any, length: int | None = None) ->
 
 @torch.no_grad()
 def run(module: nn.Module, inputs: Inputs) -> Any:
-    """The model's output for these inputs, on the model's own device and precision."""
+    """The model's output for these inputs, on the model's own device and precision; on the meta device, its shapes."""
     like = next(module.parameters(), torch.zeros(()))
     args, kwargs = inputs.on(like.device, like.dtype if like.is_floating_point() else None)
-    return module(*args, **kwargs)
+    if not like.is_meta:
+        return module(*args, **kwargs)
+    # Fake tensors, because stock code asks of them no values, as it would of tensors on the meta device.
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        return module(*fake[0], **fake[1])

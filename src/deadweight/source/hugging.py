@@ -177,12 +177,17 @@ def build(
         except Exception as error:  # the model's own code
             refusals.append(error)
         else:
-            module.eval()
-            return module, notes + _note(readable)
+            return _settled(module, device), notes + _note(readable)
     raise DeadweightError(
         f"a {printable(getattr(config, 'model_type', '?'))} model cannot be built from its config "
         f"({reason(refusals[0])}); expected a complete config"
     ) from refusals[0]
+
+
+def _settled(module: nn.Module, device: str) -> nn.Module:
+    """All on one device, also what a constructor made without asking for the device; not training."""
+    stray = any(tensor.device.type != device for tensor in (*module.parameters(), *module.buffers()))
+    return (module.to(device) if stray else module).eval()
 
 
 def _construct(cls: type[PreTrainedModel] | None, config: Any, trust_remote_code: bool, options: dict) -> nn.Module:

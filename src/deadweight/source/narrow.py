@@ -13,7 +13,7 @@ from deadweight.source.examples import POSITIONS, example_inputs, run, setting
 from deadweight.source.hugging import build
 from deadweight.source.model import Source
 from deadweight.source.randomise import randomise
-from deadweight.source.shrink import Size, shrink
+from deadweight.source.shrink import Size, shallow, shrink
 from deadweight.source.text import printable, reason
 
 SMALL = 20_000  # parameters: up to here a model is its own narrow clone
@@ -56,7 +56,15 @@ def narrow(source: Source, *, seed: int = 0, hidden: int | None = None) -> Sourc
 
 def narrow_config(config: Any, size: Size) -> Any:
     """The narrow config of the same class."""
-    values = shrink(config.to_dict(), size)
+    return _remade(config, shrink(config.to_dict(), size))
+
+
+def shallow_config(config: Any) -> Any:
+    """The config with its own widths and as few layers as show every kind of them."""
+    return _remade(config, shallow(config.to_dict(), Size()))
+
+
+def _remade(config: Any, values: dict[str, Any]) -> Any:
     values.pop("quantization_config", None)
     return type(config).from_dict(values)
 

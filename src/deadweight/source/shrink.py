@@ -46,7 +46,13 @@ def _partial(size: Size, old: float, around: dict[str, Any]) -> float:
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LABELS = ("id2label", "label2id")
 FILLED = {"head_dim", "n_inner", "ffn_hidden_size", "num_key_value_heads", "num_kv_heads"}  # None: derive, narrowly
+DEPTH_NAMES = (
+    "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers depth "
+    "num_decoder_layers num_block_layers num_blocks num_hidden_groups decoder_num_hidden_layers "
+    "encoder_num_hidden_layers n_encoder_layers num_mem_blocks mtp_num_hidden_layers"
+)
 
 # names -> the narrow value. A number is never enlarged; a list shrinks element by element.
 ROWS: tuple[tuple[str, Shrunk], ...] = (
@@ -98,12 +104,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "num_position_embeddings max_2d_position_embeddings",
         lambda s, old, d: s.length + s.spare,
     ),
-    (
-        "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers depth "
-        "num_decoder_layers num_block_layers num_blocks num_hidden_groups decoder_num_hidden_layers "
-        "encoder_num_hidden_layers n_encoder_layers num_mem_blocks mtp_num_hidden_layers",
-        lambda s, old, d: s.layers,
-    ),
+    (DEPTH_NAMES, lambda s, old, d: s.layers),
     ("depths blocks_per_stage layer_depths num_register_tokens num_local_layers", lambda s, old, d: 1),
     (
         "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts n_experts num_moe_experts "
@@ -151,15 +152,31 @@ EXCEPTIONS: Exceptions = {
 }
 
 
+DEPTH: dict[str, Shrunk] = {name: TABLE[name] for name in DEPTH_NAMES.split()}
+
+
 def shrink(config: dict[str, Any], size: Size) -> dict[str, Any]:
     """The narrow form of a config's dict, nested configs included."""
-    layers = _chosen_layers(config, size)
-    moved = _moved_ids(config)
     rules = TABLE | EXCEPTIONS.get(config.get("model_type") or "", {})
+    return _shrink(config, size, rules, _moved_ids(config))
+
+
+def shallow(config: dict[str, Any], size: Size) -> dict[str, Any]:
+    """The same widths, but only as many layers as there are kinds of them (and at least two)."""
+    return _shrink(config, size, DEPTH, {})
+
+
+def _shrink(config: dict[str, Any], size: Size, rules: dict[str, Shrunk], moved: dict[int, int]) -> dict[str, Any]:
+    layers = _chosen_layers(config, size)
+    whole = rules is not DEPTH
     out: dict[str, Any] = {}
     for name, old in config.items():
-        if isinstance(old, dict):
-            out[name] = _shrink_rope(old, size, config) if name.startswith("rope") else shrink(old, size)
+        if name in LABELS:
+            continue
+        if isinstance(old, dict) and name.startswith("rope"):
+            out[name] = _shrink_rope(old, size, config) if whole else old
+        elif isinstance(old, dict):
+            out[name] = (shrink if whole else shallow)(old, size)
         elif layers and isinstance(old, (list, tuple)) and len(old) == _n_layers(config):
             out[name] = [_value(rules.get(name), old[i], size, config) for i in layers]
         elif name in LAYERS and layers and isinstance(old, int):

@@ -1,0 +1,111 @@
+"""The search: which sources to try, walk by walk, and what has been proved so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.laws.claim import Claim
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof.identity import Identity
+from deadweight.proof.labels import scramble
+from deadweight.proof.opsets import SHAPE
+from deadweight.proof.shift import Outcome, Shift, ShiftWalk
+
+
+@dataclass
+class Prover:
+    """One graph under proof."""
+
+    graph: Graph
+    probabilities: bool = False
+    claims: list[Claim] = field(default_factory=list)
+    blocked: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.identity = Identity(self.graph)
+
+    @property
+    def eliminated(self) -> frozenset[str]:
+        """Parameters that a fold has already emptied: they take nothing over."""
+        return frozenset(c.node for c in self.claims if isinstance(c, ShiftClaim) and c.verdict == "folds")
+
+    def walk(self, node: str, groups: Tensor, *, fixed: bool = True) -> Outcome:
+        """Follow a change of every group of elements (0: unchanged) at a node to the outputs."""
+        labels = torch.where(groups == 0, 0, scramble(groups.to(torch.int64)))
+        source = Shift(labels, groups.to(torch.int32), fixed)
+        exclude = self.eliminated | {node}
+        outcome = ShiftWalk(self.graph, self.identity, {node: source}, exclude, probabilities=self.probabilities).run()
+        return outcome
+
+    def prove(self, node: str, groups: Tensor) -> tuple[Tensor, Outcome]:
+        """The largest part of these groups that is proved, dropping the elements that a first walk finds varying."""
+        outcome = self.walk(node, groups)
+        for _ in range(2):
+            if outcome.proved or not outcome.suspects:
+                break
+            kept = torch.where(torch.isin(groups, torch.tensor(sorted(outcome.suspects))), 0, groups)
+            if not bool(kept.any()) or torch.equal(kept, groups):
+                break
+            self.blocked.setdefault(node, []).append(outcome)
+            groups, outcome = kept, self.walk(node, kept)
+        if not outcome.proved:
+            self.blocked.setdefault(node, []).append(outcome)
+        return groups, outcome
+
+    def has(self, code: str, node: str) -> bool:
+        return any(c.code == code and c.node == node for c in self.claims)
+
+    def parameters(self) -> Iterator[Node]:
+        for name in self.graph.parameters:
+            if self.graph.users[name]:
+                yield self.graph.nodes[name]
+
+
+def parts(graph: Graph, node: Node) -> list[Tensor]:
+    """A vector parameter's elements, split by where each is first computed with: fused biases fall apart."""
+    flat = torch.arange(1, torch.Size(node.shape).numel() + 1).reshape(node.shape)
+    uses: dict[int, set[str]] = {}
+    for reader in graph.users[node.name]:
+        follow(graph, reader, {node.name: flat}, uses)
+    classes: dict[frozenset[str], list[int]] = {}
+    for element, readers in uses.items():
+        classes.setdefault(frozenset(readers), []).append(element)
+    masks = []
+    for found in classes.values():
+        members = torch.isin(flat, torch.tensor(found))
+        masks.append(torch.where(members, flat, 0))
+    return masks
+
+
+def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[int, set[str]]) -> None:
+    """Elements travel through shape operations and one addition to a linear map's output; note who computes next."""
+    known = [values[n] for n in node.inputs if n in values]
+    moved = None
+    if node.op == "aten.add" and adds_to_product(graph, node, values):
+        moved = known[0].expand(node.shape)
+    elif node.op in SHAPE and len(node.inputs) == 1:
+        moved = known[0][node.args[1]] if node.op == "getitem" else run_shape(node, known[0])
+    if moved is None:
+        for element in torch.cat([k.reshape(-1) for k in known if isinstance(k, Tensor)]).unique().tolist():
+            uses.setdefault(element, set()).add(node.name)
+        return
+    for reader in graph.users[node.name]:
+        follow(graph, reader, {node.name: moved}, uses)
+
+
+def adds_to_product(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool:
+    others = [graph.node(a) for a in node.args if isinstance(a, Ref) and a.name not in values]
+    return len(others) == 1 and len(node.inputs) == 2 and others[0].op in ("linear", "aten.reshape")
+
+
+def run_shape(node: Node, value: Tensor) -> Tensor:
+    from deadweight.graph.node import substitute
+
+    assert node.target is not None
+    return node.target(*substitute(node.args, lambda _: value), **node.kwargs)

@@ -1,0 +1,173 @@
+"""Shift proofs: follow a change of parameters through the graph as a tensor of labels.
+
+Two elements with the same label are shifted by exactly the same amount, for all inputs and weights; label 0 is not
+shifted. A rule per operation says how labels travel. The proof succeeds when no output is shifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.proof.absorb import Absorber, find_absorber
+from deadweight.proof.identity import Identity
+from deadweight.proof.labels import Labels, constant_along
+from deadweight.proof.steps import Blocked, Step
+
+MIXED = -1
+
+
+@dataclass(frozen=True)
+class Shift:
+    """By how much each element moves: labels, the source element each comes from, and whether data has a say in it."""
+
+    label: Labels
+    source: Tensor  # 0: none, k: the k-th source element alone, MIXED: several
+    fixed: bool  # True while the amounts depend on parameters and positions only, never on the model's input
+
+    @property
+    def is_zero(self) -> bool:
+        return not bool((self.label != 0).any())
+
+
+@dataclass
+class Outcome:
+    """What became of a shift: where it was absorbed, the steps, and what blocked it if anything did."""
+
+    steps: list[Step]
+    absorbed: dict[str, tuple[Absorber, Labels]]
+    blocked: Blocked | None = None
+    suspects: set[int] = field(default_factory=set)  # source elements whose labels varied where they should not
+
+    @property
+    def proved(self) -> bool:
+        return self.blocked is None
+
+
+Rule = Callable[["ShiftWalk", Node], Any]
+RULES: dict[str, Rule] = {}
+
+
+def shift_rule(*ops: str) -> Callable[[Rule], Rule]:
+    """Registers a rule; the first line of its docstring is its theorem."""
+
+    def register(function: Rule) -> Rule:
+        assert function.__doc__, function
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+class ShiftWalk:
+    """One walk: from shifted sources to the outputs, or to the node that blocks."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        identity: Identity,
+        sources: dict[str, Shift],
+        exclude: frozenset[str] = frozenset(),
+        *,
+        probabilities: bool = False,
+    ) -> None:
+        self.graph, self.identity, self.sources, self.exclude = graph, identity, sources, exclude
+        self.probabilities = probabilities
+        self.shifts: dict[str, Any] = {}
+        self.outcome = Outcome([], {})
+
+    def run(self) -> Outcome:
+        try:
+            for node in self.graph.nodes.values():
+                self.visit(node)
+            self.check_outputs()
+        except Blocked as blocked:
+            self.outcome.blocked = blocked
+        return self.outcome
+
+    def visit(self, node: Node) -> None:
+        if node.name in self.sources:
+            self.shifts[node.name] = self.sources[node.name]
+            self.note(node, "the parameter is changed here", self.sources[node.name])
+            if node.op == "parameter":
+                return
+        elif not any(name in self.shifts for name in node.inputs):
+            return
+        else:
+            self.step(node)
+        self.absorb(node)
+
+    def step(self, node: Node) -> None:
+        rule = RULES.get(node.op)
+        if rule is None:
+            raise Blocked(node.name, node.op, "no rule says how this operation passes a shift on")
+        result = rule(self, node)
+        if isinstance(result, Shift) and result.is_zero:
+            result = None
+        if result is not None:
+            self.shifts[node.name] = result
+        self.note(node, theorem(rule), result)
+
+    def note(self, node: Node, rule: str, value: Any) -> None:
+        self.outcome.steps.append(Step(node.name, node.op, rule, describe(value), value))
+
+    def get(self, value: Any) -> Shift | None:
+        """The shift of an argument, if it is a shifted node."""
+        found = self.shifts.get(value.name) if isinstance(value, Ref) else None
+        return found if isinstance(found, Shift) else None
+
+    def depends_on_input(self, value: Any) -> bool:
+        return isinstance(value, Ref) and self.graph.depends[value.name][1]
+
+    def absorb(self, node: Node) -> None:
+        """A shift that is the same for all inputs and meets a free parameter added at the same place ends there."""
+        shift = self.shifts.get(node.name)
+        if not isinstance(shift, Shift) or not shift.fixed:
+            return
+        for absorber in find_absorber(self.graph, node, frozenset(self.shifts) | self.exclude):
+            amounts = absorber.amounts(shift.label)
+            if amounts is not None:
+                self.outcome.absorbed[absorber.parameter] = (absorber, amounts)
+                del self.shifts[node.name]
+                self.note(node, f"the same for every input: {absorber.words()} takes it over", None)
+                return
+
+    def check_outputs(self) -> None:
+        for i, name in enumerate(self.graph.outputs):
+            shift = self.shifts.get(name)
+            if shift is None:
+                continue
+            if self.probabilities and i == 0 and constant_along(shift.label, (-1,)):
+                node = self.graph.nodes[name]
+                self.note(node, "the output is read through a softmax, which ignores what is constant", None)
+                continue
+            raise Blocked(name, "output", "the shift reaches the output")
+
+
+def theorem(rule: Rule) -> str:
+    return (rule.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+def describe(value: Any) -> str:
+    if value is None:
+        return "not shifted any more"
+    if not isinstance(value, Shift):
+        return "shifted"
+    axes = [a for a in range(value.label.ndim) if value.label.shape[a] > 1]
+    same = [str(a) for a in axes if constant_along(value.label, (a,))]
+    text = f"shifted equally along axis {', '.join(same)}" if same else "shifted"
+    return text if value.fixed else text + ", by an amount that depends on the input"
+
+
+def merge_sources(a: Tensor, b: Tensor) -> Tensor:
+    mixed = torch.where(a == b, a, torch.full((), MIXED, dtype=a.dtype))
+    return torch.where(a == 0, b, torch.where(b == 0, a, mixed))
+
+
+def with_label(shift: Shift, label: Labels, *, fixed: bool = True) -> Shift:
+    return replace(shift, label=label, source=shift.source.expand(label.shape), fixed=shift.fixed and fixed)

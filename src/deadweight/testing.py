@@ -1,0 +1,56 @@
+"""For your own test suite: a model that wastes parameters fails its tests.
+
+from deadweight.testing import assert_no_deadweight
+
+def test_the_model_wastes_nothing():
+    assert_no_deadweight(MyModel(small_config), (tokens,), ignore=["DW005"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import deadweight
+from deadweight.audit.finding import Finding
+from deadweight.report.groups import Group, group_findings
+from deadweight.report.pages import law_codes
+from deadweight.report.text import plural, printable
+
+
+def assert_no_deadweight(
+    model: Any,
+    inputs: Any = None,
+    *,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    gauges: bool = False,
+    **options: Any,
+) -> None:
+    """Raise AssertionError, with a readable list, if the audit of `model` finds redundant parameters.
+
+    What counts is a parameter that could be left out: verdict *dead* or *folds*, with at least one dof. Gauges, which
+    every transformer has and which no one can simply delete, count only with `gauges=True`. `select` and `ignore` are
+    law codes or names; the other options are those of `deadweight.audit`.
+    """
+    chosen = {"select": law_codes(list(select or ())), "ignore": law_codes(list(ignore or ()))}
+    audit = deadweight.audit(model, inputs, **chosen, **options)
+    groups = group_findings(f for f in audit.findings if _counts(f, gauges))
+    if groups:
+        raise AssertionError(_message(printable(audit.model), groups))
+
+
+def _counts(finding: Finding, gauges: bool) -> bool:
+    return finding.dof > 0 and (gauges or finding.verdict != "gauge")
+
+
+def _message(model: str, groups: list[Group]) -> str:
+    total = plural(sum(g.dof for g in groups), "redundant dimension")
+    rows = [f"  {g.code} {g.law}: {g.where} is {_verdict(g)}, {g.dof:,} dof" for g in groups]
+    laws = list(dict.fromkeys(g.code for g in groups))
+    advice = f"`deadweight explain {laws[0]}` says why; ignore={laws!r} accepts what is listed here."
+    return "\n".join([f"{model} has {total}:", *map(printable, rows), advice])
+
+
+def _verdict(g: Group) -> str:
+    return {"dead": "dead", "folds": "foldable", "gauge": "a gauge"}[g.verdict] + f" ({g.tier})"

@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from deadweight.errors import DeadweightError
+from deadweight.source import open_model
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+@pytest.mark.parametrize("factory", ["linear_with_tensor", "linear_with_tuple", "linear_with_keywords"])
+def test_a_factory_gives_a_module_and_its_inputs(factory: str) -> None:
+    source = open_model(f"toys:{factory}")
+    assert source.has_weights and source.config is None and not source.module.training
+    args, kwargs = source.draw(torch.Generator().manual_seed(0))
+    assert source.module(*args, **kwargs).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("toys:alone", "without example inputs"),
+        ("toys:nothing", "returned a NoneType; expected an nn.Module"),
+        ("toys:three", "returned a tuple of 3"),
+        ("toys:broken", "the disk is .*full"),
+        ("toys:absent", "has no absent"),
+        ("toys:calls", "is a int; expected a callable"),
+        ("no_such_package.at_all:model", "cannot be imported"),
+    ],
+)
+def test_a_factory_that_fails_says_why_on_one_printable_line(spec: str, message: str) -> None:
+    with pytest.raises(DeadweightError, match=message) as caught:
+        open_model(spec)
+    assert str(caught.value).isprintable()
+
+
+def test_a_factory_without_inputs_takes_those_that_are_passed() -> None:
+    assert open_model("toys:alone", inputs=torch.randn(1, 4)).args[0].shape == (1, 4)
+
+
+def test_a_live_module_is_neither_switched_nor_copied() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).train()
+    source = open_model(module, inputs=torch.randn(1, 4))
+    assert module.training and not source.module.training
+    assert source.module[0].weight is module[0].weight
+
+
+def test_training_is_kept_where_it_is_asked_for() -> None:
+    assert open_model(nn.Linear(4, 4), inputs=torch.randn(1, 4), training=True).module.training
+
+
+def test_a_live_hugging_face_module_needs_no_inputs_and_keeps_its_attention() -> None:
+    config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=12, vocab_size=11)
+    model = BertModel(config)
+    before = model.config._attn_implementation
+    source = open_model(model)
+    assert source.module.config._attn_implementation == "eager" and model.config._attn_implementation == before
+    assert source.module(**source.kwargs).last_hidden_state.shape == (1, 5, 8)
+
+
+@pytest.mark.parametrize("spec", [3, None, ""])
+def test_what_is_no_model_is_refused(spec: object) -> None:
+    with pytest.raises(DeadweightError, match="expected a path, a hub id or an nn.Module"):
+        open_model(spec)
