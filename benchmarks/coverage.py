@@ -70,11 +70,11 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> tuple[str
     try:
         source = opened(kind, model_type)
         source = narrow(source) if as_narrow else source
-    except Exception as error:  # a stranger's code: every failure is a result here
+    except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
         return "unbuilt", reason(error)
     try:
         return "traced", trace(source)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - likewise
         notes = "; ".join(note for note in source.notes if "runs" in note)
         return "untraced", notes or reason(error)
 
@@ -87,7 +87,7 @@ def opened(kind: str, model_type: str) -> Source:
     for form in forms:
         try:
             return _open(form(), _class_name(kind, model_type))
-        except Exception as error:  # try the next form
+        except Exception as error:  # noqa: BLE001 - try the next form
             refusals.append(error)
     raise refusals[0]
 

@@ -33,8 +33,8 @@ def assert_no_deadweight(
     every transformer has and which no one can simply delete, count only with `gauges=True`. `select` and `ignore` are
     law codes or names; the other options are those of `deadweight.audit`.
     """
-    chosen = {"select": law_codes(list(select or ())), "ignore": law_codes(list(ignore or ()))}
-    audit = deadweight.audit(model, inputs, **chosen, **options)
+    wanted, unwanted = law_codes(list(select or ())), law_codes(list(ignore or ()))
+    audit = deadweight.audit(model, inputs, select=wanted, ignore=unwanted, **options)
     groups = group_findings(f for f in audit.findings if _counts(f, gauges))
     if groups:
         raise AssertionError(_message(printable(audit.model), groups))

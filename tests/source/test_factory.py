@@ -66,5 +66,5 @@ def test_a_live_hugging_face_module_needs_no_inputs_and_keeps_its_attention() ->
 
 @pytest.mark.parametrize("spec", [3, None, ""])
 def test_what_is_no_model_is_refused(spec: object) -> None:
-    with pytest.raises(DeadweightError, match="expected a path, a hub id or an nn.Module"):
+    with pytest.raises(DeadweightError, match=r"a hub id or an nn\.Module"):
         open_model(spec)

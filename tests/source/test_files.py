@@ -58,7 +58,7 @@ def test_links_of_the_hub_cache_into_its_blobs_are_accepted(folder: Path, tmp_pa
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
     shard(folder, "model-00002-of-00002.safetensors")
-    with pytest.raises(DeadweightError, match="model-00002-of-00002.safetensors is missing"):
+    with pytest.raises(DeadweightError, match=r"model-00002-of-00002\.safetensors is missing"):
         open_model(str(folder))
 
 

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.claim import Claim
-from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import scramble
 from deadweight.proof.opsets import SHAPE
-from deadweight.proof.shift import Outcome, Shift, ShiftWalk
+from deadweight.proof.shift import Absorbers, Outcome, Shift, ShiftWalk
 
 
 @dataclass
@@ -30,22 +29,25 @@ class Prover:
     def __post_init__(self) -> None:
         self.identity = Identity(self.graph)
 
-    @property
-    def eliminated(self) -> frozenset[str]:
-        """Parameters that a fold has already emptied: they take nothing over."""
-        return frozenset(c.node for c in self.claims if isinstance(c, ShiftClaim) and c.verdict == "folds")
+    def emptied_into(self, node: str) -> frozenset[str]:
+        """Parameters that folds have already emptied into this one, directly or not: they cannot take it over again."""
+        found = {node}
+        while True:
+            more = {c.node for c in self.claims if c.verdict == "folds" and found & set(c.into)} - found
+            if not more:
+                return frozenset(found)
+            found |= more
 
-    def walk(self, node: str, groups: Tensor, *, fixed: bool = True) -> Outcome:
+    def walk(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> Outcome:
         """Follow a change of every group of elements (0: unchanged) at a node to the outputs."""
         labels = torch.where(groups == 0, 0, scramble(groups.to(torch.int64)))
-        source = Shift(labels, groups.to(torch.int32), fixed)
-        exclude = self.eliminated | {node}
-        outcome = ShiftWalk(self.graph, self.identity, {node: source}, exclude, probabilities=self.probabilities).run()
-        return outcome
+        source = {node: Shift(labels, groups.to(torch.int32), fixed=True)}
+        options = {"probabilities": self.probabilities, "absorbers": absorbers}
+        return ShiftWalk(self.graph, self.identity, source, self.emptied_into(node), **options).run()
 
-    def prove(self, node: str, groups: Tensor) -> tuple[Tensor, Outcome]:
+    def prove(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> tuple[Tensor, Outcome]:
         """The largest part of these groups that is proved, dropping the elements that a first walk finds varying."""
-        outcome = self.walk(node, groups)
+        outcome = self.walk(node, groups, absorbers)
         for _ in range(2):
             if outcome.proved or not outcome.suspects:
                 break
@@ -53,7 +55,7 @@ class Prover:
             if not bool(kept.any()) or torch.equal(kept, groups):
                 break
             self.blocked.setdefault(node, []).append(outcome)
-            groups, outcome = kept, self.walk(node, kept)
+            groups, outcome = kept, self.walk(node, kept, absorbers)
         if not outcome.proved:
             self.blocked.setdefault(node, []).append(outcome)
         return groups, outcome
@@ -92,8 +94,10 @@ def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[int, 
     elif node.op in SHAPE and len(node.inputs) == 1:
         moved = known[0][node.args[1]] if node.op == "getitem" else run_shape(node, known[0])
     if moved is None:
-        for element in torch.cat([k.reshape(-1) for k in known if isinstance(k, Tensor)]).unique().tolist():
-            uses.setdefault(element, set()).add(node.name)
+        for place, name in enumerate(node.inputs):
+            if isinstance(values.get(name), Tensor):
+                for element in values[name].unique().tolist():
+                    uses.setdefault(element, set()).add(f"{node.name}:{place}")
         return
     for reader in graph.users[node.name]:
         follow(graph, reader, {node.name: moved}, uses)

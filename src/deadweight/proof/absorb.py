@@ -41,13 +41,16 @@ class Absorber:
         return f"{how}{self.parameter}"
 
 
-def find_absorber(graph: Graph, node: Node, taken: frozenset[str]) -> Iterator[Absorber]:
-    """Every parameter that can shift this node's value by a constant without touching anything else."""
+def find_absorber(graph: Graph, node: Node, taken: frozenset[str], *, weights: bool = False) -> Iterator[Absorber]:
+    """Every parameter that can shift this node's value by a constant without touching anything else.
+
+    With `weights`, also the weight of a linear map without a bias, along the direction that LayerNorm removed.
+    """
     if node.op == "aten.add" and node.kwargs.get("alpha", 1) == 1:
         for ref in node.args:
             if isinstance(ref, Ref) and ref.name not in taken:
                 yield from within(graph, ref.name, node, taken)
-    if node.op == "linear" and not followed_by_bias(graph, node, taken):
+    if weights and node.op == "linear" and not followed_by_bias(graph, node, taken):
         yield from lost_direction(graph, node, node.shape, taken)
 
 
@@ -73,9 +76,6 @@ def producers(graph: Graph, name: str, taken: frozenset[str]) -> Iterator[tuple[
             if isinstance(ref, Ref):
                 for parameter, kind, index in producers(graph, ref.name, taken):
                     yield parameter, kind, index.expand(node.shape)
-    elif node.op == "linear":
-        for found in lost_direction(graph, node, node.shape, taken):
-            yield found.parameter, found.kind, found.index
     elif node.op in KEEPS_ELEMENTS or (node.op == "aten.expand" and node.target is not None):
         for parameter, kind, index in producers(graph, node.args[0].name, taken):
             yield parameter, kind, run_on(node, index)

@@ -22,8 +22,8 @@ class CentredReader:
 
 def centred_reader(graph: Graph, node: Node) -> CentredReader | None:
     """The LayerNorm behind a linear map, if its input is that LayerNorm's output and nothing else."""
-    weight = weight_parameter(graph, node)
-    if node.op != "linear" or weight is None:
+    weight = weight_parameter(graph, node) if node.op == "linear" else None
+    if weight is None:
         return None
     name, gain, shift = skip_shape(graph, node.args[0].name), None, None
     name, shift = peel(graph, name, "aten.add")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from deadweight.proof.labels import Labels, constant_along
 from deadweight.proof.steps import Blocked, Step
 
 MIXED = -1
+Absorbers = Literal["none", "biases", "weights"]  # what may take a constant shift over
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,10 @@ class ShiftWalk:
         exclude: frozenset[str] = frozenset(),
         *,
         probabilities: bool = False,
+        absorbers: Absorbers = "none",
     ) -> None:
         self.graph, self.identity, self.sources, self.exclude = graph, identity, sources, exclude
-        self.probabilities = probabilities
+        self.probabilities, self.absorbers = probabilities, absorbers
         self.shifts: dict[str, Any] = {}
         self.outcome = Outcome([], {})
 
@@ -127,9 +129,10 @@ class ShiftWalk:
     def absorb(self, node: Node) -> None:
         """A shift that is the same for all inputs and meets a free parameter added at the same place ends there."""
         shift = self.shifts.get(node.name)
-        if not isinstance(shift, Shift) or not shift.fixed:
+        if self.absorbers == "none" or not isinstance(shift, Shift) or not shift.fixed:
             return
-        for absorber in find_absorber(self.graph, node, frozenset(self.shifts) | self.exclude):
+        taken = frozenset(self.shifts) | self.exclude
+        for absorber in find_absorber(self.graph, node, taken, weights=self.absorbers == "weights"):
             amounts = absorber.amounts(shift.label)
             if amounts is not None:
                 self.outcome.absorbed[absorber.parameter] = (absorber, amounts)

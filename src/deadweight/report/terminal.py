@@ -90,7 +90,7 @@ def _parts(audit: Audit, console: Console, proofs: bool) -> Iterator[RenderableT
 
 def _heading(audit: Audit) -> Text:
     took = f" · {audit.seconds:.1f} s" if audit.seconds else ""
-    facts = f"{count(audit.parameters)} parameters{took}"
+    facts = f"{plural(audit.parameters, 'parameter')}{took}"
     return Text.assemble((one_line(audit.model), "bold cyan"), f"  {facts}  ", (f"deadweight {__version__}", "dim"))
 
 

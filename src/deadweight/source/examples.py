@@ -180,7 +180,7 @@ def example_inputs(module: nn.Module, config: Any, length: int | None = None) ->
     for inputs in candidates(module, config, length):
         try:
             run(module, inputs)
-        except Exception as error:  # the model's own code: any refusal means "try the next"
+        except Exception as error:  # noqa: BLE001 - the model's own code: any refusal means "try the next"
             tried.append((inputs, reason(error)))
         else:
             return inputs, None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -53,14 +53,15 @@ def _structure(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 def _find(spec: str) -> Any:
     place, _, attribute = spec.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(place)
     except Exception as error:  # importing runs the user's code
         raise DeadweightError(
             f"{printable(place)} cannot be imported ({reason(error)}); expected package.module:callable, "
-            f"importable from {printable(os.getcwd())}"
+            f"importable from {printable(here)}"
         ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):

@@ -174,7 +174,7 @@ def build(
         try:
             with torch.device(device):
                 module = _construct(cls, copy.deepcopy(plain), trust_remote_code, readable | options)
-        except Exception as error:  # the model's own code
+        except Exception as error:  # noqa: BLE001 - the model's own code
             refusals.append(error)
         else:
             return _settled(module, device), notes + _note(readable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Source:
     has_weights: bool  # False: the module is on the meta device
     config: Any | None  # the PretrainedConfig of a Hugging Face model
     notes: tuple[str, ...] = ()
-    inputs: Inputs = Inputs()  # the same example on the CPU, with what may be drawn in its place
+    inputs: Inputs = field(default_factory=Inputs)  # the same example on the CPU, with what may be drawn in its place
 
     def draw(self, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh random inputs of the example's shapes and types, on the CPU."""

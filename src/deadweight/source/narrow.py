@@ -46,7 +46,7 @@ def narrow(source: Source, *, seed: int = 0, hidden: int | None = None) -> Sourc
     for size in SIZES if hidden is None else (Size(hidden), Size(hidden, spare=2)):
         try:
             return _clone(source, narrow_config(source.config, size), seed, size.length)
-        except Exception as error:  # a config that the model's own code refuses
+        except Exception as error:  # noqa: BLE001 - a config that the model's own code refuses
             refusals.append(reason(error))
     raise DeadweightError(
         f"no narrow clone of {printable(source.name)} runs: width 8 fails with {refusals[0]}; "
@@ -88,8 +88,6 @@ def _clone(source: Source, config: Any, seed: int, length: int | None) -> Source
         raise DeadweightError(refusal)
     n_parameters = sum(p.numel() for p in module.parameters())
     return _source(source, module, inputs.cast(torch.float64), f"a narrow clone of {n_parameters} parameters")
-
-
 
 
 def _options(module: nn.Module) -> dict[str, Any]:

@@ -39,6 +39,11 @@ def _kv_heads(size: Size, old: Any, around: dict[str, Any]) -> int:
     return 1 if isinstance(old, int) and isinstance(n_heads, int) and old < n_heads else size.heads
 
 
+def _head_dim(size: Size, old: Any, around: dict[str, Any]) -> int:
+    """With latent attention, the head dimension that a config names is that of the rotated part."""
+    return size.head // 2 if "qk_rope_head_dim" in around else size.head
+
+
 def _partial(size: Size, old: float, around: dict[str, Any]) -> float:
     """Part of a head is rotated where part of it was; a half is the only even part of four."""
     return 1.0 if old >= 1 else 0.5
@@ -73,8 +78,9 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         lambda s, old, d: s.heads,
     ),
     ("num_key_value_heads num_kv_heads n_head_kv kv_n_heads num_query_groups swa_num_key_value_heads", _kv_heads),
+    ("head_dim", _head_dim),
     (
-        "head_dim d_kv attention_head_dim kv_channels d_head v_head_dim qk_head_dim attention_head_size "
+        "d_kv attention_head_dim kv_channels d_head v_head_dim qk_head_dim attention_head_size "
         "linear_key_head_dim linear_value_head_dim linear_head_dim global_head_dim swa_head_dim num_heads_dim "
         "query_pre_attn_scalar",
         lambda s, old, d: s.head,
@@ -87,8 +93,8 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "intermediate_size n_inner d_ff ffn_dim ffn_hidden_size encoder_ffn_dim decoder_ffn_dim mlp_dim hidden_ffn_dim "
         "moe_intermediate_size shared_expert_intermediate_size ffn_intermediate_size feed_forward_size d_inner "
         "intermediate_size_mlp dense_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size "
-        "expert_ffn_hidden_size block_ff_dim feedforward_dim inner_dim expert_dim mlp_hidden_size attention_intermediate"
-        " ffn_expansion_size conv_intermediate_size prefix_hidden_size expert_intermediate_size",
+        "expert_ffn_hidden_size block_ff_dim feedforward_dim inner_dim expert_dim mlp_hidden_size "
+        "attention_intermediate ffn_expansion_size conv_intermediate_size prefix_hidden_size expert_intermediate_size",
         lambda s, old, d: s.inner,
     ),
     (

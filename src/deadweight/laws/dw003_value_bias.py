@@ -1,0 +1,26 @@
+"""DW003 value bias: attention weights sum to one, so a value bias passes through and folds into the output bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deadweight.graph.node import Node
+from deadweight.laws.prover import Prover
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import each_element, is_vector, norm_behind, added_once, passed
+from deadweight.proof.shift import Outcome
+
+CODE, NAME = "DW003", "value-bias"
+
+
+def find(prover: Prover) -> Iterator[ShiftClaim]:
+    for node in prover.parameters():
+        if is_vector(node) and norm_behind(prover.graph, added_once(prover.graph, node)) is None:
+            for claim in each_element(prover, CODE, NAME, node, is_value_bias, "biases"):
+                yield replace(claim, note="eval: attention dropout, if any, is off")
+
+
+def is_value_bias(prover: Prover, node: Node, outcome: Outcome) -> bool:
+    """The shift passed a product with weights that sum to one, and something behind it took it over."""
+    return bool(outcome.absorbed) and passed(outcome, "aten.matmul")

@@ -1,0 +1,72 @@
+"""DW005 mean before LayerNorm: what a parameter writes alike to all channels of a stream that only LayerNorm reads.
+
+Behind a per-channel scale λ (LayerScale) the dead direction is 1/λ instead of all ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.laws.prover import Prover
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import common, ended_at, make_claim, tied_groups
+from deadweight.proof.reading import peel
+from deadweight.proof.shift import Outcome
+
+CODE, NAME = "DW005", "mean-before-layernorm"
+
+
+def find(prover: Prover) -> Iterator[ShiftClaim]:
+    for node in prover.parameters():
+        if any(c.node == node.name and c.elements is None and c.code in ("DW001", "DW002") for c in prover.claims):
+            continue
+        found = list(common(prover, CODE, NAME, node, dies_in_layernorm))
+        yield from found or behind_scale(prover, node)
+
+
+def dies_in_layernorm(prover: Prover, node: Node, outcome: Outcome) -> bool:
+    return not outcome.absorbed and "core.layer" in ended_at(outcome)
+
+
+def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
+    """The same behind a per-channel scale: the weighted motion is uniform where the scale has been applied."""
+    scaled = scale_after(prover.graph, node)
+    if scaled is None:
+        return
+    product, scale = scaled
+    places = torch.Size(product.shape[:-1]).numel()
+    uniform = torch.arange(1, places + 1).reshape(*product.shape[:-1], 1).expand(product.shape)
+    vector = len([n for n in node.shape if n > 1]) == 1
+    outcome = prover.walk(product.name, torch.ones(product.shape, dtype=torch.int64) if vector else uniform)
+    groups = next(tied_groups(prover.graph, node), None)
+    if outcome.proved and groups is not None and dies_in_layernorm(prover, node, outcome):
+        claim = make_claim(prover, CODE, NAME, node, groups, outcome)
+        yield replace(claim, elements=None, profile=scale, note=f"the dead direction is 1/{scale}")
+
+
+def scale_after(graph: Graph, node: Node) -> tuple[Node, str] | None:
+    """The product with a per-channel parameter that everything this parameter writes goes through."""
+    current = node
+    for _ in range(6):
+        users = graph.users[current.name]
+        if len(users) != 1:
+            return None
+        reader = users[0]
+        if reader.op == "aten.mul":
+            inner, scale = peel(graph, reader.name, "aten.mul")
+            return (reader, scale) if scale is not None and inner == current.name else None
+        if not (reader.op in ("linear", "aten.t", "aten.reshape") or adds_bias(reader, current, graph)):
+            return None
+        current = reader
+    return None
+
+
+def adds_bias(reader: Node, current: Node, graph: Graph) -> bool:
+    if reader.op != "aten.add":
+        return False
+    others = [a.name for a in reader.args if isinstance(a, Ref) and a.name != current.name]
+    return len(others) == 1 and (graph.nodes[others[0]].op in ("parameter", "linear"))

@@ -1,0 +1,61 @@
+"""DW008 the direction LayerNorm lost: x̂ sums to zero, so a weight's component along 1/γ adds only a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from deadweight.graph.node import Node
+from deadweight.laws.prover import Prover
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import make_claim
+from deadweight.proof.reading import centred_reader
+from deadweight.proof.shift import Outcome
+
+CODE, NAME = "DW008", "lost-direction"
+
+
+def find(prover: Prover) -> Iterator[ShiftClaim]:
+    for node in prover.graph.nodes.values():
+        reader = centred_reader(prover.graph, node)
+        if reader is None or len(prover.graph.users[reader.weight]) != 1:
+            continue
+        rows = torch.arange(1, node.shape[-1] + 1)
+        parameter = prover.graph.nodes[reader.weight]
+        if reader.shift is None:
+            proof = (f"{node.name} [linear]: it reads γ·x̂, and x̂ sums to zero: the component along 1/γ adds 0",)
+            claim = make_claim(prover, CODE, NAME, parameter, rows, Outcome([], {}))
+            yield replace(claim, proof=proof, elements=None, lost=node.name)
+        else:
+            yield from constant(prover, node, parameter, rows)
+
+
+def constant(prover: Prover, node: Node, parameter: Node, rows: torch.Tensor) -> Iterator[ShiftClaim]:
+    """With a shift β the component adds the constant Σ(β/γ) to each output, which must go somewhere."""
+    for groups in output_parts(prover, node, rows):
+        outcome = prover.walk(node.name, groups.expand(node.shape), "biases")
+        if outcome.proved:
+            claim = make_claim(prover, CODE, NAME, parameter, groups, outcome)
+            first = f"{node.name} [linear]: it reads γ·x̂ + β, and x̂ sums to zero: W += u(1/γ)ᵀ adds u·Σ(β/γ)"
+            yield replace(claim, proof=(first, *claim.proof[1:]), elements=None, lost=node.name)
+
+
+def output_parts(prover: Prover, node: Node, rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All outputs together where a bias follows; else part by part, for a fused weight without one."""
+    whole = prover.walk(node.name, rows.expand(node.shape), "biases")
+    if whole.proved:
+        yield rows
+        return
+    from deadweight.laws.prover import follow
+
+    uses: dict[int, set[str]] = {}
+    for reader in prover.graph.users[node.name]:
+        follow(prover.graph, reader, {node.name: rows.expand(node.shape)}, uses)
+    classes: dict[frozenset[str], list[int]] = {}
+    for element, readers in uses.items():
+        classes.setdefault(frozenset(readers), []).append(element)
+    for found in classes.values():
+        if len(classes) > 1:
+            yield torch.where(torch.isin(rows, torch.tensor(found)), rows, 0)

@@ -1,0 +1,26 @@
+"""DW016 shift of all logits: probabilities ignore what every logit gains alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deadweight.graph.node import Node
+from deadweight.laws.prover import Prover
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import common
+from deadweight.proof.shift import Outcome
+
+CODE, NAME = "DW016", "logit-shift"
+
+
+def find(prover: Prover) -> Iterator[ShiftClaim]:
+    if not prover.probabilities:
+        return
+    for node in prover.parameters():
+        for claim in common(prover, CODE, NAME, node, dies_in_the_reader):
+            yield replace(claim, note="keeps probabilities, not logits")
+
+
+def dies_in_the_reader(prover: Prover, node: Node, outcome: Outcome) -> bool:
+    return not outcome.absorbed and "read through a softmax" in str(outcome.steps[-1])

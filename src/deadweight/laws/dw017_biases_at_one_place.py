@@ -1,0 +1,27 @@
+"""DW017 two biases at one place: of parameters added to the same sum with the same broadcast only the sum counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deadweight.graph.node import Node
+from deadweight.laws.prover import Prover
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import added_once, each_element, is_vector, norm_behind, passed
+from deadweight.proof.shift import Outcome
+
+CODE, NAME = "DW017", "biases-at-one-place"
+
+
+def find(prover: Prover) -> Iterator[ShiftClaim]:
+    for node in prover.parameters():
+        table = any(r.op == "aten.embedding" for r in prover.graph.users[node.name])
+        if is_vector(node) and not table and norm_behind(prover.graph, added_once(prover.graph, node)) is None:
+            for claim in each_element(prover, CODE, NAME, node, meets_another, "biases"):
+                overlap = 1 if prover.has("DW005", node.name) else 0
+                yield replace(claim, dof=claim.dof - overlap)
+
+
+def meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:
+    return bool(outcome.absorbed) and not passed(outcome, "aten.matmul") and not prover.has("DW004", node.name)

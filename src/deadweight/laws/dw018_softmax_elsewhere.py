@@ -1,0 +1,44 @@
+"""DW018 softmax elsewhere: routers, relative-position tables and pooling scores, along the axis of their softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from deadweight.graph.node import Node
+from deadweight.laws.prover import Prover
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import common, each_element, ended_at, is_vector, make_claim, passed
+from deadweight.proof.shift import Outcome
+
+CODE, NAME = "DW018", "softmax-elsewhere"
+
+
+def find(prover: Prover) -> Iterator[ShiftClaim]:
+    for node in prover.parameters():
+        if prover.has("DW002", node.name) or prover.has("DW001", node.name):
+            continue
+        if is_vector(node):
+            single = list(each_element(prover, CODE, NAME, node, dies_in_softmax))
+            yield from single or common(prover, CODE, NAME, node, dies_in_softmax)
+        else:
+            yield from common(prover, CODE, NAME, node, dies_in_softmax)
+            yield from columns(prover, node)
+
+
+def columns(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
+    """All rows of a table alike: a relative-position bias, one number per head."""
+    if len(node.shape) < 2 or not any(r.op in ("aten.embedding", "aten.index") for r in prover.graph.users[node.name]):
+        return
+    groups = torch.arange(1, node.shape[-1] + 1).expand(node.shape)
+    outcome = prover.walk(node.name, groups)
+    if outcome.proved and dies_in_softmax(prover, node, outcome):
+        yield replace(make_claim(prover, CODE, NAME, node, groups, outcome), elements=None)
+
+
+def dies_in_softmax(prover: Prover, node: Node, outcome: Outcome) -> bool:
+    """It dies in a softmax without having met queries first."""
+    attention = passed(outcome, "aten.matmul") and is_vector(node)
+    return not outcome.absorbed and "softmax" in ended_at(outcome) and not attention

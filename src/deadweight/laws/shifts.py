@@ -1,0 +1,143 @@
+"""Building blocks of the shift laws: sources to try, and what a proof went through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from deadweight.audit.finding import Verdict
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.laws.prover import Prover, parts
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.shift import Absorbers, Outcome
+
+Accept = Callable[[Prover, Node, Outcome], bool]
+CENTRES = ("core.layer", "core.group", "core.instance", "core.batch")
+
+
+def is_vector(node: Node) -> bool:
+    """At most one axis is longer than 1: a bias, a gain, a token."""
+    return bool(node.shape) and sum(n > 1 for n in node.shape) <= 1
+
+
+def ended_at(outcome: Outcome) -> set[str]:
+    """The operations at which some shift ceased to be."""
+    return {s.op for s in outcome.steps if s.value is None}
+
+
+def passed(outcome: Outcome, *ops: str) -> bool:
+    return any(s.op in ops and s.value is not None for s in outcome.steps)
+
+
+def make_claim(prover: Prover, code: str, name: str, node: Node, groups: Tensor, outcome: Outcome) -> ShiftClaim:
+    """A claim from a proof: dead if nothing had to take the shift over, else folded into what did."""
+    absorbers = tuple(a for a, _ in outcome.absorbed.values())
+    verdict: Verdict = "folds" if absorbers else "dead"
+    into = tuple(dict.fromkeys(a.parameter for a in absorbers))
+    present = groups.unique()
+    whole = bool((groups != 0).all())
+    elements = None if whole else torch.nonzero(groups.reshape(-1)).reshape(-1)
+    return ShiftClaim(
+        code=code,
+        name=name,
+        node=node.name,
+        dof=int((present != 0).sum()),
+        verdict=verdict,
+        into=into,
+        elements=elements,
+        proof=tuple(str(s) for s in outcome.steps),
+        groups=groups,
+        absorbers=absorbers,
+    )
+
+
+def each_element(
+    prover: Prover, code: str, name: str, node: Node, accept: Accept, absorbers: Absorbers = "none"
+) -> Iterator[ShiftClaim]:
+    """Every element of a vector on its own, part by part where a fused vector falls into parts."""
+    for groups in parts(prover.graph, node):
+        if claimed(prover, node, groups):
+            continue
+        kept, outcome = prover.prove(node.name, groups, absorbers)
+        if outcome.proved and accept(prover, node, outcome):
+            yield make_claim(prover, code, name, node, kept, outcome)
+
+
+def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
+    """Whether an earlier law has already made these elements redundant, one by one."""
+    for claim in prover.claims:
+        if claim.node == node.name and isinstance(claim, ShiftClaim) and claim.lost is None and element_wise(claim):
+            if bool(((claim.groups != 0) & (groups != 0)).any()):
+                return True
+    return False
+
+
+def element_wise(claim: ShiftClaim) -> bool:
+    present = claim.groups[claim.groups != 0]
+    return len(present.unique()) == present.numel()
+
+
+def tied_groups(graph: Graph, node: Node) -> Iterator[Tensor]:
+    """Groups of elements that write the same thing to every output channel of a parameter."""
+    size = torch.Size(node.shape).numel()
+    if is_vector(node):
+        yield torch.ones(node.shape, dtype=torch.int64)
+        return
+    for reader in graph.users[node.name]:
+        if reader.op == "aten.embedding" or (reader.op in ("aten.add", "aten.slice", "aten.expand", "aten.index")):
+            rows = torch.arange(1, size // node.shape[-1] + 1)
+            yield rows.reshape(*node.shape[:-1], 1).expand(node.shape)
+        elif reader.op == "linear" or reader.op in CONVOLUTIONS:
+            yield torch.arange(1, size // node.shape[0] + 1).reshape(1, *node.shape[1:]).expand(node.shape)
+        elif reader.op == "aten.t":
+            yield torch.arange(1, node.shape[0] + 1).reshape(-1, 1).expand(node.shape)
+        else:
+            continue
+        return
+
+
+def grouped(groups_of: int, node: Node) -> Tensor:
+    """A vector whose channels move together in blocks of equal size."""
+    size = torch.Size(node.shape).numel()
+    blocks = torch.arange(size) // (size // groups_of) + 1
+    return blocks.reshape(node.shape)
+
+
+def common(prover: Prover, code: str, name: str, node: Node, accept: Accept) -> Iterator[ShiftClaim]:
+    """What a parameter writes alike to all its output channels."""
+    for groups in tied_groups(prover.graph, node):
+        outcome = prover.walk(node.name, groups)
+        if outcome.proved and accept(prover, node, outcome):
+            claim = make_claim(prover, code, name, node, groups, outcome)
+            yield replace(claim, elements=None)
+
+
+def added_once(graph: Graph, node: Node) -> Node | None:
+    """The addition that is a parameter's only use, looking through views."""
+    current = node
+    while len(graph.users[current.name]) == 1:
+        reader = graph.users[current.name][0]
+        if reader.op == "aten.add":
+            return reader
+        if reader.op not in ("aten.reshape", "aten.unsqueeze", "aten.expand", "aten.embedding"):
+            return None
+        current = reader
+    return None
+
+
+def norm_behind(graph: Graph, addition: Node | None) -> Node | None:
+    """The core whose affine shift an added parameter is, if it is one."""
+    if addition is None:
+        return None
+    for ref in addition.args:
+        if isinstance(ref, Ref):
+            node = graph.node(ref)
+            inner = [graph.node(a) for a in node.args if isinstance(a, Ref)] if node.op == "aten.mul" else []
+            for candidate in (node, *inner):
+                if candidate.op.startswith("core."):
+                    return candidate
+    return None
