@@ -5,7 +5,7 @@ python benchmarks/coverage.py --kind masked --kind base --json coverage.json
 python benchmarks/coverage.py --types llama,gpt2 --narrow
 
 Each type's default config is cut to as few layers as show every kind of layer (widths stay) and built on the meta
-device; a default that is incomplete and builds nothing is replaced by its narrow form.
+device; where that does not run the config is taken whole, and a default that is incomplete is taken narrow.
 """
 
 from __future__ import annotations
@@ -75,21 +75,28 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> tuple[str
     try:
         return "traced", trace(source)
     except Exception as error:  # noqa: BLE001 - likewise
-        notes = "; ".join(note for note in source.notes if "runs" in note)
-        return "untraced", notes or reason(error)
+        return "untraced", reason(error)
 
 
 def opened(kind: str, model_type: str) -> Source:
     """The type's default config, or its narrow form where the default is incomplete, opened as a user would."""
     config = transformers.CONFIG_MAPPING[model_type]()
-    forms = (lambda: shallow_config(config), lambda: narrow_config(config, Size()))
-    refusals: list[Exception] = []
+    if kind == "causal" and hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    forms = (lambda: shallow_config(config), lambda: config, lambda: narrow_config(config, Size()))
+    refused: list[Source | Exception] = []
     for form in forms:
         try:
-            return _open(form(), _class_name(kind, model_type))
+            source = _open(form(), _class_name(kind, model_type))
         except Exception as error:  # noqa: BLE001 - try the next form
-            refusals.append(error)
-    raise refusals[0]
+            refused.append(error)
+        else:
+            if not any(note.startswith("no example input") for note in source.notes):
+                return source
+            refused.append(source)
+    if opened_at_all := [source for source in refused if isinstance(source, Source)]:
+        return opened_at_all[0]
+    raise refused[0]
 
 
 def _class_name(kind: str, model_type: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from deadweight.source.inputs import Inputs, Span
@@ -120,11 +123,18 @@ def _n_bands(config: Any) -> int:
     return int(first(setting(config, *names, default=80)))
 
 
-Maker = Callable[[Any, int], Example]
+def _codebooks(config: Any, length: int) -> Example | None:
+    """One row of tokens for each codebook."""
+    n_books = setting(config, "num_codebooks")
+    tokens = _tokens(config, length)
+    return Example(tokens.value.expand(int(n_books), -1).contiguous(), tokens.span) if n_books else None
+
+
+Maker = Callable[[Any, int], Example | None]  # None: not for such a config
 # Each input and the shapes it may have, the likeliest first.
 MAKERS: dict[str, tuple[Maker, ...]] = {
-    "input_ids": (_tokens,),
-    "decoder_input_ids": (_tokens,),
+    "input_ids": (_tokens, _codebooks),
+    "decoder_input_ids": (_tokens, _codebooks),
     "token_type_ids": (_token_types,),
     "attention_mask": (_mask,),
     "bbox": (_boxes,),
@@ -150,8 +160,10 @@ def candidates(module: nn.Module, config: Any, length: int | None = None) -> Ite
     signals = [name for name in SIGNALS if name in accepted and name not in names]
     for extra in ([], ["attention_mask"], signals[:1], [*signals[:1], "attention_mask"]):
         wanted = [*names, *(name for name in extra if name in accepted)]
-        for choice in range(max(len(MAKERS[name]) for name in wanted) if wanted else 0):
-            yield _inputs(wanted, choice, config, text_length(config, length), accepted)
+        for choice in range(max((len(MAKERS[name]) for name in wanted), default=0)):
+            inputs = _inputs(wanted, choice, config, text_length(config, length), accepted)
+            if inputs is not None:
+                yield inputs
 
 
 def _plain_names(module: nn.Module, config: Any, accepted: Any) -> list[str]:
@@ -167,11 +179,24 @@ def _plain_names(module: nn.Module, config: Any, accepted: Any) -> list[str]:
     return list(dict.fromkeys([*names, *required]))
 
 
-def _inputs(names: list[str], choice: int, config: Any, length: int, accepted: Any) -> Inputs:
-    made = {name: MAKERS[name][min(choice, len(MAKERS[name]) - 1)](config, length) for name in names}
+def _inputs(names: list[str], choice: int, config: Any, length: int, accepted: Any) -> Inputs | None:
+    """The inputs of these names in one of their shapes; None where no input has such another shape."""
+    made: dict[str, Example] = {}
+    for name in names:
+        makers = MAKERS[name]
+        example = makers[min(choice, len(makers) - 1)](config, length) or makers[0](config, length)
+        assert example is not None, "the first maker of a name makes something of every config"
+        made[name] = example
+    if choice and all(made[name].value.shape == _first_shape(name, config, length) for name in names):
+        return None
     flags = {name: value for name, value in FLAGS.items() if name in accepted}
     spans = {name: example.span for name, example in made.items() if not example.value.is_floating_point()}
     return Inputs((), {name: example.value for name, example in made.items()} | flags, spans)
+
+
+def _first_shape(name: str, config: Any, length: int) -> torch.Size | None:
+    example = MAKERS[name][0](config, length)
+    return example.value.shape if example else None
 
 
 def example_inputs(module: nn.Module, config: Any, length: int | None = None) -> tuple[Inputs, str | None]:
@@ -194,7 +219,21 @@ def run(module: nn.Module, inputs: Inputs) -> Any:
     args, kwargs = inputs.on(like.device, like.dtype if like.is_floating_point() else None)
     if not like.is_meta:
         return module(*args, **kwargs)
-    # Fake tensors, because stock code asks of them no values, as it would of tensors on the meta device.
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-        return module(*fake[0], **fake[1])
+    # Fake tensors, as when tracing: stock code asks no values of them, as it would of tensors on the meta device.
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode, quiet():
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (args, kwargs)
+        )
+        return module(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Torch logs a traceback for each op that refuses fake tensors; here a refusal is an answer."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -20,7 +20,12 @@ from deadweight.source.text import printable, reason
 
 # Eager attention shows its softmax to the tracer. Batched experts have no control flow that depends on the data.
 READABLE = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
-FALLBACKS = (READABLE, {"attn_implementation": "eager"}, {"experts_implementation": "batched_mm"}, {})
+FALLBACKS: tuple[dict[str, str], ...] = (
+    READABLE,
+    {"attn_implementation": "eager"},
+    {"experts_implementation": "batched_mm"},
+    {},
+)
 DECODER = (transformers.AutoModelForCausalLM, transformers.AutoModel)
 ENCODER = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel)
 BOTH = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
@@ -212,7 +217,7 @@ def _own(cls: type[PreTrainedModel], config: Any) -> Any:
 
 def _plain(config: Any) -> tuple[Any, tuple[str, ...]]:
     """A copy without cache and without quantisation."""
-    plain, notes = copy.deepcopy(config), ()
+    plain, notes = copy.deepcopy(config), tuple[str, ...]()
     for inner in configs(plain):
         if hasattr(inner, "use_cache"):
             inner.use_cache = False

@@ -54,7 +54,7 @@ class Inputs:
         """Fresh random inputs of the same shapes and types."""
 
         def fresh(path: Path, leaf: Any) -> Any:
-            key = getattr(path[1], "key", None) if len(path) > 1 else None
+            key = str(getattr(path[1], "key", "")) if len(path) > 1 else ""
             if not isinstance(leaf, torch.Tensor) or (key in self.spans and self.spans[key] is None):
                 return leaf
             return _redrawn(leaf, self.spans.get(key), generator)

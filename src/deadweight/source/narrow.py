@@ -21,6 +21,7 @@ LONGEST = 16  # positions: a small model with more of them is run on fewer
 SIZES = (
     Size(8),
     Size(8, spare=2),
+    Size(8, repeat=2),
     Size(8, spare=8),
     Size(16, spare=2),
     Size(32, spare=2),

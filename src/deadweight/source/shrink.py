@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ class Size:
     spare: int = 0  # positions that some families keep for padding
     heads: int = 2
     layers: int = 2
+    repeat: int = 1  # layers of each kind
 
     @property
     def head(self) -> int:
@@ -72,8 +74,8 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     ),
     (
         "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads "
-        "num_encoder_attention_heads num_decoder_attention_heads num_attn_heads mamba_n_heads mamba_num_heads "
-        "linear_num_value_heads linear_num_key_heads linear_num_heads index_n_heads n_attention_heads "
+        "num_encoder_attention_heads num_decoder_attention_heads num_attn_heads mamba_n_heads "
+        "n_mamba_heads mamba_num_heads linear_num_value_heads linear_num_key_heads linear_num_heads index_n_heads n_attention_heads "
         "decoder_num_attention_heads encoder_num_attention_heads num_swa_attention_heads linear_n_heads",
         lambda s, old, d: s.heads,
     ),
@@ -86,7 +88,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         lambda s, old, d: s.head,
     ),
     ("qk_rope_head_dim qk_nope_head_dim rotary_dim", lambda s, old, d: s.head // 2),
-    ("index_head_dim mamba_d_head mamba_head_dim", lambda s, old, d: s.width),
+    ("index_head_dim mamba_d_head mamba_head_dim mamba_headdim", lambda s, old, d: s.width),
     ("q_lora_rank kv_lora_rank o_lora_rank low_rank_dim", lambda s, old, d: s.width - 2),
     ("partial_rotary_factor rotary_pct rope_pct partial_rotary_factors", _partial),
     (
@@ -123,7 +125,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         lambda s, old, d: 2,
     ),
     ("n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts n_groups", lambda s, old, d: 1),
-    ("mamba_n_groups num_expert_group expert_group moe_latent_size n_hash_layers", lambda s, old, d: 1),
+    ("mamba_n_groups mamba_ngroups num_expert_group expert_group moe_latent_size n_hash_layers", lambda s, old, d: 1),
     ("first_k_dense_replace num_dense_layers moe_layer_start_index num_kv_shared_layers", lambda s, old, d: 1),
     (
         "decoder_sparse_step moe_layer_freq full_attention_interval sliding_window_pattern no_rope_layer_interval "
@@ -149,25 +151,42 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
 )
 TABLE: dict[str, Shrunk] = {name: rule for names, rule in ROWS for name in names.split()}
 
-# Where one family means something else by a name that the table shrinks (or must not be shrunk).
-Exceptions = dict[str, dict[str, Shrunk | None]]
-EXCEPTIONS: Exceptions = {
-    "mamba2": {"head_dim": lambda s, old, d: s.width, "num_heads": lambda s, old, d: 2},
+# Where one family means something else by a name.
+EXCEPTIONS: dict[str, dict[str, Shrunk]] = {
+    "mamba2": {"head_dim": lambda s, old, d: s.width},
     "codegen": {"n_head": lambda s, old, d: 4},
-    "xlnet": {"d_head": lambda s, old, d: s.head},
+}
+
+# What a family's own default config leaves out and its code cannot do without; by type, or type.nested.
+MISSING: dict[str, dict[str, Any]] = {
+    "dbrx.attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 3, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 4,
+        "indexer_budget": 2,
+        "indexer_compress_ratio": 1,
+    },
+    "xmod": {"default_language": "en_XX"},
 }
 
 
 DEPTH: dict[str, Shrunk] = {name: TABLE[name] for name in DEPTH_NAMES.split()}
 
 
-def shrink(config: dict[str, Any], size: Size) -> dict[str, Any]:
-    """The narrow form of a config's dict, nested configs included."""
-    rules = TABLE | EXCEPTIONS.get(config.get("model_type") or "", {})
-    return _shrink(config, size, rules, _moved_ids(config))
+def shrink(config: dict[str, Any], size: Size, kind: str = "") -> dict[str, Any]:
+    """The narrow form of a config's dict, nested configs included; `kind` names one without a type."""
+    kind = config.get("model_type") or kind
+    rules = TABLE | EXCEPTIONS.get(kind, {})
+    narrow = _shrink(config, size, rules, _moved_ids(config))
+    return narrow | {name: value for name, value in MISSING.get(kind, {}).items() if not config.get(name)}
 
 
-def shallow(config: dict[str, Any], size: Size) -> dict[str, Any]:
+def shallow(config: dict[str, Any], size: Size, kind: str = "") -> dict[str, Any]:
     """The same widths, but only as many layers as there are kinds of them (and at least two)."""
     return _shrink(config, size, DEPTH, {})
 
@@ -181,8 +200,10 @@ def _shrink(config: dict[str, Any], size: Size, rules: dict[str, Shrunk], moved:
             continue
         if isinstance(old, dict) and name.startswith("rope"):
             out[name] = _shrink_rope(old, size, config) if whole else old
+        elif isinstance(old, dict) and old and all(str(key).isdigit() for key in old):
+            out[name] = _by_layer(old, layers or tuple(range(size.layers)), shrink if whole else shallow, size)
         elif isinstance(old, dict):
-            out[name] = (shrink if whole else shallow)(old, size)
+            out[name] = (shrink if whole else shallow)(old, size, f"{config.get('model_type')}.{name}")
         elif layers and isinstance(old, (list, tuple)) and len(old) == _n_layers(config):
             out[name] = [_value(rules.get(name), old[i], size, config) for i in layers]
         elif name in LAYERS and layers and isinstance(old, int):
@@ -190,10 +211,17 @@ def _shrink(config: dict[str, Any], size: Size, rules: dict[str, Shrunk], moved:
         elif _is_id(name):
             out[name] = moved.get(old, old) if isinstance(old, int) else _each(old, lambda i: moved.get(i, i))
         elif old is None:
-            out[name] = rules[name](size, None, config) if name in FILLED and rules.get(name) else None
+            out[name] = rules[name](size, None, config) if name in FILLED and name in rules else None
         else:
             out[name] = _value(rules.get(name), old, size, config)
     return out
+
+
+def _by_layer(old: dict[Any, Any], layers: tuple[int, ...], change: Callable[..., Any], size: Size) -> dict[Any, Any]:
+    """Settings of single layers, by their number: those of the chosen layers, renumbered."""
+    settings = {int(key): value for key, value in old.items()}
+    kept = {new: settings[layer] for new, layer in enumerate(layers) if layer in settings}
+    return {new: change(value, size) if isinstance(value, dict) else value for new, value in kept.items()}
 
 
 def _value(rule: Shrunk | None, old: Any, size: Size, around: dict[str, Any]) -> Any:
@@ -232,10 +260,10 @@ def _chosen_layers(config: dict[str, Any], size: Size) -> tuple[int, ...]:
     lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and len(v) == n_layers and not _is_id(k)]
     if n_layers < 2 or not lists:
         return ()
-    kinds: dict[str, int] = {}
+    kinds: dict[str, list[int]] = defaultdict(list)
     for layer in range(n_layers):
-        kinds.setdefault(repr([values[layer] for values in lists]), layer)
-    chosen = list(kinds.values())[:6]
+        kinds[repr([values[layer] for values in lists])].append(layer)
+    chosen = [layer for same in list(kinds.values())[:6] for layer in same[: size.repeat]]
     spare = [layer for layer in range(n_layers) if layer not in chosen]
     return tuple(sorted(chosen + spare[: max(0, size.layers - len(chosen))]))
 

@@ -1,0 +1,72 @@
+"""Linear forms: a traced value as a linear image of vectors in one space, coordinate by coordinate.
+
+A basis proof turns every vector of a space by the same matrix. An element of a tensor that is Σ_k aₖ·x[cₖ] is kept as
+slots (cₖ, aₖ): which coordinate, and with which factor. Factors are random numbers that stand for what the graph would
+compute there (one number per identity label and position), so that two factors agree exactly when they are equal for
+all inputs, up to an event of probability zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from deadweight.proof.labels import Labels, scramble
+
+MAX_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A coordinate (0: none) and a factor for each element."""
+
+    coordinate: Int64[Tensor, "..."]
+    factor: Float64[Tensor, "..."]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The sum of its slots; `gain` names the parameter vector that multiplies the turned value, if any."""
+
+    slots: tuple[Slot, ...]
+    gain: str | None = None
+
+    @property
+    def single(self) -> Slot | None:
+        return self.slots[0] if len(self.slots) == 1 else None
+
+    def with_slots(self, slots: list[Slot] | tuple[Slot, ...]) -> Form:
+        return replace(self, slots=tuple(slots))
+
+
+def numbers(labels: Labels) -> Float64[Tensor, "..."]:
+    """A generic number for each label, between 0.5 and 1.5."""
+    bits = (scramble(labels) >> 12) & ((1 << 52) - 1)
+    return bits.to(torch.float64) / (1 << 52) + 0.5
+
+
+def scaled(form: Form, factor: Tensor | float) -> Form:
+    return form.with_slots([Slot(s.coordinate.expand((s.factor * factor).shape), s.factor * factor) for s in form.slots])
+
+
+def added(left: Form, right: Form, shape: tuple[int, ...]) -> Form | None:
+    """The sum; slots with the same coordinates everywhere are joined. None if it takes too many slots."""
+    slots = [Slot(s.coordinate.expand(shape), s.factor.expand(shape)) for s in left.slots]
+    for extra in right.slots:
+        extra = Slot(extra.coordinate.expand(shape), extra.factor.expand(shape))
+        for i, slot in enumerate(slots):
+            if torch.equal(slot.coordinate, extra.coordinate):
+                slots[i] = Slot(slot.coordinate, slot.factor + extra.factor)
+                break
+        else:
+            slots.append(extra)
+    return left.with_slots(slots) if len(slots) <= MAX_SLOTS else None
+
+
+def lines(slot: Slot) -> tuple[Tensor, Tensor]:
+    """(rows, channels) views of coordinates and factors along the last axis."""
+    width = slot.coordinate.shape[-1]
+    return slot.coordinate.reshape(-1, width), slot.factor.reshape(-1, width)

@@ -1,0 +1,221 @@
+"""Basis proofs: turn a space by one matrix, follow it through the graph, and see which matrices survive.
+
+Writers (linear maps, tables, biases) produce vectors of the space and turn with it; readers (linear maps) undo the
+turn. What stands between them narrows the group: a norm to rotations, a ReLU or a gate to scales of single
+coordinates, factors that differ between heads to one block per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.proof.form import Form, Slot, lines, numbers
+from deadweight.proof.identity import Identity
+from deadweight.proof.labels import fresh
+from deadweight.proof.steps import Blocked, Step
+from deadweight.proof.weights import WeightView
+
+
+@dataclass(frozen=True)
+class Site:
+    """A parameter that moves when the space turns.
+
+    out: it produces the space along `axis`; in: it reads the space along `axis`; gain: it multiplies coordinates.
+    `coordinate` names the coordinate at each index of that axis (0: none), `copy` which copy of the space it is.
+    """
+
+    parameter: str
+    role: str
+    axis: int
+    coordinate: Tensor
+    copy: Tensor | None = None
+    gain: str | None = None  # node of a per-channel factor between the space and the parameter
+    value: str | None = None  # for a gain: the node whose value is multiplied
+
+
+class NeedsWriter(Blocked):
+    """An unturned value is added to a turned one: whatever writes it must turn too."""
+
+    def __init__(self, node: str, other: str) -> None:
+        super().__init__(node, "aten.add", f"{other} is added and does not turn along")
+        self.other = other
+
+
+@dataclass
+class Contraction:
+    """Two turned values multiplied along their coordinates."""
+
+    node: str
+    left: Form
+    right: Form
+
+
+@dataclass
+class Turned:
+    """What a turn came to: who moved, what it went through, and the group that is left."""
+
+    size: int
+    blocks: Tensor  # block number per coordinate (index 0 unused)
+    sites: list[Site] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    contractions: list[Contraction] = field(default_factory=list)
+    rotations: bool = False  # a norm allows rotations only
+    fixes_ones: bool = False  # LayerNorm: and only those that keep the mean direction
+    epsilon: float | None = None  # a scale of the whole space dies in a norm, up to this ε
+    touched: set[str] = field(default_factory=set)
+    blocked: Blocked | None = None
+
+    @property
+    def proved(self) -> bool:
+        return self.blocked is None
+
+    def split(self, keys: Tensor) -> None:
+        """Only coordinates with the same key may still be mixed with each other."""
+        pairs = torch.stack([self.blocks, keys], 1)
+        self.blocks = torch.unique(pairs, dim=0, return_inverse=True)[1]
+
+    def single_coordinates(self) -> None:
+        self.blocks = torch.arange(len(self.blocks))
+
+    def block_sizes(self) -> list[int]:
+        present = torch.zeros(len(self.blocks), dtype=torch.bool)
+        for site in self.sites:
+            present[site.coordinate.reshape(-1)] = True
+        present[0] = False
+        return torch.unique(self.blocks[present], return_counts=True)[1].tolist()
+
+
+TurnRule = Callable[["TurnWalk", Node], Any]
+TURN_RULES: dict[str, TurnRule] = {}
+
+
+def turn_rule(*ops: str) -> Callable[[TurnRule], TurnRule]:
+    def register(function: TurnRule) -> TurnRule:
+        assert function.__doc__, function
+        TURN_RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+class TurnWalk:
+    """One walk from writers to readers. `writers` gives coordinates at a node's value (0: not in the space)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        identity: Identity,
+        writers: dict[str, Tensor],
+        sites: Iterable[Site],
+        size: int,
+        *,
+        within: set[str] | None = None,
+        scalar: bool = False,
+    ) -> None:
+        self.graph, self.identity, self.writers, self.within, self.scalar = graph, identity, writers, within, scalar
+        self.forms: dict[str, Any] = {}
+        self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
+        self.readings: dict[str, list[Site]] = {}
+
+    def run(self) -> Turned:
+        try:
+            for node in self.graph.nodes.values():
+                self.visit(node)
+            for name in self.graph.outputs:
+                if name in self.forms:
+                    raise Blocked(name, "output", "the turned value is the model's output")
+            self.check_readings()
+        except Blocked as blocked:
+            self.turned.blocked = blocked
+        return self.turned
+
+    def visit(self, node: Node) -> None:
+        if self.within is not None and node.name not in self.within and node.name not in self.writers:
+            return
+        if node.name in self.writers:
+            self.start(node)
+        elif any(name in self.forms for name in node.inputs):
+            self.step(node)
+
+    def start(self, node: Node) -> None:
+        """Every position's vector gets a factor of its own, common to its coordinates."""
+        coordinate = self.writers[node.name].expand(node.shape)
+        own = fresh((*node.shape[:-1], 1), node.name, "vector")
+        if node.op.startswith("aten.conv"):
+            own = fresh((node.shape[0], 1, *node.shape[2:]), node.name, "vector")
+        factor = numbers(own).expand(node.shape)
+        self.forms[node.name] = Form((Slot(coordinate, torch.where(coordinate == 0, 0.0, factor)),))
+        self.note(node, "the space is written here", self.forms[node.name])
+
+    def step(self, node: Node) -> None:
+        rule = TURN_RULES.get(node.op)
+        if rule is None:
+            raise Blocked(node.name, node.op, "no rule says how this operation passes a change of basis on")
+        form = rule(self, node)
+        if form is not None:
+            self.forms[node.name] = form
+        self.note(node, (rule.__doc__ or "").strip().splitlines()[0].rstrip("."), form)
+
+    def note(self, node: Node, rule: str, form: Any) -> None:
+        self.turned.touched.add(node.name)
+        words = "undone: the change of basis ends here" if form is None else "turned alike"
+        self.turned.steps.append(Step(node.name, node.op, rule, words))
+
+    def get(self, value: Any) -> Form | None:
+        found = self.forms.get(value.name) if isinstance(value, Ref) else None
+        return found if isinstance(found, Form) else None
+
+    def numbers_of(self, ref: Ref) -> Tensor:
+        return numbers(self.identity.of(ref))
+
+    def read(self, node: Node, view: WeightView, axis: int, form: Form) -> None:
+        """A linear map reads the space: it undoes the turn, copy by copy."""
+        slot = form.single
+        if slot is None:
+            raise Blocked(node.name, node.op, "it reads sums of several coordinates")
+        coordinate, factor = lines(slot)
+        if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
+            raise Blocked(node.name, node.op, "the coordinates it reads differ from position to position")
+        copies = torch.unique(factor.T.contiguous(), dim=0, return_inverse=True)[1]
+        site = Site(view.parameter, "in", axis, view.place(coordinate[0], axis), view.place(copies, axis), form.gain)
+        self.readings.setdefault(view.parameter, []).append(site)
+        if not self.scalar:
+            self.turned.split(signatures(coordinate[0], copies, self.turned.size))
+
+    def check_readings(self) -> None:
+        """A weight read several times must read the same way each time, and nobody else may read it."""
+        for parameter, sites in self.readings.items():
+            first = sites[0]
+            uses = sum(1 for _ in uses_of(self.graph, parameter))
+            alike = all(torch.equal(s.coordinate, first.coordinate) and s.axis == first.axis for s in sites)
+            distinct = len({tuple(s.coordinate.nonzero().reshape(-1).tolist()) for s in sites}) == len(sites)
+            if not (alike and len(sites) == uses) and not distinct:
+                raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
+            if alike and len(sites) != uses:
+                raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
+            self.turned.sites.append(first)
+
+
+def uses_of(graph: Graph, parameter: str) -> Iterable[str]:
+    """The nodes that compute with a parameter, behind views of it."""
+    stack = [parameter]
+    while stack:
+        for node in graph.users[stack.pop()]:
+            if node.op in ("aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.unsqueeze", "aten.expand"):
+                stack.append(node.name)
+            else:
+                yield node.name
+
+
+def signatures(coordinate: Tensor, copies: Tensor, size: int) -> Tensor:
+    """Per coordinate, a number for the set of copies in which it is read."""
+    total = torch.zeros(size + 1, dtype=torch.int64)
+    own = fresh((int(copies.max()) + 1,), "copy")[copies]
+    total.index_add_(0, coordinate, own)
+    return total

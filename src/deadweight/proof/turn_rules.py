@@ -1,0 +1,274 @@
+"""How a change of basis passes each operation. The first line of a rule is its theorem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from deadweight.graph.node import Node, Ref, substitute
+from deadweight.proof.form import Form, Slot, added, lines, numbers, scaled
+from deadweight.proof.labels import fresh
+from deadweight.proof.opsets import CONVOLUTIONS, POSITIVELY_HOMOGENEOUS, SHAPE
+from deadweight.proof.reading import is_vector_of_parameters
+from deadweight.proof.steps import Blocked
+from deadweight.proof.turn import Contraction, NeedsWriter, Site, TurnWalk, turn_rule
+from deadweight.proof.weights import weight_view
+
+INDEXED = {"aten.index", "aten.index_select", "aten.gather", "aten.masked_select"}
+
+
+@turn_rule(*(SHAPE - INDEXED))
+def shape(walk: TurnWalk, node: Node) -> Any:
+    """It moves elements, each with its coordinate."""
+    if node.op == "getitem":
+        found = walk.forms[node.args[0].name][node.args[1]]
+        return found if found is None or bool((found.slots[0].coordinate != 0).any()) else None
+    forms = [walk.forms[n] for n in node.inputs if n in walk.forms]
+    missing = [n for n in node.inputs if n not in walk.forms]
+    if missing and node.op in ("aten.cat", "aten.stack") and joins_same_space(walk, node):
+        raise NeedsWriter(node.name, missing[0])
+    count = max(len(f.slots) for f in forms)
+    slots = [run_slot(walk, node, k) for k in range(count)]
+    gains = {f.gain for f in forms}
+    if len(gains) > 1:
+        raise Blocked(node.name, node.op, "it joins values behind different gains")
+    if isinstance(slots[0], list):
+        return [Form((slot,), gains.copy().pop()) for slot in slots[0]] if count == 1 else several(slots, gains)
+    return Form(tuple(slots), gains.pop())  # type: ignore[arg-type]
+
+
+def several(slots: list[Any], gains: set[str | None]) -> list[Form]:
+    gain = gains.pop()
+    return [Form(tuple(column), gain) for column in zip(*slots, strict=True)]
+
+
+def joins_same_space(walk: TurnWalk, node: Node) -> bool:
+    """Whether a concatenation puts vectors side by side (along positions) rather than coordinates."""
+    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    rank = len(node.shape)
+    return node.op == "aten.stack" or axis % rank != rank - 1
+
+
+def run_slot(walk: TurnWalk, node: Node, k: int) -> Any:
+    assert node.target is not None
+
+    def part(name: str, attribute: str) -> torch.Tensor:
+        form = walk.forms.get(name)
+        if isinstance(form, Form) and k < len(form.slots):
+            return getattr(form.slots[k], attribute)
+        dtype = torch.int64 if attribute == "coordinate" else torch.float64
+        return torch.zeros(walk.graph.nodes[name].shape, dtype=dtype)
+
+    both = [
+        node.target(*substitute(node.args, lambda n, a=a: part(n, a)), **node.kwargs)  # type: ignore[misc]
+        for a in ("coordinate", "factor")
+    ]
+    if isinstance(both[0], (list, tuple)):
+        return [Slot(c, f) for c, f in zip(*both, strict=True)]
+    return Slot(*both)
+
+
+@turn_rule(*INDEXED)
+def index(walk: TurnWalk, node: Node) -> Form:
+    """It picks whole vectors: which ones does not matter."""
+    form = walk.get(node.args[0])
+    slot = form.single if form is not None else None
+    if form is None or slot is None or node.op != "aten.index" or node.target is None:
+        raise Blocked(node.name, node.op, "it picks single coordinates")
+    if len(node.args[1]) >= slot.coordinate.ndim and node.args[1][-1] is not None:
+        raise Blocked(node.name, node.op, "it picks single coordinates")
+    zeros = [None if i is None else torch.zeros(walk.graph.node(i).shape, dtype=torch.int64) for i in node.args[1]]
+    coordinate = node.target(slot.coordinate, zeros)
+    uniform(walk, node, slot)
+    factor = numbers(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
+    return form.with_slots([Slot(coordinate, factor)])
+
+
+def uniform(walk: TurnWalk, node: Node, slot: Slot) -> None:
+    """Coordinates along the last axis, the same at all positions, each vector with one factor."""
+    coordinate, factor = lines(slot)
+    same = torch.equal(coordinate, coordinate[:1].expand_as(coordinate))
+    if not same or not torch.equal(factor, factor[:, :1].expand_as(factor)):
+        raise Blocked(node.name, node.op, "the vectors it reads are not whole")
+
+
+@turn_rule("aten.add", "aten.sub")
+def addition(walk: TurnWalk, node: Node) -> Form:
+    """A sum of vectors of the space is a vector of the space; an added parameter turns along."""
+    left, right = walk.get(node.args[0]), walk.get(node.args[1])
+    if left is not None and right is not None:
+        if left.gain != right.gain:
+            raise Blocked(node.name, node.op, "it adds values behind different gains")
+        total = added(left, scaled(right, -1.0) if node.op == "aten.sub" else right, node.shape)
+        if total is None:
+            raise Blocked(node.name, node.op, "too many coordinates in one sum")
+        return total
+    form, other = (left, node.args[1]) if left is not None else (right, node.args[0])
+    assert form is not None
+    if not isinstance(other, Ref):
+        if other == 0:
+            return form
+        raise Blocked(node.name, node.op, "a constant is added, which does not turn")
+    add_parameter(walk, node, form, other)
+    grown = [Slot(s.coordinate.expand(node.shape), s.factor.expand(node.shape)) for s in form.slots]
+    return form.with_slots(grown)
+
+
+def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
+    """A bias, position row or other parameter that is added to the vectors and read nowhere else."""
+    slot = form.single
+    found, chain = walk.graph.node(other), [other.name]
+    while found.op in ("aten.reshape", "aten.unsqueeze", "aten.expand") and isinstance(found.args[0], Ref):
+        found = walk.graph.node(found.args[0])
+        chain.append(found.name)
+    once = all(len(walk.graph.users[name]) == 1 for name in chain)
+    if found.op != "parameter" or not once or slot is None:
+        raise NeedsWriter(node.name, other.name)
+    axis = coordinate_axis(slot.coordinate)
+    width = walk.graph.node(other).shape
+    if axis is None or not width or width[axis - len(node.shape)] != node.shape[axis]:
+        raise NeedsWriter(node.name, other.name)
+    along = slot.coordinate.movedim(axis, -1).reshape(-1, node.shape[axis])[0]
+    parameter_axis = [i for i, n in enumerate(found.shape) if n == len(along)]
+    if not parameter_axis:
+        raise NeedsWriter(node.name, other.name)
+    walk.turned.sites.append(Site(found.name, "out", parameter_axis[-1], along, None, form.gain))
+
+
+def coordinate_axis(coordinate: torch.Tensor) -> int | None:
+    """The one axis along which coordinates differ."""
+    varying = [a for a in range(coordinate.ndim) if not torch.equal(coordinate, coordinate.narrow(a, 0, 1).expand_as(coordinate))]
+    if not varying:
+        return coordinate.ndim - 1
+    return varying[0] if len(varying) == 1 else None
+
+
+@turn_rule("aten.neg")
+def negation(walk: TurnWalk, node: Node) -> Form:
+    """The opposite vector turns alike."""
+    return scaled(walk.forms[node.args[0].name], -1.0)
+
+
+@turn_rule("aten.mul", "aten.div")
+def product(walk: TurnWalk, node: Node) -> Form:
+    """A number times a vector turns alike; a factor per coordinate keeps only what it treats alike."""
+    left, right = walk.get(node.args[0]), walk.get(node.args[1])
+    if left is not None and right is not None:
+        raise Blocked(node.name, node.op, "two turned values are multiplied element by element")
+    if node.op == "aten.div" and left is None:
+        raise Blocked(node.name, node.op, "the divisor turns")
+    form, other = (left, node.args[1]) if left is not None else (right, node.args[0])
+    assert form is not None
+    if not isinstance(other, Ref):
+        value = float(other)
+        return scaled(form, 1 / value if node.op == "aten.div" else value)
+    if is_vector_of_parameters(walk.graph, other.name, node.shape) and form.gain is None and not walk.scalar:
+        return Form(form.slots, other.name)
+    if walk.scalar and not walk.graph.depends[other.name][1]:
+        return form
+    return scaled(form, walk.numbers_of(other).expand(node.shape))
+
+
+@turn_rule("linear", *CONVOLUTIONS)
+def linear(walk: TurnWalk, node: Node) -> None:
+    """A linear map that reads the space undoes the turn in its own weight."""
+    form, view = walk.get(node.args[0]), weight_view(walk.graph, node)
+    if form is None or view is None:
+        raise Blocked(node.name, node.op, "its weight is not a parameter used whole")
+    if node.op in CONVOLUTIONS:
+        form = channels_last(form)
+    walk.read(node, view, view.input, form)
+
+
+def channels_last(form: Form) -> Form:
+    return form.with_slots([Slot(s.coordinate.movedim(1, -1), s.factor.movedim(1, -1)) for s in form.slots])
+
+
+@turn_rule("aten.matmul")
+def matmul(walk: TurnWalk, node: Node) -> Form | None:
+    """Weighted sums of vectors turn alike; a product along the coordinates of two spaces is what must not change."""
+    left, right = walk.get(node.args[0]), walk.get(node.args[1])
+    if left is not None and right is not None:
+        walk.turned.contractions.append(Contraction(node.name, left, right))
+        return None
+    form, other = (left, node.args[1]) if left is not None else (right, node.args[0])
+    assert form is not None and isinstance(other, Ref)
+    slot = form.single
+    axis = -1 if left is not None else -2
+    if slot is None or slot.coordinate.ndim < 2:
+        raise Blocked(node.name, node.op, "sums of several coordinates are multiplied")
+    if not torch.equal(slot.coordinate, slot.coordinate.narrow(axis, 0, 1).expand_as(slot.coordinate)):
+        raise Blocked(node.name, node.op, "it mixes coordinates with data")
+    weights = walk.numbers_of(other)
+    factor = torch.matmul(slot.factor, weights) if left is not None else torch.matmul(weights, slot.factor)
+    coordinate = slot.coordinate.narrow(axis, 0, 1).expand(node.shape)
+    return form.with_slots([Slot(coordinate, factor)])
+
+
+@turn_rule(*POSITIVELY_HOMOGENEOUS)
+def homogeneous(walk: TurnWalk, node: Node) -> Form:
+    """f(s·x) = s·f(x) for s > 0: scales of single coordinates pass."""
+    form = walk.forms[node.args[0].name]
+    if form.single is None or form.gain is not None:
+        raise Blocked(node.name, node.op, "it sees sums of several coordinates")
+    if not walk.scalar:
+        walk.turned.single_coordinates()
+    return form
+
+
+@turn_rule("core.rms", "core.layer")
+def norm_core(walk: TurnWalk, node: Node) -> Form | None:
+    """A norm commutes with rotations (LayerNorm: with those that keep the mean) and ignores a common scale."""
+    form = walk.forms[node.args[0].name]
+    slot = form.single
+    if slot is None or node.args[1] != 1:
+        raise Blocked(node.name, node.op, "it reads sums of several coordinates")
+    uniform(walk, node, slot)
+    eps = float(node.args[2])
+    walk.turned.epsilon = max(eps, walk.turned.epsilon or 0.0)
+    if walk.scalar:
+        return None
+    coordinate, _ = lines(slot)
+    if form.gain is not None or len(coordinate[0].unique()) != walk.turned.size or bool((coordinate == 0).any()):
+        raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
+    walk.turned.rotations = True
+    walk.turned.fixes_ones |= node.op == "core.layer"
+    factor = numbers(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
+    return form.with_slots([Slot(slot.coordinate, factor)])
+
+
+@turn_rule("aten.mean", "aten.sum")
+def reduction(walk: TurnWalk, node: Node) -> Form:
+    """A mean of vectors over positions turns alike."""
+    assert node.target is not None
+    form = walk.forms[node.args[0].name]
+    slot = form.single
+    rank = slot.coordinate.ndim if slot else 0
+    axes = node.args[1] if len(node.args) > 1 else None
+    axes = [] if axes is None else [axes] if isinstance(axes, int) else axes
+    if slot is None or not axes or any(a % rank == rank - 1 for a in axes):
+        raise Blocked(node.name, node.op, "it sums over coordinates")
+    if not all(torch.equal(slot.coordinate, slot.coordinate.narrow(a, 0, 1).expand_as(slot.coordinate)) for a in axes):
+        raise Blocked(node.name, node.op, "it sums over coordinates")
+    coordinate = slot.coordinate.amin(axes).reshape(node.shape)
+    return form.with_slots([Slot(coordinate, node.target(slot.factor, *node.args[1:], **node.kwargs))])
+
+
+@turn_rule("aten.masked_fill", "aten.where")
+def masked(walk: TurnWalk, node: Node) -> Form:
+    """Zeroing masked elements multiplies them by 0 or 1."""
+    picks = node.args[1:] if node.op == "aten.where" else (node.args[0], node.args[2])
+    mask = node.args[0] if node.op == "aten.where" else node.args[1]
+    forms = [walk.get(p) for p in picks]
+    others = [p for p, f in zip(picks, forms, strict=True) if f is None]
+    form = next((f for f in forms if f is not None), None)
+    if form is None or len(others) != 1 or others[0] != 0:
+        raise Blocked(node.name, node.op, "it replaces turned values by others")
+    return scaled(form, walk.numbers_of(mask).expand(node.shape))
+
+
+@turn_rule("aten.dropout")
+def dropout(walk: TurnWalk, node: Node) -> Form:
+    """Dropout multiplies each element by a random factor of its own."""
+    return scaled(walk.forms[node.args[0].name], numbers(fresh(node.shape, node.name)))

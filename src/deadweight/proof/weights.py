@@ -1,0 +1,56 @@
+"""Weights as the graph uses them: which parameter, which way round, which rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.proof.opsets import CONVOLUTIONS
+
+
+@dataclass(frozen=True)
+class WeightView:
+    """A weight used whole, possibly transposed: `output` and `input` are the parameter's axes."""
+
+    parameter: str
+    output: int
+    input: int
+
+    def place(self, along: Tensor, axis: int) -> Tensor:
+        """Values given along an axis of the used weight, along the parameter's axis: the same, for a whole weight."""
+        return along
+
+
+def weight_view(graph: Graph, node: Node) -> WeightView | None:
+    """The parameter behind a linear map or convolution, if it is used whole."""
+    if node.op in CONVOLUTIONS:
+        found = graph.node(node.args[1])
+        plain = found.op == "parameter" and groups_of(node) == 1 and not is_transposed(node)
+        return WeightView(found.name, 0, 1) if plain else None
+    if node.op != "linear":
+        return None
+    ref, turned = node.args[1], False
+    while isinstance(ref, Ref):
+        found = graph.node(ref)
+        if found.op == "parameter":
+            return WeightView(found.name, int(turned), int(not turned)) if len(found.shape) == 2 else None
+        if found.op not in ("aten.t", "aten.transpose", "aten.permute"):
+            return None
+        ref, turned = found.args[0], not turned
+    return None
+
+
+def groups_of(node: Node) -> int:
+    position = 8 if node.op == "aten.convolution" else 6
+    return int(node.args[position]) if len(node.args) > position else int(node.kwargs.get("groups", 1))
+
+
+def is_transposed(node: Node) -> bool:
+    return node.op == "aten.convolution" and bool(node.args[6])
+
+
+def numbered(size: int, offset: int = 0) -> Tensor:
+    return torch.arange(1 + offset, size + 1 + offset)
