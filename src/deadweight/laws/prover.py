@@ -104,8 +104,9 @@ def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[int, 
 
 
 def adds_to_product(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool:
+    """A bias and the product it is added to: elements of either keep their places."""
     others = [graph.node(a) for a in node.args if isinstance(a, Ref) and a.name not in values]
-    return len(others) == 1 and len(node.inputs) == 2 and others[0].op in ("linear", "aten.reshape")
+    return len(others) == 1 and len(node.inputs) == 2 and others[0].op in ("linear", "aten.reshape", "parameter")
 
 
 def run_shape(node: Node, value: Tensor) -> Tensor:

@@ -117,8 +117,10 @@ class TurnWalk:
         *,
         within: set[str] | None = None,
         scalar: bool = False,
+        contracts: bool = False,
     ) -> None:
         self.graph, self.identity, self.writers, self.within, self.scalar = graph, identity, writers, within, scalar
+        self.contracts = contracts
         self.forms: dict[str, Any] = {}
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}

@@ -190,6 +190,8 @@ def matmul(walk: TurnWalk, node: Node) -> Form | None:
     """Weighted sums of vectors turn alike; a product along the coordinates of two spaces is what must not change."""
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
     if left is not None and right is not None:
+        if not walk.contracts:
+            raise Blocked(node.name, node.op, "two values of the space are multiplied with each other")
         walk.turned.contractions.append(Contraction(node.name, left, right))
         return None
     form, other = (left, node.args[1]) if left is not None else (right, node.args[0])

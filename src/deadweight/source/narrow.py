@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source.examples import POSITIONS, example_inputs, run, setting
+from deadweight.source.examples import LENGTH, POSITIONS, example_inputs, run, setting
 from deadweight.source.hugging import build
 from deadweight.source.model import Source
 from deadweight.source.randomise import randomise
@@ -72,13 +72,23 @@ def _remade(config: Any, values: dict[str, Any]) -> Any:
 
 def _as_it_is(source: Source, seed: int) -> Source:
     if source.config is not None and not source.has_weights:
-        positions = setting(source.config, *POSITIONS, default=0)
-        length = positions if isinstance(positions, int) and 0 < positions <= LONGEST else None
-        return _clone(source, source.config, seed, length)
+        return _clone_at_full_length(source, seed)
     module = randomise(source.module, seed)
     inputs = source.inputs.cast(torch.float64)
     run(module, inputs)
-    return _source(source, module, inputs, "the model itself")
+    return _source(source, module, inputs, "the model itself, with random parameters")
+
+
+def _clone_at_full_length(source: Source, seed: int) -> Source:
+    """At the greatest length that runs: some families keep positions for padding."""
+    positions = setting(source.config, *POSITIONS, default=LENGTH)
+    longest = positions if isinstance(positions, int) and 0 < positions <= LONGEST else LENGTH
+    for length in range(longest, 1, -1):
+        try:
+            return _clone(source, source.config, seed, length)
+        except DeadweightError:
+            continue  # one shorter
+    return _clone(source, source.config, seed, 1)
 
 
 def _clone(source: Source, config: Any, seed: int, length: int | None) -> Source:

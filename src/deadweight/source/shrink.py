@@ -53,6 +53,7 @@ def _partial(size: Size, old: float, around: dict[str, Any]) -> float:
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+VOCABULARY = 11
 LABELS = ("id2label", "label2id")
 FILLED = {"head_dim", "n_inner", "ffn_hidden_size", "num_key_value_heads", "num_kv_heads"}  # None: derive, narrowly
 DEPTH_NAMES = (
@@ -69,20 +70,22 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "pooler_output_size cross_attention_hidden_size hidden_sizes encoder_dim decoder_dim d_embed conv_dim "
         "attention_hidden_size output_dim output_hidden_size shared_embedding_dim hidden_act_dim lru_width rnn_width "
         "embed_dims neck_hidden_sizes tdnn_dim xvector_output_dim codevector_dim proj_codevector_dim conv_channels "
-        "backbone_hidden_size classifier_proj_size audio_hidden_size projector_hidden_size num_embeds",
+        "router_hidden_size input_embedding_size output_embedding_size "
+        "output_channels backbone_hidden_size classifier_proj_size audio_hidden_size projector_hidden_size num_embeds",
         lambda s, old, d: s.width,
     ),
     (
         "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads "
         "num_encoder_attention_heads num_decoder_attention_heads num_attn_heads mamba_n_heads "
-        "n_mamba_heads mamba_num_heads linear_num_value_heads linear_num_key_heads linear_num_heads index_n_heads n_attention_heads "
+        "num_attention_heads_per_layer swa_num_attention_heads n_mamba_heads mamba_num_heads "
+        "linear_num_value_heads linear_num_key_heads linear_num_heads index_n_heads n_attention_heads "
         "decoder_num_attention_heads encoder_num_attention_heads num_swa_attention_heads linear_n_heads",
         lambda s, old, d: s.heads,
     ),
     ("num_key_value_heads num_kv_heads n_head_kv kv_n_heads num_query_groups swa_num_key_value_heads", _kv_heads),
     ("head_dim", _head_dim),
     (
-        "d_kv attention_head_dim kv_channels d_head v_head_dim qk_head_dim attention_head_size "
+        "d_kv dim_head attention_head_dim kv_channels d_head v_head_dim qk_head_dim attention_head_size "
         "linear_key_head_dim linear_value_head_dim linear_head_dim global_head_dim swa_head_dim num_heads_dim "
         "query_pre_attn_scalar",
         lambda s, old, d: s.head,
@@ -93,7 +96,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     ("partial_rotary_factor rotary_pct rope_pct partial_rotary_factors", _partial),
     (
         "intermediate_size n_inner d_ff ffn_dim ffn_hidden_size encoder_ffn_dim decoder_ffn_dim mlp_dim hidden_ffn_dim "
-        "moe_intermediate_size shared_expert_intermediate_size ffn_intermediate_size feed_forward_size d_inner "
+        "moe_intermediate_size shared_expert_intermediate_size ffn_intermediate_size feed_forward_size d_inner dff dim_ff "
         "intermediate_size_mlp dense_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size "
         "expert_ffn_hidden_size block_ff_dim feedforward_dim inner_dim expert_dim mlp_hidden_size "
         "attention_intermediate ffn_expansion_size conv_intermediate_size prefix_hidden_size expert_intermediate_size",
@@ -102,9 +105,10 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     (
         "vocab_size n_vocab n_words text_vocab_size audio_vocab_size input_vocab_size output_vocab_size n_token "
         "decoder_vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size entity_vocab_size "
-        "codebook_size num_embeddings",
-        lambda s, old, d: 11,
+        "num_embeddings pronunciation_vocab_size shape_vocab_size",
+        lambda s, old, d: VOCABULARY,
     ),
+    ("codebook_size", lambda s, old, d: 8),
     (
         "max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len max_source_positions seq_length "
         "max_target_positions context_length block_size original_max_position_embeddings max_seq_length "
@@ -137,12 +141,21 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     ("sliding_window sliding_window_size window_size_left attention_window_size", lambda s, old, d: 3),
     ("attention_chunk_size local_attention attention_window chunk_size mamba_chunk_size", lambda s, old, d: 4),
     ("index_topk index_block_size index_local_blocks", lambda s, old, d: 2),
-    ("relative_attention_num_buckets relative_attention_max_distance num_buckets", lambda s, old, d: 4),
-    ("state_size mamba_d_state ssm_state_size d_state mamba_state_dim mamba_d_ssm", lambda s, old, d: 4),
+    (
+        "relative_attention_num_buckets relative_attention_max_distance num_buckets "
+        "position_bias_num_buckets position_bias_max_distance",
+        lambda s, old, d: 4,
+    ),
+    ("state_size mamba_d_state ssm_state_size d_state mamba_state_dim", lambda s, old, d: 4),
+    ("mamba_d_ssm", lambda s, old, d: 2 * s.width),
     ("time_step_rank mamba_dt_rank dt_rank", lambda s, old, d: 2),
-    ("hidden_size_per_layer_input laurel_rank altup_num_inputs", lambda s, old, d: 4),
+    ("hidden_size_per_layer_input laurel_rank altup_num_inputs hc_lowrank rel_extent", lambda s, old, d: 4),
     ("image_size img_size", lambda s, old, d: s.image),
     ("patch_size patch_sizes temporal_patch_size tubelet_size encoder_stride", lambda s, old, d: 2),
+    ("prompt_types prompt_length segment_types", lambda s, old, d: 3),
+    ("block_multiple_of", lambda s, old, d: 1),
+    ("axial_pos_embds_dim", lambda s, old, d: s.width // 2),
+    ("axial_pos_shape", lambda s, old, d: 4),
     ("num_frames frames_per_clip", lambda s, old, d: 2),
     ("num_mel_bins input_feat_per_channel feature_projection_input_dim", lambda s, old, d: 4),
     ("num_conv_pos_embeddings", lambda s, old, d: 4),
@@ -154,6 +167,8 @@ TABLE: dict[str, Shrunk] = {name: rule for names, rule in ROWS for name in names
 # Where one family means something else by a name.
 EXCEPTIONS: dict[str, dict[str, Shrunk]] = {
     "mamba2": {"head_dim": lambda s, old, d: s.width},
+    "zamba": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
+    "zamba2": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
     "codegen": {"n_head": lambda s, old, d: 4},
 }
 
@@ -245,9 +260,9 @@ def _moved_ids(config: dict[str, Any]) -> dict[int, int]:
     values = [config[name] for name in sorted(config) if _is_id(name)]
     flat = [i for value in values for i in (value if isinstance(value, (list, tuple)) else [value])]
     ids = list(dict.fromkeys(i for i in flat if isinstance(i, int) and not isinstance(i, bool)))
-    kept = {i for i in ids if 0 <= i < 11}
-    free = [i for i in range(10, -1, -1) if i not in kept] or [10]
-    return {old: free[k % len(free)] for k, old in enumerate(i for i in ids if i >= 11)}
+    kept = {i for i in ids if 0 <= i < VOCABULARY}
+    free = [i for i in reversed(range(VOCABULARY)) if i not in kept] or [VOCABULARY - 1]
+    return {old: free[k % len(free)] for k, old in enumerate(i for i in ids if i >= VOCABULARY)}
 
 
 def _n_layers(config: dict[str, Any]) -> int:

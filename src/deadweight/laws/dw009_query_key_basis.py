@@ -1,0 +1,234 @@
+"""DW009 query-key basis: only the product of queries and keys counts, so both may be turned against each other.
+
+What stands between projection and product (nothing, rotary positions of any layout, or a part of them) decides which
+turns are free. Behind a query-key norm only the two gains meet: of each pair the product counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.laws.claim import Claim, Motion
+from deadweight.laws.prover import Prover
+from deadweight.laws.spaces import gain_site
+from deadweight.laws.turn_claim import act
+from deadweight.laws.turns import moved_elements
+from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof.commutant import Products, commutant_dimension, head_products, solutions
+from deadweight.proof.opsets import SHAPE
+from deadweight.proof.reading import peel, skip_shape
+from deadweight.proof.steps import Blocked
+from deadweight.proof.turn import Site, Turned, TurnWalk, uses_of
+from deadweight.proof.weights import numbered, weight_view
+
+CODE, NAME = "DW009", "query-key-basis"
+THROUGH = SHAPE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContractionClaim(Claim):
+    """Queries and keys turn against each other."""
+
+    sites: tuple[Site, ...]
+    products: tuple[Products, ...]
+    size: int
+    diagonal: bool
+
+    def motions(self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Motion]:
+        for generator in self.generators():
+            yield act(self.sites, generator, graph, values, inputs)
+
+    def generators(self) -> list[Tensor]:
+        if not self.diagonal:
+            return solutions(list(self.products), self.size)
+        found = []
+        for left, right in gain_pairs(self.products):
+            matrix = torch.zeros(self.size + 1, self.size + 1, dtype=torch.float64)
+            matrix[left, left], matrix[right, right] = 1.0, -1.0
+            found.append(matrix)
+        return found
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where one side of the product begins: a projection, or the gain behind a norm."""
+
+    node: Node
+    width: int
+    is_gain: bool
+    gain: str | None = None
+
+
+def find(prover: Prover) -> Iterator[Claim]:
+    for node in prover.graph.nodes.values():
+        if node.op == "aten.matmul" and all(isinstance(a, Ref) for a in node.args):
+            roots = [root_of(prover.graph, ref.name) for ref in node.args]
+            if roots[0] is not None and roots[1] is not None and roots[0].is_gain == roots[1].is_gain:
+                yield from contraction(prover, node, roots[0], roots[1])
+
+
+def root_of(graph: Graph, name: str) -> Root | None:
+    """The one projection (or norm gain) that a value is a linear image of."""
+    found: dict[str, Root] = {}
+    stack, seen = [name], set[str]()
+    while stack:
+        node = graph.nodes[stack.pop()]
+        if node.name in seen or not graph.depends[node.name][1] or not any(graph.depends[node.name]):
+            continue
+        seen.add(node.name)
+        root = as_root(graph, node)
+        if root is not None:
+            found[node.name] = root
+        elif node.op in THROUGH:
+            stack.extend(node.inputs)
+        else:
+            return None
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def as_root(graph: Graph, node: Node) -> Root | None:
+    view = weight_view(graph, node)
+    if view is not None:
+        return Root(node, graph.nodes[view.parameter].shape[view.output], is_gain=False)
+    inner, gain = peel(graph, node.name, "aten.mul")
+    if gain is not None and graph.nodes[skip_shape(graph, inner)].op.startswith("core."):
+        return Root(node, node.shape[-1], is_gain=True, gain=gain)
+    return None
+
+
+def contraction(prover: Prover, node: Node, query: Root, key: Root) -> Iterator[Claim]:
+    """Turn both sides at once; everything they touch must be this product."""
+    size = query.width + key.width
+    coordinates = {}
+    for root, ref, offset in ((query, node.args[0], 0), (key, node.args[1], query.width)):
+        coordinates[offset] = reaching(prover, root, ref.name, offset)
+    writers: dict[str, Tensor] = {}
+    sites: list[Site] = []
+    try:
+        for root, offset in ((query, 0), (key, query.width)):
+            add_root(prover.graph, root, coordinates[offset], writers, sites)
+    except Blocked:
+        return
+    turned = TurnWalk(prover.graph, prover.identity, writers, sites, size, contracts=True).run()
+    if turned.proved and turned.contractions and not turned.rotations:
+        yield from conclude(prover, query, key, turned, sites, coordinates[query.width])
+
+
+def reaching(prover: Prover, root: Root, operand: str, offset: int) -> Tensor:
+    """The coordinates of a root that reach this operand of the product."""
+    numbers = numbered(root.width, offset)
+    within = between(prover.graph, root.node.name, operand)
+    walk = TurnWalk(prover.graph, prover.identity, {root.node.name: numbers}, [], offset + root.width, within=within)
+    walk.run()
+    form = walk.forms.get(operand)
+    if form is None:
+        return torch.zeros_like(numbers)
+    present = torch.cat([s.coordinate.reshape(-1) for s in form.slots]).unique()
+    return torch.where(torch.isin(numbers, present), numbers, 0)
+
+
+def between(graph: Graph, start: str, end: str) -> set[str]:
+    """The nodes on the way from one node to another."""
+    back, stack = set[str](), [end]
+    while stack:
+        name = stack.pop()
+        if name not in back:
+            back.add(name)
+            if name != start:
+                stack.extend(graph.nodes[name].inputs)
+    return back
+
+
+def add_root(graph: Graph, root: Root, coordinate: Tensor, writers: dict[str, Tensor], sites: list[Site]) -> None:
+    if not bool((coordinate != 0).any()):
+        raise Blocked(root.node.name, root.node.op, "nothing of it reaches the product")
+    if root.is_gain:
+        assert root.gain is not None
+        sites.append(gain_site(graph, root.gain, coordinate))
+        writers[root.node.name] = coordinate
+        return
+    view = weight_view(graph, root.node)
+    assert view is not None
+    for use in uses_of(graph, view.parameter):
+        if weight_view(graph, graph.nodes[use]) != view:
+            raise Blocked(use, graph.nodes[use].op, "tied")
+        before = writers.get(use)
+        writers[use] = coordinate if before is None else before + coordinate
+    sites.append(Site(view.parameter, "out", view.output, coordinate))
+
+
+def conclude(
+    prover: Prover, query: Root, key: Root, turned: Turned, sites: list[Site], coordinate: Tensor
+) -> Iterator[Claim]:
+    products = [p for c in turned.contractions for p in head_products(c.left, c.right)]
+    dof = group_dimension(products, diagonal=query.is_gain)
+    if not dof:
+        return
+    own = next(s for s in sites if torch.equal(s.coordinate, coordinate))
+    every = tuple(turned.sites)
+    yield ContractionClaim(
+        code=CODE,
+        name=NAME,
+        node=own.parameter,
+        dof=dof,
+        verdict="gauge",
+        into=tuple(dict.fromkeys(s.parameter for s in every if s is not own)),
+        elements=moved_elements(prover.graph.nodes[own.parameter], own),
+        proof=tuple(str(s) for s in turned.steps),
+        note="of the two gains only the product counts" if query.is_gain else "",
+        sites=every,
+        products=tuple(products),
+        size=turned.size,
+        diagonal=query.is_gain,
+    )
+
+
+def group_dimension(products: list[Products], *, diagonal: bool) -> int | None:
+    """The dimension over all heads; heads that share keys share one group."""
+    if diagonal:
+        return len(gain_pairs(tuple(products)))
+    total = 0
+    for shared in by_keys(products):
+        sizes = [commutant_dimension(p) for p in shared]
+        if None in sizes or len({len(p.left) for p in shared}) != 1 or not alike(shared):
+            return None
+        total += sizes[0] or 0
+    return total
+
+
+def by_keys(products: list[Products]) -> list[list[Products]]:
+    groups: dict[tuple[int, ...], list[Products]] = {}
+    for p in products:
+        groups.setdefault(tuple(p.right.tolist()), []).append(p)
+    return list(groups.values())
+
+
+def alike(products: list[Products]) -> bool:
+    """Whether all query heads of a group meet their keys through the same maps."""
+    first = products[0].matrices
+    return all(p.matrices.shape == first.shape and torch.allclose(p.matrices, first, atol=1e-9) for p in products)
+
+
+def gain_pairs(products: tuple[Products, ...]) -> list[tuple[list[int], list[int]]]:
+    """Gains that any product links belong together: one scale each, up on one side and down on the other."""
+    parent: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def top(x: tuple[str, int]) -> tuple[str, int]:
+        parent.setdefault(x, x)
+        while parent[x] != x:
+            x = parent[x]
+        return x
+
+    for p in products:
+        linked = (p.matrices.abs().amax(0) > 1e-8).nonzero().tolist()
+        for a, b in linked:
+            parent[top(("left", int(p.left[a])))] = top(("right", int(p.right[b])))
+    groups: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
+    for side, coordinate in list(parent):
+        groups.setdefault(top((side, coordinate)), ([], []))[0 if side == "left" else 1].append(coordinate)
+    return list(groups.values())

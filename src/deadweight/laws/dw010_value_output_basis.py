@@ -1,0 +1,17 @@
+"""DW010 value-output basis: values and what reads the heads may be turned together, head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deadweight.laws.prover import Prover
+from deadweight.laws.turn_claim import TurnClaim
+from deadweight.laws.turns import spaces, turn_claim
+
+CODE, NAME = "DW010", "value-output-basis"
+
+
+def find(prover: Prover) -> Iterator[TurnClaim]:
+    for space in spaces(prover):
+        if space.turned.proved and len(space.writers.nodes) == 1 and space.passed("aten.matmul"):
+            yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)

@@ -1,0 +1,51 @@
+"""DW014 scale before a norm: everything that feeds a norm may be scaled together; exact if the norm's ε were 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from deadweight.graph.node import Node
+from deadweight.laws.prover import Prover
+from deadweight.laws.spaces import Writers, bring_in, explore
+from deadweight.laws.turn_claim import TurnClaim
+from deadweight.proof.steps import Blocked
+
+CODE, NAME = "DW014", "scale-before-norm"
+
+
+def find(prover: Prover) -> Iterator[TurnClaim]:
+    covered: set[str] = set()
+    for node in prover.graph.nodes.values():
+        if node.op in ("core.layer", "core.rms") and node.inputs[0] not in covered:
+            yield from scale(prover, node, covered)
+
+
+def scale(prover: Prover, node: Node, covered: set[str]) -> Iterator[TurnClaim]:
+    writers = Writers()
+    try:
+        bring_in(prover.graph, writers, node.inputs[0], 1, scalar=True)
+    except Blocked:
+        return
+    if set(writers.nodes) & covered:
+        return
+    turned = explore(prover, writers, 1, scalar=True)
+    covered.update(writers.nodes)
+    if turned.proved and turned.epsilon is not None:
+        first = turned.sites[0].parameter
+        yield TurnClaim(
+            code=CODE,
+            name=NAME,
+            node=first,
+            dof=1,
+            verdict="gauge",
+            tier="epsilon",
+            into=tuple(dict.fromkeys(s.parameter for s in turned.sites[1:])),
+            proof=tuple(str(s) for s in turned.steps),
+            note=f"the norm's ε of {turned.epsilon:g} is taken for 0",
+            epsilon=turned.epsilon,
+            sites=tuple(turned.sites),
+            blocks=torch.zeros(2, dtype=torch.int64),
+            scalar=True,
+        )

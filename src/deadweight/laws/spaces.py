@@ -1,0 +1,186 @@
+"""Spaces: the vectors that a set of parameters writes and others read, found by following writers to readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.laws.prover import Prover, follow
+from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
+from deadweight.proof.reading import peel, skip_shape
+from deadweight.proof.steps import Blocked
+from deadweight.proof.turn import NeedsWriter, Site, Turned, TurnWalk, uses_of
+from deadweight.proof.weights import numbered, weight_view
+
+
+@dataclass
+class Writers:
+    """Nodes whose value lies in the space, with their coordinates; and the parameters that move for it."""
+
+    nodes: dict[str, Tensor] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
+
+    def add(self, node: str, coordinate: Tensor, *sites: Site) -> None:
+        if node not in self.nodes:
+            self.nodes[node] = coordinate
+            self.sites.extend(s for s in sites if not any(same(s, t) for t in self.sites))
+
+
+def same(a: Site, b: Site) -> bool:
+    return a.parameter == b.parameter and a.role == b.role and a.axis == b.axis and torch.equal(a.coordinate, b.coordinate)
+
+
+def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False) -> Turned:
+    """Turn the space these writers write, bringing in every other writer that its vectors are added to."""
+    for _ in range(400):
+        walk = TurnWalk(prover.graph, prover.identity, writers.nodes, writers.sites, size, scalar=scalar)
+        turned = walk.run()
+        if not isinstance(turned.blocked, NeedsWriter):
+            break
+        try:
+            before = len(writers.nodes)
+            bring_in(prover.graph, writers, turned.blocked.other, size, scalar=scalar)
+        except Blocked as blocked:
+            turned.blocked = blocked
+            break
+        if len(writers.nodes) == before:
+            turned.blocked = Blocked(turned.blocked.node, turned.blocked.op, turned.blocked.why)
+            break
+    if turned.proved:
+        turned.blocked = shared_elsewhere(prover.graph, turned, set(writers.nodes))
+    return turned
+
+
+def shared_elsewhere(graph: Graph, turned: Turned, writers: set[str]) -> Blocked | None:
+    """A parameter that writes the space may be used for nothing else."""
+    for site in turned.sites:
+        if site.role == "out":
+            strangers = [n for n in uses_of(graph, site.parameter) if n not in writers and n not in turned.touched]
+            if strangers:
+                return Blocked(site.parameter, "parameter", f"{strangers[0]} reads it too (tied or shared)")
+    return None
+
+
+def bring_in(graph: Graph, writers: Writers, name: str, size: int, *, scalar: bool) -> None:
+    """Add whatever writes this node's value to the writers of the space."""
+    node = graph.nodes[name]
+    view = weight_view(graph, node)
+    if view is not None:
+        add_linear(graph, writers, node, size, scalar=scalar)
+    elif node.op == "aten.embedding":
+        add_table(graph, writers, node, scalar=scalar)
+    elif node.op == "parameter":
+        coordinate = whole(node.shape[-1], scalar=scalar)
+        writers.add(name, coordinate, Site(name, "out", len(node.shape) - 1, coordinate))
+    elif node.op in ("aten.mul", "aten.div"):
+        bring_in_product(graph, writers, node, size, scalar=scalar)
+    elif node.op in ("aten.add", "aten.sub", "core.layer", "core.rms", "aten.dropout") or node.op in SHAPE:
+        for other in dict.fromkeys(node.inputs):
+            if not is_bias(graph, other, node):
+                bring_in(graph, writers, other, size, scalar=scalar)
+    else:
+        raise Blocked(name, node.op, "this operation writes to the same sum, and cannot turn along")
+
+
+def is_bias(graph: Graph, name: str, node: Node) -> bool:
+    """An added parameter vector turns along by itself when the walk meets it."""
+    found = graph.nodes[name]
+    while found.op in ("aten.reshape", "aten.unsqueeze") and isinstance(found.args[0], Ref):
+        found = graph.node(found.args[0])
+    return node.op in ("aten.add", "aten.sub") and found.op == "parameter" and name not in graph.outputs
+
+
+def whole(size: int, *, scalar: bool) -> Tensor:
+    return torch.ones(size, dtype=torch.int64) if scalar else numbered(size)
+
+
+def add_linear(graph: Graph, writers: Writers, node: Node, size: int, *, scalar: bool) -> None:
+    """A linear map, at every place where its weight is used."""
+    view = weight_view(graph, node)
+    assert view is not None
+    width = graph.nodes[view.parameter].shape[view.output]
+    if not scalar and width != size:
+        raise Blocked(node.name, node.op, "it writes a space of another width")
+    coordinate = whole(width, scalar=scalar)
+    site = Site(view.parameter, "out", view.output, coordinate)
+    for use in list(uses_of(graph, view.parameter)):
+        used = graph.nodes[use]
+        other = weight_view(graph, used)
+        if other != view or used.args[0] == node.args[1]:
+            raise Blocked(use, used.op, f"{view.parameter} is used in another way too (tied)")
+        placed = coordinate.reshape(1, -1, *[1] * (len(used.shape) - 2)) if used.op in CONVOLUTIONS else coordinate
+        writers.add(use, placed, site)
+
+
+def add_table(graph: Graph, writers: Writers, node: Node, *, scalar: bool) -> None:
+    table = graph.node(node.args[0])
+    if table.op != "parameter":
+        raise Blocked(node.name, node.op, "the table is not a parameter")
+    coordinate = whole(node.shape[-1], scalar=scalar)
+    for use in uses_of(graph, table.name):
+        if graph.nodes[use].op != "aten.embedding":
+            raise Blocked(use, graph.nodes[use].op, f"{table.name} is read as a weight too (tied)")
+        writers.add(use, coordinate, Site(table.name, "out", 1, coordinate))
+
+
+def bring_in_product(graph: Graph, writers: Writers, node: Node, size: int, *, scalar: bool) -> None:
+    """A number or a per-channel parameter times something that writes the space."""
+    if not isinstance(node.args[1], Ref):
+        bring_in(graph, writers, node.args[0].name, size, scalar=scalar)
+        return
+    inner, gain = peel(graph, node.name, "aten.mul")
+    if gain is None:
+        raise Blocked(node.name, node.op, "a product of two data-dependent values writes to the same sum")
+    coordinate = whole(node.shape[-1], scalar=scalar)
+    if graph.nodes[skip_shape(graph, inner)].op.startswith("core."):
+        writers.add(node.name, coordinate, gain_site(graph, gain, coordinate))
+        return
+    behind = Writers()
+    bring_in(graph, behind, inner, size, scalar=scalar)
+    biases = [Site(b, "out", 0, coordinate, None, gain) for b in inner_biases(graph, inner)]
+    if len(behind.nodes) != 1:
+        raise Blocked(node.name, node.op, "several writers stand behind one gain")
+    sites = [replace(s, gain=None if scalar else gain) for s in behind.sites]
+    writers.add(node.name, coordinate, *sites, *biases)
+
+
+def inner_biases(graph: Graph, name: str) -> Iterator[str]:
+    node = graph.nodes[name]
+    if node.op == "aten.add":
+        for ref in node.args:
+            if isinstance(ref, Ref) and graph.node(ref).op == "parameter":
+                yield ref.name
+
+
+def gain_site(graph: Graph, gain: str, coordinate: Tensor) -> Site:
+    """γ itself, or 1 + w: either way one parameter whose motion scales the gain."""
+    node = graph.nodes[gain]
+    while node.op != "parameter":
+        refs = [graph.node(a) for a in node.args if isinstance(a, Ref)]
+        plain = node.op in ("aten.add", "aten.reshape", "aten.unsqueeze", "aten.expand") and len(refs) == 1
+        if not plain or len(graph.users[node.name]) != 1:
+            raise Blocked(gain, node.op, "the gain is not one parameter")
+        node = refs[0]
+    if len(graph.users[node.name]) != 1:
+        raise Blocked(node.name, "parameter", "the gain is read elsewhere too (shared)")
+    return Site(node.name, "gain", 0, coordinate, value=gain)
+
+
+def output_parts(graph: Graph, node: Node, width: int) -> list[Tensor]:
+    """The outputs of a linear map, split by who computes with them first: a fused weight falls apart."""
+    axis = 1 if node.op in CONVOLUTIONS else len(node.shape) - 1
+    shape = [width if a == axis else 1 for a in range(len(node.shape))]
+    flat = numbered(width).reshape(shape).expand(node.shape)
+    uses: dict[int, set[str]] = {}
+    for reader in graph.users[node.name]:
+        follow(graph, reader, {node.name: flat}, uses)
+    classes: dict[frozenset[str], list[int]] = {}
+    for element, readers in uses.items():
+        if element:
+            classes.setdefault(frozenset(readers), []).append(element)
+    return [torch.where(torch.isin(flat, torch.tensor(found)), flat, 0) for found in classes.values()]

@@ -1,0 +1,115 @@
+"""The search for spaces, shared by the basis laws: each space is explored once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node
+from deadweight.laws.prover import Prover
+from deadweight.laws.spaces import Writers, explore, output_parts
+from deadweight.laws.turn_claim import TurnClaim
+from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.turn import Site, Turned, uses_of
+from deadweight.proof.weights import weight_view
+
+
+@dataclass(frozen=True)
+class Space:
+    """A space with its writers, and what is left of its group."""
+
+    seed: Node
+    writers: Writers
+    turned: Turned
+
+    def passed(self, *ops: str) -> bool:
+        return any(s.op in ops for s in self.turned.steps)
+
+
+def spaces(prover: Prover) -> list[Space]:
+    """Every space that some linear map, table or convolution writes."""
+    found = getattr(prover, "_spaces", None)
+    if found is None:
+        found = list(search(prover))
+        prover._spaces = found  # type: ignore[attr-defined]
+    return found
+
+
+def search(prover: Prover) -> Iterator[Space]:
+    covered: set[str] = set()
+    for node in prover.graph.nodes.values():
+        if node.name in covered or node.name not in prover.graph.live:
+            continue
+        for writers, size in seeds(prover.graph, node):
+            turned = explore(prover, writers, size)
+            if len(writers.nodes) > 1 or turned.proved:
+                covered.update(writers.nodes)
+            yield Space(node, writers, turned)
+
+
+def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:
+    view = weight_view(graph, node)
+    if view is not None:
+        width = graph.nodes[view.parameter].shape[view.output]
+        uses = list(uses_of(graph, view.parameter))
+        for part in output_parts(graph, node, width):
+            writers = Writers()
+            if all(weight_view(graph, graph.nodes[u]) == view for u in uses):
+                for use in uses:
+                    writers.nodes[use] = part if use == node.name else part.reshape(part.shape)
+                writers.sites.append(Site(view.parameter, "out", view.output, along_channels(node, part)))
+                yield writers, width
+
+
+def along_channels(node: Node, part: Tensor) -> Tensor:
+    axis = 1 if node.op in CONVOLUTIONS else part.ndim - 1
+    return part.movedim(axis, -1).reshape(-1, part.shape[axis])[0]
+
+
+def dimension(turned: Turned) -> int:
+    """The dimension of the group that is left."""
+    sizes = turned.block_sizes()
+    diagonal = any(s.role == "gain" for s in turned.sites)
+    if turned.rotations:
+        if diagonal or len(sizes) != 1:
+            return 0
+        n = sizes[0] - 1 if turned.fixes_ones else sizes[0]
+        return n * (n - 1) // 2
+    return sum(sizes) if diagonal else sum(n * n for n in sizes)
+
+
+def turn_claim(prover: Prover, code: str, name: str, node: str, turned: Turned, **options: object) -> TurnClaim:
+    sites = tuple(turned.sites)
+    others = tuple(dict.fromkeys(s.parameter for s in sites if s.parameter != node))
+    blocks = torch.arange(turned.size + 1) if any(s.role == "gain" for s in sites) else turned.blocks
+    own = next(s for s in sites if s.parameter == node)
+    return TurnClaim(
+        code=code,
+        name=name,
+        node=node,
+        dof=dimension(turned),
+        verdict="gauge",
+        into=others,
+        elements=moved_elements(prover.graph.nodes[node], own),
+        proof=tuple(str(s) for s in turned.steps),
+        sites=sites,
+        blocks=blocks,
+        rotations=turned.rotations,
+        fixes_ones=turned.fixes_ones,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def moved_elements(node: Node, site: Site) -> Tensor | None:
+    """The flat indices of the parameter that take part; None: all."""
+    if bool((site.coordinate != 0).all()):
+        return None
+    size = torch.Size(node.shape).numel()
+    if size > 50_000_000:
+        return None
+    mask = torch.zeros(node.shape, dtype=torch.bool)
+    mask.movedim(site.axis, -1)[..., site.coordinate != 0] = True
+    return torch.nonzero(mask.reshape(-1)).reshape(-1)

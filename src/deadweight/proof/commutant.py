@@ -1,0 +1,152 @@
+"""The group that leaves q·k unchanged: a null space.
+
+Between projection and product stand linear maps R_t that may depend on the position t. The pairs (X, Y) with
+Xᵀ·M + M·Y = 0 for every M = R_iᵀ·R_j are the Lie algebra. Where one M is invertible Y follows from X, and X runs over
+the matrices that commute with all N = M·M₀⁻¹: block by block, by Schur's lemma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from deadweight.proof.form import Form
+
+TOLERANCE = 1e-8  # of numbers of order one, in float64
+
+
+@dataclass(frozen=True)
+class Products:
+    """For one head: the coordinates of both sides, and M for several pairs of positions."""
+
+    left: Tensor  # coordinates of the queries' space, sorted
+    right: Tensor
+    matrices: Float64[Tensor, "pairs left right"]
+
+
+def head_products(left: Form, right: Form) -> list[Products]:
+    """M for every head, from the forms of a product's two operands (… i r) and (… r j)."""
+    shape = torch.broadcast_shapes(left.slots[0].factor.shape[:-2], right.slots[0].factor.shape[:-2])
+    heads: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Tensor]] = {}
+    for place in torch.cartesian_prod(*[torch.arange(n) for n in shape]).reshape(-1, len(shape)).tolist():
+        a, rows = dense(left, place, transpose=False)
+        b, columns = dense(right, place, transpose=True)
+        products = torch.einsum("irx,jry->ijxy", a, b)
+        heads.setdefault((tuple(rows.tolist()), tuple(columns.tolist())), []).append(products.flatten(0, 1))
+    return [Products(torch.tensor(r), torch.tensor(c), torch.cat(found)) for (r, c), found in heads.items()]
+
+
+def dense(form: Form, place: list[int], *, transpose: bool) -> tuple[Tensor, Tensor]:
+    """(positions, contracted, coordinates) matrices of one head, and which coordinates they are."""
+    slots = []
+    for slot in form.slots:
+        parts = []
+        for value in (slot.coordinate, slot.factor):
+            index = tuple(p if n > 1 else 0 for p, n in zip(place, value.shape[:-2], strict=True))
+            chosen = value[index]
+            parts.append(chosen.T if transpose else chosen)
+        slots.append(parts)
+    coordinates = torch.cat([c[f != 0].reshape(-1) for c, f in slots]).unique()
+    coordinates = coordinates[coordinates != 0]
+    lookup = torch.zeros(int(coordinates.max()) + 1 if len(coordinates) else 1, dtype=torch.int64)
+    lookup[coordinates] = torch.arange(len(coordinates))
+    out = torch.zeros(*slots[0][0].shape, len(coordinates), dtype=torch.float64)
+    for coordinate, factor in slots:
+        valid = coordinate != 0
+        where = lookup[torch.where(valid, coordinate, coordinates[:1] if len(coordinates) else 0)].unsqueeze(-1)
+        out.scatter_add_(-1, where, torch.where(valid, factor, 0.0).unsqueeze(-1))
+    return out, coordinates
+
+
+def commutant_dimension(products: Products) -> int | None:
+    """The dimension of the group for one head; None if no M is square and invertible."""
+    relative = relative_maps(products)
+    if relative is None:
+        return None
+    components = connected(relative.abs().amax(0) > TOLERANCE)
+    classes: dict[tuple[float, ...], tuple[int, Tensor]] = {}
+    for component in components:
+        block = relative[:, component][:, :, component]
+        trace = tuple(round(float(t), 6) for t in torch.diagonal(block, dim1=-2, dim2=-1).sum(-1))
+        key = (float(len(component)), *trace)
+        count = classes[key][0] + 1 if key in classes else 1
+        classes[key] = (count, block)
+    return sum(count * count * endomorphisms(block) for count, block in classes.values())
+
+
+def relative_maps(products: Products) -> Tensor | None:
+    """N = M·M₀⁻¹ for every pair of positions."""
+    m = products.matrices
+    if m.shape[1] != m.shape[2]:
+        return None
+    best = max(range(len(m)), key=lambda i: float(torch.linalg.cond(m[i]).reciprocal()))
+    if float(torch.linalg.cond(m[best])) > 1e10:
+        return None
+    return m @ torch.linalg.inv(m[best])
+
+
+def connected(pattern: Tensor) -> list[list[int]]:
+    """Coordinates that some N links, directly or through others."""
+    n, seen, found = len(pattern), set[int](), []
+    links = (pattern | pattern.T).tolist()
+    for start in range(n):
+        if start in seen:
+            continue
+        stack, component = [start], []
+        seen.add(start)
+        while stack:
+            a = stack.pop()
+            component.append(a)
+            for b in range(n):
+                if links[a][b] and b not in seen:
+                    seen.add(b)
+                    stack.append(b)
+        found.append(sorted(component))
+    return found
+
+
+def endomorphisms(block: Tensor) -> int:
+    """How many independent matrices commute with every N of one component."""
+    n = block.shape[-1]
+    if n == 1:
+        return 1
+    eye = torch.eye(n, dtype=torch.float64)
+    rows = [torch.kron(eye, b) - torch.kron(b.T.contiguous(), eye) for b in block[: 4 * n]]
+    singular = torch.linalg.svdvals(torch.cat(rows))
+    return n * n - int((singular > TOLERANCE).sum())
+
+
+def solutions(products: list[Products], size: int) -> list[Tensor]:
+    """A basis of all (X, Y) at once, as matrices over coordinates: for narrow models, by singular values."""
+    pairs = sorted({(int(a), int(b)) for p in products for side in (p.left, p.right) for a in side for b in side})
+    number = {pair: i for i, pair in enumerate(pairs)}
+    rows = [row for p in products for row in equations(p, number)]
+    if not rows:
+        return []
+    _, singular, basis = torch.linalg.svd(torch.stack(rows))
+    rank = int((singular > TOLERANCE * float(singular[0])).sum())
+    found = []
+    for vector in basis[rank:]:
+        matrix = torch.zeros(size + 1, size + 1, dtype=torch.float64)
+        for (a, b), i in number.items():
+            matrix[a, b] = vector[i]
+        found.append(matrix)
+    return found
+
+
+def equations(products: Products, number: dict[tuple[int, int], int]) -> list[Tensor]:
+    """Xᵀ·M + M·Y = 0, entry by entry."""
+    rows = []
+    for m in products.matrices:
+        for a in range(m.shape[0]):
+            for b in range(m.shape[1]):
+                row = torch.zeros(len(number), dtype=torch.float64)
+                for c in range(m.shape[0]):
+                    row[number[int(products.left[c]), int(products.left[a])]] += m[c, b]
+                for c in range(m.shape[1]):
+                    row[number[int(products.right[c]), int(products.right[b])]] += m[a, c]
+                rows.append(row)
+    return rows
