@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +31,9 @@ from transformers.models.auto import modeling_auto as auto
 
 from deadweight.errors import DeadweightError
 from deadweight.source import Source, open_model
+from deadweight.source.model import REFUSED
 from deadweight.source.narrow import narrow, narrow_config, shallow_config
-from deadweight.source.shrink import Size
+from deadweight.source.table import Size
 from deadweight.source.text import reason
 
 KINDS = {
@@ -83,7 +84,12 @@ def opened(kind: str, model_type: str) -> Source:
     config = transformers.CONFIG_MAPPING[model_type]()
     if kind == "causal" and hasattr(config, "is_decoder"):
         config.is_decoder = True
-    forms = (lambda: shallow_config(config), lambda: config, lambda: narrow_config(config, Size()))
+    forms: tuple[Callable[[], Any], ...] = (
+        lambda: shallow_config(config),
+        lambda: shallow_config(config, repeat=2),
+        lambda: config,
+        lambda: narrow_config(config, Size()),
+    )
     refused: list[Source | Exception] = []
     for form in forms:
         try:
@@ -91,7 +97,7 @@ def opened(kind: str, model_type: str) -> Source:
         except Exception as error:  # noqa: BLE001 - try the next form
             refused.append(error)
         else:
-            if not any(note.startswith("no example input") for note in source.notes):
+            if not any(note.startswith(REFUSED) for note in source.notes):
                 return source
             refused.append(source)
     if opened_at_all := [source for source in refused if isinstance(source, Source)]:

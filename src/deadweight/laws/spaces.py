@@ -59,7 +59,7 @@ def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False
 def shared_elsewhere(graph: Graph, turned: Turned, writers: set[str]) -> Blocked | None:
     """A parameter that writes the space may be used for nothing else."""
     for site in turned.sites:
-        if site.role == "out":
+        if site.role in ("out", "behind"):
             strangers = [n for n in uses_of(graph, site.parameter) if n not in writers and n not in turned.touched]
             if strangers:
                 return Blocked(site.parameter, "parameter", f"{strangers[0]} reads it too (tied or shared)")
@@ -142,10 +142,10 @@ def bring_in_product(graph: Graph, writers: Writers, node: Node, size: int, *, s
         return
     behind = Writers()
     bring_in(graph, behind, inner, size, scalar=scalar)
-    biases = [Site(b, "out", 0, coordinate, None, gain) for b in inner_biases(graph, inner)]
+    biases = [Site(b, "behind", 0, coordinate, None, gain) for b in inner_biases(graph, inner)]
     if len(behind.nodes) != 1:
         raise Blocked(node.name, node.op, "several writers stand behind one gain")
-    sites = [replace(s, gain=None if scalar else gain) for s in behind.sites]
+    sites = [replace(s, role="behind", gain=gain) for s in behind.sites]
     writers.add(node.name, coordinate, *sites, *biases)
 
 

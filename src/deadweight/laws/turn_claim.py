@@ -27,6 +27,9 @@ class TurnClaim(Claim):
     scalar: bool = False
 
     def motions(self, graph: Graph, values: Values, inputs: Values) -> Iterator[Motion]:
+        if self.scalar:
+            yield scaling(self.sites, graph, values, inputs)
+            return
         for generator in self.generators():
             yield act(self.sites, generator, graph, values, inputs)
 
@@ -34,9 +37,6 @@ class TurnClaim(Claim):
         """A basis of the Lie algebra, as matrices over coordinates 0 … D (row and column 0 are empty)."""
         size = len(self.blocks)
         present = sorted({int(c) for s in self.sites for c in s.coordinate.reshape(-1)} - {0})
-        if self.scalar:
-            yield torch.diag((torch.arange(size) > 0).to(torch.float64))
-            return
         for block in self.blocks[present].unique().tolist():
             members = [c for c in present if int(self.blocks[c]) == block]
             yield from block_generators(size, members, rotations=self.rotations, fixes_ones=self.fixes_ones)
@@ -71,6 +71,15 @@ def act(sites: tuple[Site, ...], generator: Tensor, graph: Graph, values: Values
     return motion
 
 
+def scaling(sites: tuple[Site, ...], graph: Graph, values: Values, inputs: Values) -> Motion:
+    """Writers grow, readers shrink, each in proportion to itself."""
+    motion: Motion = {}
+    for site in sites:
+        value = values[site.parameter] if site.value is None else node_value(graph, values, inputs, site.value)
+        motion[site.parameter] = (value if site.role != "in" else -value).reshape(values[site.parameter].shape).clone()
+    return motion
+
+
 def site_motion(site: Site, generator: Tensor, graph: Graph, values: Values, inputs: Values) -> Tensor:
     parameter = values[site.parameter].to(torch.float64)
     if site.role == "gain":
@@ -82,8 +91,8 @@ def site_motion(site: Site, generator: Tensor, graph: Graph, values: Values, inp
         matrix = matrix * (site.copy[:, None] == site.copy[None, :])
     if site.gain is not None:
         gain = node_value(graph, values, inputs, site.gain).reshape(-1)
-        inverse = site.role == "out"
-        matrix = matrix * gain[None, :] / gain[:, None] if inverse else matrix * gain[:, None] / gain[None, :]
+        gain = 1 / gain if site.role == "behind" else gain
+        matrix = matrix * gain[:, None] / gain[None, :]
     along = parameter.movedim(site.axis, -1)
-    moved = along @ matrix.T if site.role == "out" else -along @ matrix
+    moved = -along @ matrix if site.role == "in" else along @ matrix.T
     return moved.movedim(-1, site.axis)

@@ -26,7 +26,8 @@ from deadweight.proof.weights import WeightView
 class Site:
     """A parameter that moves when the space turns.
 
-    out: it produces the space along `axis`; in: it reads the space along `axis`; gain: it multiplies coordinates.
+    out: it produces the space along `axis`; behind: likewise, before a per-channel factor; in: it reads the space
+    along `axis`; gain: it multiplies coordinates.
     `coordinate` names the coordinate at each index of that axis (0: none), `copy` which copy of the space it is.
     """
 

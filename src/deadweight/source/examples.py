@@ -135,6 +135,7 @@ Maker = Callable[[Any, int], Example | None]  # None: not for such a config
 MAKERS: dict[str, tuple[Maker, ...]] = {
     "input_ids": (_tokens, _codebooks),
     "decoder_input_ids": (_tokens, _codebooks),
+    "inputs": (_tokens, _image),
     "token_type_ids": (_token_types,),
     "attention_mask": (_mask,),
     "bbox": (_boxes,),
@@ -210,6 +211,12 @@ def example_inputs(module: nn.Module, config: Any, length: int | None = None) ->
         else:
             return inputs, None
     return tried[0] if tried else (Inputs(), "no known input name in the signature of its forward")
+
+
+def left_out(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+    """The signals (images, sound) that the model takes and this example leaves out."""
+    accepted = inspect.signature(module.forward).parameters
+    return tuple(name for name in SIGNALS if name in accepted and name not in inputs.kwargs)
 
 
 @torch.no_grad()

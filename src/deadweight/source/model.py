@@ -11,10 +11,12 @@ from torch import nn
 
 from deadweight.errors import DeadweightError
 from deadweight.source import factory, hugging
-from deadweight.source.examples import example_inputs
+from deadweight.source.examples import example_inputs, left_out
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.text import printable
+
+REFUSED = "no example input that was tried runs: "
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def as_source(made: hugging.Built, given: Any, *, training: bool = False, length
         )
     else:
         inputs, refusal = example_inputs(module, config, length)
-        notes += (f"no example input that was tried runs: {refusal}",) if refusal else ()
+        absent = left_out(module, inputs)
+        notes += (f"{REFUSED}{refusal}",) if refusal else ()
+        notes += (f"without {', '.join(absent)}: what only serves them is not examined",) if absent else ()
     parameters = list(module.parameters())
     has_weights = not any(p.is_meta for p in parameters)
     device = parameters[0].device if parameters else torch.device("cpu")

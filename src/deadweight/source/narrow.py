@@ -13,7 +13,8 @@ from deadweight.source.examples import LENGTH, POSITIONS, example_inputs, run, s
 from deadweight.source.hugging import build
 from deadweight.source.model import Source
 from deadweight.source.randomise import randomise
-from deadweight.source.shrink import Size, shallow, shrink
+from deadweight.source.shrink import shallow, shrink
+from deadweight.source.table import Size
 from deadweight.source.text import printable, reason
 
 SMALL = 20_000  # parameters: up to here a model is its own narrow clone
@@ -60,9 +61,9 @@ def narrow_config(config: Any, size: Size) -> Any:
     return _remade(config, shrink(config.to_dict(), size))
 
 
-def shallow_config(config: Any) -> Any:
-    """The config with its own widths and as few layers as show every kind of them."""
-    return _remade(config, shallow(config.to_dict(), Size()))
+def shallow_config(config: Any, repeat: int = 1) -> Any:
+    """The config with its own widths and as few layers as show every kind of them, each `repeat` times."""
+    return _remade(config, shallow(config.to_dict(), Size(repeat=repeat)))
 
 
 def _remade(config: Any, values: dict[str, Any]) -> Any:

@@ -1,0 +1,152 @@
+"""The account: how many redundant dimensions there are, and how many of them the laws explain.
+
+J is the Jacobian of the outputs with respect to all parameters, over more random outputs than parameters; its nullity
+is the number of redundant dimensions. The motions of all claims must lie in that null space (soundness) and span it
+(completeness). Nothing here shares code with the proofs: it differentiates the float64 model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from deadweight.audit.finding import Completeness
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.node import Graph
+from deadweight.laws.claim import Claim, Motion
+
+Values = dict[str, Tensor]
+Draw = Callable[[int], Values]  # seed to fresh inputs
+
+NULL = 1e-9  # singular values below this share of the largest are zero: rounding leaves about 1e-15, live ones 1e-6
+UNSOUND = 1e-5  # distance of a unit motion from the null space: the space itself is known to about 1e-7
+RANK = 1e-7  # singular values of unit motions, new directions against those already counted
+LEAST_INPUTS = 16
+EPSILON = 1e-10  # a claim up to a norm's ε counts where ε is at most this: then the model cannot tell either
+
+
+@dataclass(frozen=True)
+class Account:
+    completeness: Completeness
+    unsound: tuple[tuple[Claim, float], ...]  # claims whose motions change the outputs, and by how much
+    gap: float  # smallest singular value counted as live over the largest counted as zero
+
+
+def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 400) -> Account:
+    """Measure the nullity, and the rank of what the claims explain of it."""
+    order = sorted(graph.parameters)
+    null, singular = null_space(graph, values, draw, order, most_inputs)
+    inputs = draw(0)
+    unsound, spans = [], []
+    for claim in claims:
+        if claim.tier == "epsilon" and claim.epsilon > EPSILON:
+            continue
+        motions = flat_motions(claim, graph, values, inputs, order)
+        error = distance(motions, null)
+        if error > UNSOUND:
+            unsound.append((claim, error))
+        else:
+            spans.append((claim.code, motions))
+    by_law = ranks_by_law(spans)
+    explained = sum(n for _, n in by_law)
+    result = Completeness(null.shape[1], explained, null.shape[0], by_law, len(unsound))
+    return Account(result, tuple(unsound), gap_of(singular, null.shape[0] - null.shape[1]))
+
+
+def null_space(
+    graph: Graph, values: Values, draw: Draw, order: list[str], most: int
+) -> tuple[Float64[Tensor, "p n"], Tensor]:
+    """An orthonormal basis of the directions that change no output, and the singular values of J.
+
+    Inputs are drawn until there are well more outputs than parameters and half as many fresh ones confirm the space.
+    """
+    parameters = sum(values[name].numel() for name in order)
+    rows, drawn = torch.zeros(0, parameters, dtype=torch.float64), 0
+    batch: list[Tensor] = []
+    while True:
+        while drawn < most and (drawn < LEAST_INPUTS or rows.shape[0] + count(batch) < 1.2 * parameters):
+            batch.append(jacobian_rows(graph, values, draw(drawn), order))
+            drawn += 1
+        rows, batch = compress(torch.cat([rows, *batch])), []
+        _, singular, right = torch.linalg.svd(rows)
+        live = int((singular > NULL * singular[0]).sum())
+        null = right[live:].T
+        fresh = [jacobian_rows(graph, values, draw(drawn + i), order) for i in range(max(4, drawn // 2))]
+        drawn += len(fresh)
+        moved = float((torch.cat(fresh) @ null).abs().max()) if null.shape[1] else 0.0
+        faintest = float(singular[live - 1]) if live else 0.0
+        if moved < max(NULL * float(singular[0]), 0.01 * faintest) or drawn >= most:
+            return null, singular
+        batch = fresh
+
+
+def count(blocks: list[Tensor]) -> int:
+    return sum(b.shape[0] for b in blocks)
+
+
+def compress(rows: Tensor) -> Tensor:
+    """The R of a QR: the same singular values and null space in at most as many rows as columns."""
+    return torch.linalg.qr(rows, mode="r")[1] if rows.shape[0] > rows.shape[1] else rows
+
+
+def distance(motions: Tensor, null: Tensor) -> float:
+    """How far the farthest unit motion is from the null space."""
+    if not motions.shape[1]:
+        return 0.0
+    return float((motions - null @ (null.T @ motions)).norm(dim=0).max())
+
+
+def ranks_by_law(spans: list[tuple[str, Tensor]]) -> tuple[tuple[str, int], ...]:
+    """The rank that each law adds to those before it."""
+    basis: Tensor | None = None
+    found = []
+    for code in sorted({code for code, _ in spans}):
+        motions = torch.cat([m for c, m in spans if c == code], 1)
+        for _ in range(2):  # twice, for orthogonality to rounding
+            motions = motions if basis is None else motions - basis @ (basis.T @ motions)
+        left, singular, _ = torch.linalg.svd(motions, full_matrices=False)
+        new = left[:, singular > RANK]
+        basis = new if basis is None else torch.cat([basis, new], 1)
+        found.append((code, new.shape[1]))
+    return tuple(found)
+
+
+def gap_of(singular: Tensor, live: int) -> float:
+    """The smallest singular value counted as live over the largest counted as zero."""
+    if not 0 < live < len(singular):
+        return float("inf")
+    return float(singular[live - 1] / singular[live].clamp_min(1e-300))
+
+
+def jacobian_rows(graph: Graph, values: Values, inputs: Values, order: list[str]) -> Float64[Tensor, "rows p"]:
+    """One row per output element; floating outputs only."""
+    leaves = {name: values[name].detach().clone().requires_grad_() for name in order}
+    fixed = {name: value for name, value in values.items() if name not in leaves}
+    outputs = evaluate(graph, {**fixed, **leaves}, inputs)
+    flat = torch.cat([o.reshape(-1) for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
+    eye = torch.eye(len(flat), dtype=torch.float64)
+    read = [leaves[name] for name in order]
+    grads = torch.autograd.grad(flat, read, eye, is_grads_batched=True, allow_unused=True)
+    columns = [
+        torch.zeros(len(flat), values[n].numel(), dtype=torch.float64) if g is None else g.reshape(len(flat), -1)
+        for n, g in zip(order, grads, strict=True)
+    ]
+    return torch.cat(columns, 1)
+
+
+def flat_motions(claim: Claim, graph: Graph, values: Values, inputs: Values, order: list[str]) -> Tensor:
+    """The claim's motions as unit columns over all parameters."""
+    columns = [flatten(m, values, order) for m in claim.motions(graph, values, inputs)]
+    if not columns:
+        return torch.zeros(sum(values[n].numel() for n in order), 0, dtype=torch.float64)
+    stacked = torch.stack(columns, 1)
+    return stacked / stacked.norm(dim=0).clamp_min(1e-300)
+
+
+def flatten(motion: Motion, values: Mapping[str, Tensor], order: list[str]) -> Tensor:
+    parts = [motion[n].reshape(-1) if n in motion else torch.zeros(values[n].numel(), dtype=torch.float64) for n in order]
+    return torch.cat(parts)

@@ -1,0 +1,44 @@
+"""Example inputs as the graph names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from deadweight.graph.node import Graph
+from deadweight.graph.canonical import VIEWS
+
+
+def bind(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Input tensors by node name: by keyword where a node is called so, else in order."""
+    named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k in graph.inputs}
+    rest = [v for v in pytree.tree_leaves((args, {k: v for k, v in kwargs.items() if k not in named}))]
+    tensors = [v for v in rest if isinstance(v, Tensor)]
+    places = [name for name in graph.inputs if name not in named]
+    assert len(places) == len(tensors), (places, len(tensors))
+    bound = {**named, **dict(zip(places, tensors, strict=True))}
+    for name, value in bound.items():
+        assert tuple(value.shape) == graph.nodes[name].shape, (name, value.shape, graph.nodes[name].shape)
+    return {name: value.to(torch.float64) if value.is_floating_point() else value for name, value in bound.items()}
+
+
+def index_ranges(graph: Graph) -> dict[str, int]:
+    """For integer inputs that index a table: how many rows there are to choose from."""
+    ranges: dict[str, int] = {}
+    for name in graph.inputs:
+        if not graph.nodes[name].is_float:
+            for rows in tables_indexed(graph, name):
+                ranges[name] = min(rows, ranges.get(name, rows))
+    return ranges
+
+
+def tables_indexed(graph: Graph, name: str) -> Iterator[int]:
+    for node in graph.users[name]:
+        if node.op == "aten.embedding" and node.args[1].name == name:
+            yield graph.node(node.args[0]).shape[0]
+        elif node.op in VIEWS:
+            yield from tables_indexed(graph, node.name)
