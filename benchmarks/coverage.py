@@ -69,40 +69,45 @@ def trace(source: Source) -> str:
 def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> tuple[str, str]:
     """Open one type and trace it: (status, reason)."""
     try:
-        source = opened(kind, model_type)
+        form, source = opened(kind, model_type)
         source = narrow(source) if as_narrow else source
     except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
         return "unbuilt", reason(error)
     try:
-        return "traced", trace(source)
+        return "traced", f"{form}: {trace(source)}"
     except Exception as error:  # noqa: BLE001 - likewise
-        return "untraced", reason(error)
+        return "untraced", f"{form}: {reason(error)}"
 
 
-def opened(kind: str, model_type: str) -> Source:
-    """The type's default config, or its narrow form where the default is incomplete, opened as a user would."""
+def forms(config: Any) -> dict[str, Callable[[], Any]]:
+    """The forms of a default config, the one to prefer first."""
+    return {
+        "shallow": lambda: shallow_config(config),
+        "shallow, each layer twice": lambda: shallow_config(config, repeat=2),
+        "whole": lambda: config,
+        "narrow and completed": lambda: narrow_config(config, Size()),
+    }
+
+
+def opened(kind: str, model_type: str) -> tuple[str, Source]:
+    """The first form of the type's default config that runs, opened as a user would; or one that opens at least."""
     config = transformers.CONFIG_MAPPING[model_type]()
     if kind == "causal" and hasattr(config, "is_decoder"):
         config.is_decoder = True
-    forms: tuple[Callable[[], Any], ...] = (
-        lambda: shallow_config(config),
-        lambda: shallow_config(config, repeat=2),
-        lambda: config,
-        lambda: narrow_config(config, Size()),
-    )
-    refused: list[Source | Exception] = []
-    for form in forms:
+    silent: list[tuple[str, Source]] = []
+    refusals: list[Exception] = []
+    for form, make in forms(config).items():
         try:
-            source = _open(form(), _class_name(kind, model_type))
+            source = _open(make(), _class_name(kind, model_type))
         except Exception as error:  # noqa: BLE001 - try the next form
-            refused.append(error)
-        else:
-            if not any(note.startswith(REFUSED) for note in source.notes):
-                return source
-            refused.append(source)
-    if opened_at_all := [source for source in refused if isinstance(source, Source)]:
-        return opened_at_all[0]
-    raise refused[0]
+            refusals.append(error)
+            continue
+        if not any(note.startswith(REFUSED) for note in source.notes):
+            return form, source
+        silent.append((form, source))
+    if silent:
+        return silent[0]
+    raise refusals[0]
 
 
 def _class_name(kind: str, model_type: str) -> str:
@@ -147,8 +152,10 @@ def report(attempts: list[Attempt], console: Console) -> None:
     """Counts by kind, then the failures, grouped by their reason."""
     for kind in dict.fromkeys(a.kind for a in attempts):
         mine = [a for a in attempts if a.kind == kind]
-        traced = sum(a.status == "traced" for a in mine)
-        console.print(f"[bold]{kind}[/bold]: {traced} of {len(mine)} types trace")
+        traced = [a for a in mine if a.status == "traced"]
+        completed = sum(a.reason.startswith("narrow") for a in traced)
+        console.print(f"[bold]{kind}[/bold]: {len(traced)} of {len(mine)} types trace ({completed} of them only narrow")
+        console.print("  and with settings that their default config leaves out)")
         groups: dict[str, list[str]] = defaultdict(list)
         for failed in (a for a in mine if a.status in FAILED):
             groups[f"{failed.status}: {failed.reason}"].append(failed.type)

@@ -67,6 +67,7 @@ def null_space(
     parameters = sum(values[name].numel() for name in order)
     rows, drawn = torch.zeros(0, parameters, dtype=torch.float64), 0
     batch: list[Tensor] = []
+    live_before = -1
     while True:
         while drawn < most and (drawn < LEAST_INPUTS or rows.shape[0] + count(batch) < 1.2 * parameters):
             batch.append(jacobian_rows(graph, values, draw(drawn), order))
@@ -79,8 +80,10 @@ def null_space(
         drawn += len(fresh)
         moved = float((torch.cat(fresh) @ null).abs().max()) if null.shape[1] else 0.0
         faintest = float(singular[live - 1]) if live else 0.0
-        if moved < max(NULL * float(singular[0]), 0.01 * faintest) or drawn >= most:
+        settled = moved < max(NULL * float(singular[0]), 0.01 * faintest) or live == live_before
+        if settled or drawn >= most:
             return null, singular
+        live_before = live
         batch = fresh
 
 
