@@ -126,15 +126,20 @@ def split_linear(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.addmm", "aten.baddbmm")
 def split_addmm(make: Canonicaliser, node: Node) -> Ref | None:
-    """bias + x·W, for unit factors."""
-    if node.kwargs.get("beta", 1) != 1 or node.kwargs.get("alpha", 1) != 1:
-        return None
+    """β·bias + α·x·W, each factor its own node unless it is 1."""
     bias, x, weight = node.args[:3]
     target = aten.matmul.default
     product = make.emit(f"{node.name}_product", "aten.matmul", target, (x, weight), node.shape, node)
-    renamed = dataclasses.replace(make.nodes[product.name])
-    linear = matmul_with_parameter(make, renamed)
-    return make.affine(node, linear or product, None, bias)
+    product = matmul_with_parameter(make, make.nodes[product.name]) or product
+    product = scaled(make, node, product, node.kwargs.get("alpha", 1), "alpha")
+    bias = scaled(make, node, bias, node.kwargs.get("beta", 1), "beta")
+    return make.affine(node, product, None, bias)
+
+
+def scaled(make: Canonicaliser, node: Node, ref: Ref, factor: float, name: str) -> Ref:
+    if factor == 1:
+        return ref
+    return make.emit(f"{node.name}_{name}", "aten.mul", aten.mul.Tensor, (ref, factor), make.shape(ref), node)
 
 
 @rewrites("aten.mm", "aten.matmul", "aten.bmm")
@@ -142,6 +147,10 @@ def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
     """x·W with W made of parameters alone is a linear map; any other product stays a matmul."""
     left, right = node.args[0], node.args[1]
     if is_parameter_view(make, right) and len(make.shape(right)) == 2:
+        before = make.nodes[right.name]
+        if before.op in ("aten.t", "aten.transpose", "aten.permute") and len(make.shape(before.args[0])) == 2:
+            args = (left, before.args[0])  # turned twice
+            return make.emit(f"{node.name}_linear", "linear", aten.linear.default, args, node.shape, node)
         turned = make.emit(f"{node.name}_weight", "aten.t", aten.t.default, (right,), make.shape(right)[::-1], node)
         return make.emit(f"{node.name}_linear", "linear", aten.linear.default, (left, turned), node.shape, node)
     if node.op == "aten.matmul":

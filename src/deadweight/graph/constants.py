@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.evaluate import float64_arguments
-from deadweight.graph.node import Graph, substitute
+from deadweight.graph.node import Graph, Node, substitute
 
 
 def constant_value(graph: Graph, name: str) -> Tensor | None:
@@ -25,3 +25,12 @@ def constant_value(graph: Graph, name: str) -> Tensor | None:
         **float64_arguments(substitute(node.kwargs, inputs.__getitem__)),
     )
     return result if isinstance(result, torch.Tensor) and not result.is_meta else None
+
+
+def known_indices(graph: Graph, node: Node) -> list[Tensor | None] | None:
+    """The index tensors of an aten.index, if all of them are constants."""
+    if node.op != "aten.index":
+        return None
+    found = [None if ref is None else constant_value(graph, ref.name) for ref in node.args[1]]
+    known = all(value is not None or ref is None for value, ref in zip(found, node.args[1], strict=True))
+    return found if known else None

@@ -23,8 +23,8 @@ from deadweight.proof.commutant import Products, commutant_dimension, head_produ
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import Site, Turned, TurnWalk, uses_of
-from deadweight.proof.weights import numbered, weight_view
+from deadweight.proof.turn import Site, Turned, TurnWalk
+from deadweight.proof.weights import numbered, uses_of, weight_view
 
 CODE, NAME = "DW009", "query-key-basis"
 THROUGH = SHAPE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}

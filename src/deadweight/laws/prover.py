@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.claim import Claim
 from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
@@ -91,6 +92,8 @@ def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[int, 
     moved = None
     if node.op == "aten.add" and adds_to_product(graph, node, values):
         moved = known[0].expand(node.shape)
+    elif known_indices(graph, node) is not None and node.target is not None and node.args[0].name in values:
+        moved = node.target(values[node.args[0].name], known_indices(graph, node))
     elif node.op in SHAPE and len(node.inputs) == 1:
         moved = known[0][node.args[1]] if node.op == "getitem" else run_shape(node, known[0])
     if moved is None:

@@ -15,6 +15,7 @@ from deadweight.graph.node import Graph, Node
 from deadweight.laws.claim import Claim, Motion
 from deadweight.proof.absorb import Absorber
 from deadweight.proof.reading import CentredReader, centred_reader
+from deadweight.proof.weights import weight_view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +122,8 @@ def lost_motion(
     row = 1 / gain
     scale = (shift / gain).sum() if unit else 1.0
     motion = torch.outer(amounts / scale, row)
-    return motion if graph.nodes[reader.weight].shape == motion.shape and not is_turned(graph, node) else motion.T
-
-
-def is_turned(graph: Graph, node: Node) -> bool:
-    """Whether the linear map reads its parameter transposed."""
-    return graph.node(node.args[1]).op != "parameter"
+    view = weight_view(graph, node)
+    return motion if view is None or view.output == 0 else motion.T
 
 
 def affine_values(

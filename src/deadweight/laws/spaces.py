@@ -14,8 +14,8 @@ from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the 
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
 from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import NeedsWriter, Site, Turned, TurnWalk, uses_of
-from deadweight.proof.weights import numbered, weight_view
+from deadweight.proof.turn import NeedsWriter, Site, Turned, TurnWalk
+from deadweight.proof.weights import numbered, uses_of, weight_view
 
 
 @dataclass

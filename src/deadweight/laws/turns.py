@@ -13,8 +13,8 @@ from deadweight.laws.prover import Prover
 from deadweight.laws.spaces import Writers, explore, output_parts
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.opsets import CONVOLUTIONS
-from deadweight.proof.turn import Site, Turned, uses_of
-from deadweight.proof.weights import weight_view
+from deadweight.proof.turn import Site, Turned
+from deadweight.proof.weights import uses_of, weight_view
 
 
 @dataclass(frozen=True)

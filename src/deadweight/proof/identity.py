@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Graph, Node, Ref, substitute
 from deadweight.proof.labels import Labels, fresh, key, mix
 from deadweight.proof.opsets import POINTWISE, SHAPE
@@ -31,6 +32,9 @@ class Identity:
         return self.known[name]
 
     def compute(self, node: Node) -> Any:
+        known = known_indices(self.graph, node)
+        if known is not None and node.target is not None:
+            return node.target(self.of(node.args[0]), known)
         if node.op in SHAPE and node.target is not None and self.data_free_indices(node):
             args = substitute(node.args, self.shape_argument)
             return node.target(*args, **substitute(node.kwargs, self.shape_argument))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deadweight.graph.node import Graph, Node, Ref
+from deadweight.proof.weights import uses_of, weight_view
 
 KEEPS_LAST_AXIS = {"aten.unsqueeze", "aten.squeeze", "aten.expand", "aten.slice", "aten.select", "aten.reshape"}
 KEEPS_LAST_AXIS |= {"aten.transpose", "aten.permute", "aten.index"}
@@ -22,8 +23,8 @@ class CentredReader:
 
 def centred_reader(graph: Graph, node: Node) -> CentredReader | None:
     """The LayerNorm behind a linear map, if its input is that LayerNorm's output and nothing else."""
-    weight = weight_parameter(graph, node) if node.op == "linear" else None
-    if weight is None:
+    view = weight_view(graph, node) if node.op == "linear" else None
+    if view is None or len(list(uses_of(graph, view.parameter))) != 1:
         return None
     name, gain, shift = skip_shape(graph, node.args[0].name), None, None
     name, shift = peel(graph, name, "aten.add")
@@ -31,20 +32,7 @@ def centred_reader(graph: Graph, node: Node) -> CentredReader | None:
     core = graph.nodes[skip_shape(graph, name)]
     if core.op != "core.layer" or core.args[1] != 1:
         return None
-    return CentredReader(weight, core.name, gain, shift)
-
-
-def weight_parameter(graph: Graph, node: Node) -> str | None:
-    """The parameter node behind a linear map's weight, when it is used whole (as it is, or transposed)."""
-    ref = node.args[1]
-    while isinstance(ref, Ref):
-        found = graph.nodes[ref.name]
-        if found.op == "parameter":
-            return found.name
-        if found.op not in ("aten.t", "aten.transpose", "aten.permute") or len(graph.users[found.name]) != 1:
-            return None
-        ref = found.args[0]
-    return None
+    return CentredReader(view.parameter, core.name, gain, shift)
 
 
 def skip_shape(graph: Graph, name: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Node, Ref, substitute
 from deadweight.proof.labels import Labels, constant_along, fold, fresh, key, mix, varying_along
 from deadweight.proof.opsets import CONVOLUTIONS, MINUS_INFINITY, POINTWISE, SHAPE
@@ -49,6 +50,9 @@ def index(walk: ShiftWalk, node: Node) -> Shift:
         raise Blocked(node.name, node.op, "the index itself is shifted")
     if node.op != "aten.index" or node.target is None:
         return unknown_labels(node, shift)
+    known = known_indices(walk.graph, node)
+    if known is not None:
+        return Shift(node.target(shift.label, known), node.target(shift.source, known), shift.fixed)
     axes = tuple(a for a, i in enumerate(node.args[1]) if i is not None)
     if not constant_along(shift.label, axes):
         return unknown_labels(node, shift)

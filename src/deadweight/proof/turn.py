@@ -19,7 +19,7 @@ from deadweight.proof.form import Form, Slot, lines, numbers
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import fresh
 from deadweight.proof.steps import Blocked, Step
-from deadweight.proof.weights import WeightView
+from deadweight.proof.weights import WeightView, uses_of
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,8 @@ class TurnWalk:
         if rule is None:
             raise Blocked(node.name, node.op, "no rule says how this operation passes a change of basis on")
         form = rule(self, node)
+        if isinstance(form, Form) and not any(bool((s.coordinate != 0).any()) for s in form.slots):
+            form = None  # only elements outside the space are left
         if form is not None:
             self.forms[node.name] = form
         self.note(node, (rule.__doc__ or "").strip().splitlines()[0].rstrip("."), form)
@@ -203,17 +205,6 @@ class TurnWalk:
             if alike and len(sites) != uses:
                 raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
             self.turned.sites.append(first)
-
-
-def uses_of(graph: Graph, parameter: str) -> Iterable[str]:
-    """The nodes that compute with a parameter, behind views of it."""
-    stack = [parameter]
-    while stack:
-        for node in graph.users[stack.pop()]:
-            if node.op in ("aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.unsqueeze", "aten.expand"):
-                stack.append(node.name)
-            else:
-                yield node.name
 
 
 def signatures(coordinate: Tensor, copies: Tensor, size: int) -> Tensor:

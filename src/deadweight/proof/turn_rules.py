@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Node, Ref, substitute
 from deadweight.proof.form import Form, Slot, added, lines, numbers, scaled
 from deadweight.proof.labels import fresh
@@ -73,6 +74,9 @@ def run_slot(walk: TurnWalk, node: Node, k: int) -> Any:
 def index(walk: TurnWalk, node: Node) -> Form:
     """It picks whole vectors: which ones does not matter."""
     form = walk.get(node.args[0])
+    known = known_indices(walk.graph, node)
+    if form is not None and known is not None and node.target is not None:
+        return form.with_slots([Slot(node.target(s.coordinate, known), node.target(s.factor, known)) for s in form.slots])
     slot = form.single if form is not None else None
     if form is None or slot is None or node.op != "aten.index" or node.target is None:
         raise Blocked(node.name, node.op, "it picks single coordinates")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -54,3 +55,14 @@ def is_transposed(node: Node) -> bool:
 
 def numbered(size: int, offset: int = 0) -> Tensor:
     return torch.arange(1 + offset, size + 1 + offset)
+
+
+def uses_of(graph: Graph, parameter: str) -> Iterable[str]:
+    """The nodes that compute with a parameter, behind views of it."""
+    stack = [parameter]
+    while stack:
+        for node in graph.users[stack.pop()]:
+            if node.op in ("aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.unsqueeze", "aten.expand"):
+                stack.append(node.name)
+            else:
+                yield node.name
