@@ -34,9 +34,10 @@ class Account:
     completeness: Completeness
     unsound: tuple[tuple[Claim, float], ...]  # claims whose motions change the outputs, and by how much
     gap: float  # smallest singular value counted as live over the largest counted as zero
+    shortfall: tuple[tuple[str, float], ...] = ()  # parameter nodes that the unexplained directions move, and how much
 
 
-def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 400) -> Account:
+def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 3000) -> Account:
     """Measure the nullity, and the rank of what the claims explain of it."""
     order = sorted(graph.parameters)
     null, singular = null_space(graph, values, draw, order, most_inputs)
@@ -51,10 +52,22 @@ def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *
             unsound.append((claim, error))
         else:
             spans.append((claim.code, motions))
-    by_law = ranks_by_law(spans)
+    by_law, basis = ranks_by_law(spans)
     explained = sum(n for _, n in by_law)
     result = Completeness(null.shape[1], explained, null.shape[0], by_law, len(unsound))
-    return Account(result, tuple(unsound), gap_of(singular, null.shape[0] - null.shape[1]))
+    gap = gap_of(singular, null.shape[0] - null.shape[1])
+    return Account(result, tuple(unsound), gap, unexplained(null, basis, values, order))
+
+
+def unexplained(null: Tensor, basis: Tensor | None, values: Values, order: list[str]) -> tuple[tuple[str, float], ...]:
+    """Which parameters the directions outside the explained space move: the share of each in them."""
+    rest = null if basis is None else null - basis @ (basis.T @ null)
+    left, singular, _ = torch.linalg.svd(rest, full_matrices=False)
+    rest = left[:, singular > 0.5]  # orthonormal both: singular values are 0 or 1 up to rounding
+    sizes = [values[n].numel() for n in order]
+    energy = [float(part.square().sum()) for part in rest.split(sizes)]
+    found = sorted(((n, e) for n, e in zip(order, energy, strict=True) if e > 1e-3), key=lambda item: -item[1])
+    return tuple(found)
 
 
 def null_space(
@@ -103,8 +116,8 @@ def distance(motions: Tensor, null: Tensor) -> float:
     return float((motions - null @ (null.T @ motions)).norm(dim=0).max())
 
 
-def ranks_by_law(spans: list[tuple[str, Tensor]]) -> tuple[tuple[str, int], ...]:
-    """The rank that each law adds to those before it."""
+def ranks_by_law(spans: list[tuple[str, Tensor]]) -> tuple[tuple[tuple[str, int], ...], Tensor | None]:
+    """The rank that each law adds to those before it, and an orthonormal basis of all."""
     basis: Tensor | None = None
     found = []
     for code in sorted({code for code, _ in spans}):
@@ -115,7 +128,7 @@ def ranks_by_law(spans: list[tuple[str, Tensor]]) -> tuple[tuple[str, int], ...]
         new = left[:, singular > RANK]
         basis = new if basis is None else torch.cat([basis, new], 1)
         found.append((code, new.shape[1]))
-    return tuple(found)
+    return tuple(found), basis
 
 
 def gap_of(singular: Tensor, live: int) -> float:

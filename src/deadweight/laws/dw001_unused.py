@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from deadweight.graph.constants import constant_value
+from deadweight.graph.constants import constant_value, lower_bound
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
 
 CODE, NAME = "DW001", "unused"
+LONG = 1024  # positions: rows that no sequence of this length reads count as unread
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
@@ -31,18 +32,17 @@ def everything(node: Node) -> torch.Tensor:
 
 
 def unread_rows(prover: Prover, node: Node, reader: Node) -> Iterator[ShiftClaim]:
-    """Rows before the first that any position reads; or all but one, where every position reads the same row."""
-    rows = constant_value(prover.graph, reader.args[1].name)
-    if rows is None or rows.numel() < 2:
-        return
-    low, high = int(rows.min()), int(rows.max())
+    """Rows that no position of a sequence of any length reads, and rows below every index that can occur."""
     unread = torch.zeros(node.shape[0], dtype=torch.bool)
-    unread[:low] = True
-    if low == high:
-        unread[high + 1 :] = True
+    index = reader.args[1].name
+    low = lower_bound(prover.graph, index)
+    unread[: min(low, len(unread))] = True
+    longer = constant_value(prover.graph, index, stretch=LONG)
+    if longer is not None:
+        unread |= ~torch.isin(torch.arange(len(unread)), longer)
     if unread.any():
         groups = torch.where(unread.reshape(-1, 1), everything(node), 0)
-        why = f"{reader.name} [aten.embedding]: the rows it reads do not depend on the input, and start at {low}"
+        why = f"{reader.name} [aten.embedding]: no index it can be given names these {int(unread.sum())} rows"
         yield claim(node, groups, (why,), "in a plain forward pass: padded positions or given ids may read these rows")
 
 

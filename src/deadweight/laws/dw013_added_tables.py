@@ -10,7 +10,7 @@ import torch
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import make_claim
+from deadweight.laws.shifts import is_vector, make_claim
 
 CODE, NAME = "DW013", "added-tables"
 
@@ -28,7 +28,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
 
 def is_table(prover: Prover, node: Node) -> bool:
     """Read by rows, or added whole as one row per position."""
-    readers = prover.graph.users[node.name]
-    return len(node.shape) >= 2 and any(
-        r.op in ("aten.embedding", "aten.add", "aten.expand", "aten.slice", "aten.index") for r in readers
-    )
+    readers = {r.op for r in prover.graph.users[node.name]}
+    if is_vector(node):
+        return "aten.embedding" in readers
+    return len(node.shape) >= 2 and bool(readers & {"aten.embedding", "aten.add", "aten.expand", "aten.slice"})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import added_once, each_element, is_vector, norm_behind, passed
+from deadweight.laws.shifts import added_once, common, each_element, ended_at, is_vector, norm_behind, passed
 from deadweight.proof.shift import Outcome
 
 CODE, NAME = "DW017", "biases-at-one-place"
@@ -17,10 +17,19 @@ CODE, NAME = "DW017", "biases-at-one-place"
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
         table = any(r.op == "aten.embedding" for r in prover.graph.users[node.name])
-        if is_vector(node) and not table and norm_behind(prover.graph, added_once(prover.graph, node)) is None:
-            for claim in each_element(prover, CODE, NAME, node, meets_another, "biases"):
+        if is_vector(node) and not table:
+            of_norm = norm_behind(prover.graph, added_once(prover.graph, node)) is not None
+            single = () if of_norm else each_element(prover, CODE, NAME, node, meets_another, "biases")
+            for claim in single:
                 overlap = 1 if prover.has("DW005", node.name) else 0
                 yield replace(claim, dof=claim.dof - overlap)
+            if not any(c.node == node.name for c in prover.claims if c.code in ("DW005", CODE)):
+                yield from common(prover, CODE, NAME, node, mean_meets_another, "biases")
+
+
+def mean_meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:
+    """The part that LayerNorm ignores, on a stream that is also read without one: only the sum of the means counts."""
+    return bool(outcome.absorbed) and "core.layer" in ended_at(outcome)
 
 
 def meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:

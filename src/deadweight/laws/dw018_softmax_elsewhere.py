@@ -18,7 +18,7 @@ CODE, NAME = "DW018", "softmax-elsewhere"
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
-        if prover.has("DW002", node.name) or prover.has("DW001", node.name):
+        if prover.has("DW002", node.name) or not prover.graph.users[node.name]:
             continue
         if is_vector(node):
             single = list(each_element(prover, CODE, NAME, node, dies_in_softmax))

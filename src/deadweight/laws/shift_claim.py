@@ -89,7 +89,9 @@ def undo(
     """The motion of the absorbing parameter that cancels this tangent."""
     shape = graph.nodes[absorber.parameter].shape
     index = absorber.index.expand(tangent.shape).reshape(-1)
-    amounts = torch.zeros(int(index.max()) + 1, dtype=torch.float64)
+    size = shape[-1] if absorber.kind == "table" else int(index.max()) + 1
+    size = torch.Size(shape).numel() if absorber.kind == "bias" else size
+    amounts = torch.zeros(size, dtype=torch.float64)
     amounts[index] = tangent.reshape(-1)
     if absorber.kind == "table":
         return -amounts.expand(shape).clone()

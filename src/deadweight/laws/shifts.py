@@ -107,10 +107,21 @@ def grouped(groups_of: int, node: Node) -> Tensor:
     return blocks.reshape(node.shape)
 
 
-def common(prover: Prover, code: str, name: str, node: Node, accept: Accept) -> Iterator[ShiftClaim]:
+def without_unread(prover: Prover, node: Node, groups: Tensor) -> Tensor:
+    """Leave out rows that nothing reads: they are dead as a whole already."""
+    for claim in prover.claims:
+        if claim.code == "DW001" and claim.node == node.name and isinstance(claim, ShiftClaim):
+            groups = torch.where(claim.groups != 0, 0, groups)
+    return groups
+
+
+def common(
+    prover: Prover, code: str, name: str, node: Node, accept: Accept, absorbers: Absorbers = "none"
+) -> Iterator[ShiftClaim]:
     """What a parameter writes alike to all its output channels."""
     for groups in tied_groups(prover.graph, node):
-        outcome = prover.walk(node.name, groups)
+        groups = without_unread(prover, node, groups)
+        outcome = prover.walk(node.name, groups, absorbers)
         if outcome.proved and accept(prover, node, outcome):
             claim = make_claim(prover, code, name, node, groups, outcome)
             yield replace(claim, elements=None)

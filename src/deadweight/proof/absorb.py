@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deadweight.graph.constants import constant_value
 from deadweight.graph.node import Graph, Node, Ref, substitute
 from deadweight.proof.labels import Labels
 from deadweight.proof.reading import centred_reader
@@ -70,6 +71,9 @@ def producers(graph: Graph, name: str, taken: frozenset[str]) -> Iterator[tuple[
     elif node.op == "aten.embedding":
         table = node.args[0].name
         if graph.nodes[table].op == "parameter" and len(graph.users[table]) == 1 and table not in taken:
+            rows = constant_value(graph, node.args[1].name)
+            if rows is not None:  # always the same rows: each is a vector of its own
+                yield table, "bias", rows.unsqueeze(-1) * node.shape[-1] + torch.arange(node.shape[-1])
             yield table, "table", torch.arange(node.shape[-1]).expand(node.shape)
     elif node.op == "aten.add" and node.kwargs.get("alpha", 1) == 1:
         for ref in node.args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,11 +31,11 @@ SIZES = (
 )
 
 
-def narrow(source: Source, *, seed: int = 0, hidden: int | None = None) -> Source:
+def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int = 11) -> Source:
     """A float64 clone on the CPU, as narrow as the architecture allows, that has run forward once.
 
     Widths 8, 16, 32 and 64 are tried in turn; `hidden` names one. A model of up to 20,000 parameters is cloned as it
-    is.
+    is. A first layer that sees single tokens sees as many points as there are words: `vocabulary` says how many.
     """
     n_parameters = sum(p.numel() for p in source.module.parameters())
     if n_parameters <= SMALL and (source.has_weights or source.config is not None) and hidden is None:
@@ -47,6 +48,7 @@ def narrow(source: Source, *, seed: int = 0, hidden: int | None = None) -> Sourc
     refusals: list[str] = []
     for size in SIZES if hidden is None else (Size(hidden), Size(hidden, spare=2)):
         try:
+            size = replace(size, vocabulary=vocabulary)
             return _clone(source, narrow_config(source.config, size), seed, size.length)
         except Exception as error:  # noqa: BLE001 - a config that the model's own code refuses
             refusals.append(reason(error))

@@ -17,6 +17,7 @@ class Size:
     heads: int = 2
     layers: int = 2
     repeat: int = 1  # layers of each kind
+    vocabulary: int = 11
 
     @property
     def head(self) -> int:
@@ -114,7 +115,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "vocab_size n_vocab n_words text_vocab_size audio_vocab_size input_vocab_size output_vocab_size n_token "
         "decoder_vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size entity_vocab_size "
         "num_embeddings pronunciation_vocab_size shape_vocab_size",
-        lambda s, old, d: VOCABULARY,
+        lambda s, old, d: s.vocabulary,
     ),
     ("codebook_size", lambda s, old, d: 8),
     (
