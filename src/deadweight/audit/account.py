@@ -164,5 +164,7 @@ def flat_motions(claim: Claim, graph: Graph, values: Values, inputs: Values, ord
 
 
 def flatten(motion: Motion, values: Mapping[str, Tensor], order: list[str]) -> Tensor:
-    parts = [motion[n].reshape(-1) if n in motion else torch.zeros(values[n].numel(), dtype=torch.float64) for n in order]
+    parts = [
+        motion[n].reshape(-1) if n in motion else torch.zeros(values[n].numel(), dtype=torch.float64) for n in order
+    ]
     return torch.cat(parts)

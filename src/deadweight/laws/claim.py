@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deadweight.audit.finding import Tier, Verdict
 from deadweight.graph.node import Graph
+from deadweight.proof.steps import Step
 
 Motion = dict[str, Tensor]  # parameter node name to the direction in which it moves
 
@@ -26,9 +27,14 @@ class Claim(ABC):
     tier: Tier = "real"
     into: tuple[str, ...] = ()
     elements: Tensor | None = None  # flat indices into the parameter
-    proof: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
     note: str = ""
     epsilon: float = field(default=0.0)  # the ε that an "epsilon" claim takes for 0
+
+    @property
+    def proof(self) -> tuple[str, ...]:
+        """One line per step."""
+        return tuple(str(step) for step in self.steps)
 
     @abstractmethod
     def motions(self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Motion]:

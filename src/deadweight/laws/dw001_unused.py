@@ -10,6 +10,7 @@ from deadweight.graph.constants import constant_value, lower_bound
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.proof.steps import Step
 
 CODE, NAME = "DW001", "unused"
 LONG = 1024  # positions: rows that no sequence of this length reads count as unread
@@ -20,7 +21,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
     for name in graph.parameters:
         node = graph.nodes[name]
         if not graph.users[name] and name not in graph.outputs:
-            yield claim(node, everything(node), ("no operation on the way to the output reads it",), "")
+            yield claim(node, everything(node), "no operation on the way to the output reads it", "")
             continue
         for reader in graph.users[name]:
             if reader.op == "aten.embedding" and len(graph.users[name]) == 1:
@@ -42,11 +43,11 @@ def unread_rows(prover: Prover, node: Node, reader: Node) -> Iterator[ShiftClaim
         unread |= ~torch.isin(torch.arange(len(unread)), longer)
     if unread.any():
         groups = torch.where(unread.reshape(-1, 1), everything(node), 0)
-        why = f"{reader.name} [aten.embedding]: no index it can be given names these {int(unread.sum())} rows"
-        yield claim(node, groups, (why,), "in a plain forward pass: padded positions or given ids may read these rows")
+        why = f"no index that {reader.name} can be given names these {int(unread.sum())} rows"
+        yield claim(node, groups, why, "in a plain forward pass: padded positions or given ids may read these rows")
 
 
-def claim(node: Node, groups: torch.Tensor, proof: tuple[str, ...], note: str) -> ShiftClaim:
+def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
     whole = bool((groups != 0).all())
     return ShiftClaim(
         code=CODE,
@@ -56,7 +57,7 @@ def claim(node: Node, groups: torch.Tensor, proof: tuple[str, ...], note: str) -
         verdict="dead",
         tier="bitwise",
         elements=None if whole else torch.nonzero(groups.reshape(-1)).reshape(-1),
-        proof=proof,
+        steps=(Step(node.name, node.op, why, "nothing follows"),),
         note=note,
         groups=groups,
     )

@@ -23,7 +23,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
             continue
         dead = list(each_element(prover, CODE, NAME, node, is_before_statistics))
         for claim in dead or each_element(prover, CODE, NAME, node, is_before_statistics, "biases"):
-            batch = any("core.batch" in step for step in claim.proof)
+            batch = any(step.op == "core.batch" for step in claim.steps)
             folded = claim.verdict == "folds"
             note = "training: batch statistics" if batch else "eval: running statistics" if folded else ""
             yield replace(claim, tier="mode" if note else "real", note=note)

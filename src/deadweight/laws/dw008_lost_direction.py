@@ -13,6 +13,7 @@ from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import make_claim
 from deadweight.proof.reading import centred_reader
 from deadweight.proof.shift import Outcome
+from deadweight.proof.steps import Step
 
 CODE, NAME = "DW008", "lost-direction"
 
@@ -25,9 +26,9 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         rows = torch.arange(1, node.shape[-1] + 1)
         parameter = prover.graph.nodes[reader.weight]
         if reader.shift is None:
-            proof = (f"{node.name} [linear]: it reads γ·x̂, and x̂ sums to zero: the component along 1/γ adds 0",)
-            claim = make_claim(prover, CODE, NAME, parameter, rows, Outcome([], {}))
-            yield replace(claim, proof=proof, elements=None, lost=node.name)
+            first = Step(node.name, node.op, "it reads γ·x̂, and x̂ sums to zero", "the component along 1/γ adds 0")
+            claim = make_claim(prover, CODE, NAME, parameter, rows, Outcome([first], {}))
+            yield replace(claim, elements=None, lost=node.name)
         else:
             yield from constant(prover, node, parameter, rows)
 
@@ -38,8 +39,9 @@ def constant(prover: Prover, node: Node, parameter: Node, rows: torch.Tensor) ->
         outcome = prover.walk(node.name, groups.expand(node.shape), "biases")
         if outcome.proved:
             claim = make_claim(prover, CODE, NAME, parameter, groups, outcome)
-            first = f"{node.name} [linear]: it reads γ·x̂ + β, and x̂ sums to zero: W += u(1/γ)ᵀ adds u·Σ(β/γ)"
-            yield replace(claim, proof=(first, *claim.proof[1:]), elements=None, lost=node.name)
+            why = "it reads γ·x̂ + β, and x̂ sums to zero: W += u(1/γ)ᵀ adds the constant u·Σ(β/γ)"
+            first = replace(claim.steps[0], rule=why)
+            yield replace(claim, steps=(first, *claim.steps[1:]), elements=None, lost=node.name)
 
 
 def output_parts(prover: Prover, node: Node, rows: torch.Tensor) -> Iterator[torch.Tensor]:

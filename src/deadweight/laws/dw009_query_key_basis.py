@@ -179,7 +179,7 @@ def conclude(
         verdict="gauge",
         into=tuple(dict.fromkeys(s.parameter for s in every if s is not own)),
         elements=moved_elements(prover.graph.nodes[own.parameter], own),
-        proof=tuple(str(s) for s in turned.steps),
+        steps=tuple(turned.steps),
         note="of the two gains only the product counts" if query.is_gain else "",
         sites=every,
         products=tuple(products),

@@ -42,7 +42,7 @@ def scale(prover: Prover, node: Node, covered: set[str]) -> Iterator[TurnClaim]:
             verdict="gauge",
             tier="epsilon",
             into=tuple(dict.fromkeys(s.parameter for s in turned.sites[1:])),
-            proof=tuple(str(s) for s in turned.steps),
+            steps=tuple(turned.steps),
             note=f"the norm's ε of {turned.epsilon:g} is taken for 0",
             epsilon=turned.epsilon,
             sites=tuple(turned.sites),

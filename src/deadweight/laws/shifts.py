@@ -49,7 +49,7 @@ def make_claim(prover: Prover, code: str, name: str, node: Node, groups: Tensor,
         verdict=verdict,
         into=into,
         elements=elements,
-        proof=tuple(str(s) for s in outcome.steps),
+        steps=tuple(outcome.steps),
         groups=groups,
         absorbers=absorbers,
     )

@@ -32,7 +32,9 @@ class Writers:
 
 
 def same(a: Site, b: Site) -> bool:
-    return a.parameter == b.parameter and a.role == b.role and a.axis == b.axis and torch.equal(a.coordinate, b.coordinate)
+    return (
+        a.parameter == b.parameter and a.role == b.role and a.axis == b.axis and torch.equal(a.coordinate, b.coordinate)
+    )
 
 
 def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False) -> Turned:

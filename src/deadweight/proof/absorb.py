@@ -25,7 +25,9 @@ class Absorber:
 
     parameter: str  # node name
     kind: str
-    index: Tensor  # for every element of the node where the shift is met, the element (or column, or row) that undoes it
+    index: (
+        Tensor  # for every element of the node where the shift is met, the element (or column, or row) that undoes it
+    )
     node: str = ""  # where it was met
 
     def amounts(self, label: Labels) -> Labels | None:

@@ -49,7 +49,9 @@ def numbers(labels: Labels) -> Float64[Tensor, "..."]:
 
 
 def scaled(form: Form, factor: Tensor | float) -> Form:
-    return form.with_slots([Slot(s.coordinate.expand((s.factor * factor).shape), s.factor * factor) for s in form.slots])
+    return form.with_slots(
+        [Slot(s.coordinate.expand((s.factor * factor).shape), s.factor * factor) for s in form.slots]
+    )
 
 
 def added(left: Form, right: Form, shape: tuple[int, ...]) -> Form | None:

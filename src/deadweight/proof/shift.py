@@ -20,6 +20,7 @@ from deadweight.proof.labels import Labels, constant_along
 from deadweight.proof.steps import Blocked, Step
 
 MIXED = -1
+REPLAYABLE = 4096  # elements
 Absorbers = Literal["none", "biases", "weights"]  # what may take a constant shift over
 
 
@@ -116,7 +117,7 @@ class ShiftWalk:
         self.note(node, theorem(rule), result)
 
     def note(self, node: Node, rule: str, value: Any) -> None:
-        self.outcome.steps.append(Step(node.name, node.op, rule, describe(value), value))
+        self.outcome.steps.append(Step(node.name, node.op, rule, describe(value), kept(value)))
 
     def get(self, value: Any) -> Shift | None:
         """The shift of an argument, if it is a shifted node."""
@@ -150,6 +151,14 @@ class ShiftWalk:
                 self.note(node, "the output is read through a softmax, which ignores what is constant", None)
                 continue
             raise Blocked(name, "output", "the shift reaches the output")
+
+
+def kept(value: Any) -> Any:
+    """What a step remembers: the labels themselves where they are small enough to replay, else only that it moved."""
+    if isinstance(value, Shift) and value.label.numel() > REPLAYABLE:
+        return True
+    large = isinstance(value, list) and any(isinstance(v, Shift) and v.label.numel() > REPLAYABLE for v in value)
+    return True if large else value
 
 
 def theorem(rule: Rule) -> str:

@@ -241,7 +241,7 @@ def softmax_reason(walk: ShiftWalk, node: Node) -> str:
     last = next((s for s in reversed(walk.outcome.steps) if s.op in ("aten.cat", "aten.mul", "aten.where")), None)
     if last is not None and last.op == "aten.cat":
         return "an extra logit that is not shifted stands beside the shifted ones (attention sink)"
-    rotated = any(s.op == "aten.mul" and s.value is not None and s.value.fixed for s in walk.outcome.steps)
+    rotated = any(s.op == "aten.mul" and s.value is not None for s in walk.outcome.steps)
     return f"the shift varies along the softmax axis{' after a position-dependent factor (rotary)' if rotated else ''}"
 
 

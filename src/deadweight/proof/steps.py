@@ -14,7 +14,7 @@ class Step:
     op: str
     rule: str  # the rule's theorem, in one line
     conclusion: str  # in words: "shifted, constant along the keys"
-    value: Any = field(default=None, compare=False, repr=False)  # the labels after the step; None: unchanged
+    value: Any = field(default=None, compare=False, repr=False)  # what is known after the step; None: unchanged
 
     def __str__(self) -> str:
         return f"{self.node} [{self.op}]: {self.rule} → {self.conclusion}"

@@ -170,7 +170,7 @@ class TurnWalk:
     def note(self, node: Node, rule: str, form: Any) -> None:
         self.turned.touched.add(node.name)
         words = "undone: the change of basis ends here" if form is None else "turned alike"
-        self.turned.steps.append(Step(node.name, node.op, rule, words))
+        self.turned.steps.append(Step(node.name, node.op, rule, words, None if form is None else True))
 
     def get(self, value: Any) -> Form | None:
         found = self.forms.get(value.name) if isinstance(value, Ref) else None

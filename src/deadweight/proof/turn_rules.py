@@ -76,7 +76,9 @@ def index(walk: TurnWalk, node: Node) -> Form:
     form = walk.get(node.args[0])
     known = known_indices(walk.graph, node)
     if form is not None and known is not None and node.target is not None:
-        return form.with_slots([Slot(node.target(s.coordinate, known), node.target(s.factor, known)) for s in form.slots])
+        return form.with_slots(
+            [Slot(node.target(s.coordinate, known), node.target(s.factor, known)) for s in form.slots]
+        )
     slot = form.single if form is not None else None
     if form is None or slot is None or node.op != "aten.index" or node.target is None:
         raise Blocked(node.name, node.op, "it picks single coordinates")
@@ -142,7 +144,11 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
 
 def coordinate_axis(coordinate: torch.Tensor) -> int | None:
     """The one axis along which coordinates differ."""
-    varying = [a for a in range(coordinate.ndim) if not torch.equal(coordinate, coordinate.narrow(a, 0, 1).expand_as(coordinate))]
+    varying = [
+        a
+        for a in range(coordinate.ndim)
+        if not torch.equal(coordinate, coordinate.narrow(a, 0, 1).expand_as(coordinate))
+    ]
     if not varying:
         return coordinate.ndim - 1
     return varying[0] if len(varying) == 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from deadweight.errors import DeadweightError
+from deadweight import embedded
 from deadweight.source import factory, hugging
+from deadweight.source.blocks import Blocks, collapse
 from deadweight.source.examples import example_inputs, left_out
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
@@ -31,6 +33,8 @@ class Source:
     config: Any | None  # the PretrainedConfig of a Hugging Face model
     notes: tuple[str, ...] = ()
     inputs: Inputs = field(default_factory=Inputs)  # the same example on the CPU, with what may be drawn in its place
+    blocks: tuple[Blocks, ...] = ()  # lists of repeated blocks that were cut short
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # every parameter of the whole model
 
     def draw(self, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh random inputs of the example's shapes and types, on the CPU."""
@@ -45,15 +49,20 @@ def open_model(
     training: bool = False,
     trust_remote_code: bool = False,
     length: int | None = None,
+    collapsed: bool = False,
 ) -> Source:
     """The model that `spec` names, and example inputs for it.
 
     `spec` is a Hugging Face folder or hub id, a config.json, a .gguf file, package.module:callable, or a module.
-    Without `weights` no weight is read where a config says the shapes: the module is then on the meta device.
+    Without `weights` no weight is read where a config says the shapes: the module is then on the meta device. A
+    `collapsed` model keeps only as many repeated blocks as show every kind.
     """
     made = _built(spec, weights=weights, trust_remote_code=trust_remote_code)
     given = inputs if inputs is not None else made.inputs
-    return as_source(made, given, training=training, length=length)
+    shapes = {name: tuple(p.shape) for name, p in made.module.named_parameters()}
+    blocks = collapse(made.module) if collapsed else ()
+    source = as_source(made, given, training=training, length=length)
+    return replace(source, blocks=blocks, shapes=shapes)
 
 
 def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
@@ -61,6 +70,8 @@ def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bo
         return factory.from_module(spec)
     if not isinstance(spec, (str, Path)) or not str(spec):
         raise DeadweightError(f"found {printable(repr(spec))} as the model; expected a path, a hub id or an nn.Module")
+    if str(spec) == "demo" and not Path(spec).exists():
+        return replace(hugging.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo")
     if factory.looks_like(str(spec)) and not Path(spec).exists():
         return factory.from_spec(str(spec))
     refuse_pickle(Path(spec))

@@ -1,0 +1,98 @@
+"""Evidence: gradients in float64, with random parameters and random inputs. It shares no code with the proofs.
+
+One backward pass of a random functional of the output gives every parameter's gradient g. A motion t that changes
+nothing has g·t = 0 to rounding; and a finite step along a dead direction leaves the output where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.node import Graph
+from deadweight.laws.claim import Claim, Motion
+from deadweight.laws.dw009_query_key_basis import ContractionClaim
+
+Values = dict[str, Tensor]
+Draw = Callable[[int], Values]
+DRAWS = 4
+MOTIONS = 6  # per claim: a spread over its spanning set
+STEP = 3.0  # "by a lot": parameters are of order one
+
+
+def gradients(graph: Graph, values: Values, draw: Draw) -> list[Values]:
+    """The gradient of a random functional of the outputs, for several draws of inputs."""
+    return [gradient(graph, values, draw(seed), seed) for seed in range(DRAWS)]
+
+
+def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
+    names = [n for n in graph.parameters if values[n].is_floating_point()]
+    leaves = {n: values[n].detach().clone().requires_grad_() for n in names}
+    outputs = evaluate(graph, {**values, **leaves}, inputs)
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros((), dtype=torch.float64)
+    for out in outputs:
+        if isinstance(out, Tensor) and out.is_floating_point():
+            weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+            total = total + (out * weights).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {n: torch.zeros_like(values[n]) if g is None else g for n, g in zip(names, found, strict=True)}
+
+
+def claim_evidence(graph: Graph, claim: Claim, values: Values, draw: Draw, grads: list[Values]) -> float | None:
+    """The largest |g·t| over sampled motions, relative to what a live direction of that size would give."""
+    if isinstance(claim, ContractionClaim) and not claim.diagonal and len(claim.products[0].left) > 16:
+        return None  # solving for its motions takes too long at this width; a narrow clone shows them
+    worst = None
+    for motion in spread(claim, graph, values, draw(0)):
+        for g in grads:
+            worst = max(worst or 0.0, relative(g, motion))
+    if worst is not None and claim.verdict == "dead":
+        worst = max(worst, finite_step(graph, claim, values, draw(1)))
+    return worst
+
+
+def spread(claim: Claim, graph: Graph, values: Values, inputs: Values) -> Iterator[Motion]:
+    """A few motions: the first ones, and then ever rarer ones."""
+    for i, motion in enumerate(islice(claim.motions(graph, values, inputs), 4 * MOTIONS)):
+        if i < MOTIONS or i % 7 == 0:
+            yield motion
+
+
+def relative(g: Values, motion: Motion) -> float:
+    total = sum(float((g[n] * t).sum()) for n, t in motion.items() if n in g)
+    size = sum(float((g[n] * t).abs().sum()) for n, t in motion.items() if n in g)
+    length = sum(float(t.square().sum()) for t in motion.values()) ** 0.5
+    count = sum(x.numel() for x in g.values())
+    typical = (sum(float(x.square().sum()) for x in g.values()) / max(count, 1)) ** 0.5
+    return abs(total) / (size + typical * length + 1e-300)
+
+
+def finite_step(graph: Graph, claim: Claim, values: Values, inputs: Values) -> float:
+    """How much the outputs change when what is called dead moves by a lot."""
+    generator = torch.Generator().manual_seed(7)
+    moved = dict(values)
+    for motion in islice(claim.motions(graph, values, inputs), 64):
+        step = STEP * float(torch.randn((), generator=generator))
+        for name, t in motion.items():
+            moved[name] = moved[name] + step * t
+    before, after = evaluate(graph, values, inputs), evaluate(graph, moved, inputs)
+    worst = 0.0
+    for a, b in zip(before, after, strict=True):
+        if isinstance(a, Tensor) and a.is_floating_point() and a.numel():
+            worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)))
+    return worst
+
+
+def zero_elements(graph: Graph, grads: list[Values]) -> Values:
+    """Where every gradient is zero to rounding: True marks the element."""
+    found = {}
+    for name in grads[0]:
+        total = torch.stack([g[name].abs() for g in grads]).amax(0)
+        typical = torch.stack([torch.cat([x.reshape(-1) for x in g.values()]).abs().mean() for g in grads]).mean()
+        found[name] = total < 1e-12 * typical
+    return found

@@ -1,0 +1,85 @@
+"""From claims about the traced graph to findings about the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from deadweight.audit.finding import Finding, Pieces
+from deadweight.graph.node import Graph
+from deadweight.laws.claim import Claim
+from deadweight.source.blocks import Blocks
+from deadweight.source.model import Source
+
+
+def to_finding(graph: Graph, claim: Claim) -> Finding:
+    """The same facts by state-dict names."""
+    shape = graph.nodes[claim.node].shape
+    total = torch.Size(shape).numel()
+    return Finding(
+        code=claim.code,
+        law=claim.name,
+        parameter=graph.parameters[claim.node],
+        slice=pieces(claim.elements, shape),
+        elements=total if claim.elements is None else len(claim.elements),
+        dof=claim.dof,
+        verdict=claim.verdict,
+        into=tuple(dict.fromkeys(graph.parameters[name] for name in claim.into if name in graph.parameters)),
+        tier=claim.tier,
+        proof=claim.proof,
+        note=claim.note,
+    )
+
+
+def pieces(elements: Tensor | None, shape: tuple[int, ...]) -> Pieces | None:
+    """Runs of rows along the first axis; None for all of them."""
+    if elements is None or not shape:
+        return None
+    rows = (elements // (torch.Size(shape).numel() // shape[0])).unique()
+    if len(rows) == shape[0]:
+        return None
+    breaks = torch.nonzero(rows[1:] != rows[:-1] + 1).reshape(-1) + 1
+    runs = torch.tensor_split(rows, breaks)
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in runs if len(run))
+
+
+def expand(source: Source, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """A finding about a kept block speaks for every block that it represents."""
+    found = list(findings)
+    for blocks in source.blocks:
+        found = [f for finding in found for f in over_blocks(blocks, finding, source)]
+    yield from found
+
+
+def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Finding]:
+    home = blocks.index_in(finding.parameter)
+    touched = {i for name in finding.into if (i := blocks.index_in(name)) is not None}
+    spread = touched | ({home} if home is not None else set())
+    if home is None or len(spread) > 2:
+        yield replace(finding, into=tuple(everywhere(blocks, finding.into, source)))
+        return
+    for index in range(len(blocks.kinds)):
+        if blocks.representative(index) == home:
+            offset = index - home
+            into = tuple(
+                blocks.moved(n, i + offset) if (i := blocks.index_in(n)) is not None else n for n in finding.into
+            )
+            into = tuple(name for name in into if name in source.shapes)
+            yield replace(finding, parameter=blocks.moved(finding.parameter, index), into=into)
+
+
+def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterator[str]:
+    """What a finding about the whole stream touches, in every block."""
+    seen: dict[str, None] = {}
+    for name in names:
+        index = blocks.index_in(name)
+        if index is None:
+            seen[name] = None
+            continue
+        for i in range(len(blocks.kinds)):
+            if blocks.representative(i) == index and blocks.moved(name, i) in source.shapes:
+                seen[blocks.moved(name, i)] = None
+    yield from seen

@@ -1,0 +1,233 @@
+"""Measuring: where evidence and account are taken, and what they say of the model that was asked about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.audit.account import Account, account
+from deadweight.audit.checker import replay
+from deadweight.audit.evidence import Draw, Values, claim_evidence, gradients, zero_elements
+from deadweight.audit.finding import Completeness, Unknown
+from deadweight.errors import DeadweightError
+from deadweight.graph.bind import bind, index_ranges
+from deadweight.graph.canonical import canonical
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import TraceError, trace
+from deadweight.laws.catalogue import search
+from deadweight.laws.claim import Claim
+from deadweight.laws.prover import Prover
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
+from deadweight.source.model import Source
+from deadweight.source.narrow import narrow
+from deadweight.source.randomise import randomise
+
+AFFORDABLE = 3_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
+MORE_WORDS = 41  # a first layer that sees single tokens needs more points than the narrow vocabulary has
+TRIES = 6  # draws of parameters for ReLU models: units that are never or always on add to the count
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A model small enough to measure, traced, with what was proved of it."""
+
+    graph: Graph
+    prover: Prover
+    values: Values
+    draw: Draw
+    words: str
+
+
+@dataclass
+class Measured:
+    """What was measured, and how claims about the model find their evidence."""
+
+    graph: Graph
+    by_key: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    faults: dict[tuple[str, str, int], str] = field(default_factory=dict)  # proofs that do not replay on numbers
+    completeness: Completeness | None = None
+    unexplained: tuple[Unknown, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def evidence_of(self, claim: Claim) -> float | None:
+        return self.by_key.get(key_of(self.graph, claim), self.by_key.get((*key_of(self.graph, claim)[:2], -1)))
+
+    def refuses(self, claim: Claim) -> bool:
+        return key_of(self.graph, claim) in self.faults
+
+
+def key_of(graph: Graph, claim: Claim) -> tuple[str, str, int]:
+    """The law, the parameter whatever its layer, and which part of the parameter in order."""
+    return claim.code, re.sub(r"\.\d+\.", ".N.", graph.parameters[claim.node]), part_of(graph, claim)
+
+
+def part_of(graph: Graph, claim: Claim) -> int:
+    """Where in a fused parameter the claim begins, in twelfths: the same in a narrow clone."""
+    if claim.elements is None or not len(claim.elements):
+        return 0
+    return int(12 * int(claim.elements[0]) / torch.Size(graph.nodes[claim.node].shape).numel())
+
+
+def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
+    """Evidence for every claim where it is cheap, and the account where it is asked for."""
+    measured = Measured(prover.graph)
+    try:
+        clone = clone_of(source, prover)
+    except (DeadweightError, TraceError) as error:
+        if complete:
+            raise DeadweightError(f"no account can be made: {error}") from error
+        measured.notes = (f"no evidence was taken: {error}",)
+        return measured
+    grads = gradients(clone.graph, clone.values, clone.draw)
+    for claim in clone.prover.claims:
+        fault = replay(clone.graph, claim, clone.values, clone.draw(2))
+        if fault is not None:
+            measured.faults[key_of(clone.graph, claim)] = fault
+            why = f"{claim.code}: the proof does not replay: {fault}"
+            measured.unexplained += (Unknown(clone.graph.parameters[claim.node], None, why),)
+        found = claim_evidence(clone.graph, claim, clone.values, clone.draw, grads)
+        if found is not None:
+            key = key_of(clone.graph, claim)
+            for known in (key, (*key[:2], -1)):
+                measured.by_key[known] = max(found, measured.by_key.get(known, 0.0))
+    measured.unexplained += tuple(unexplained(source, clone, grads))
+    if complete:
+        counted = best_account(source, prover, clone)
+        measured.completeness = counted.completeness
+        measured.unexplained += tuple(shortfall(clone, counted))
+    return measured
+
+
+def clone_of(source: Source, prover: Prover, *, seed: int = 0, vocabulary: int = 11) -> Clone:
+    """The narrow clone of a Hugging Face model; any other model as it is, with random parameters, if it is small."""
+    n_parameters = sum(p.numel() for p in source.module.parameters())
+    if source.config is None and n_parameters > AFFORDABLE:
+        raise DeadweightError(f"{n_parameters:,} parameters and no config to make a narrow clone from")
+    if source.config is None:
+        module = randomise(source.module, seed)
+        small = replace(source, module=module, inputs=source.inputs.cast(torch.float64))
+        graph, words = prover.graph, "the model itself, with random parameters"
+        tensors = named_tensors(graph, module)
+        return Clone(graph, prover, tensors, drawer(graph, small), words)
+    small = narrow(source, seed=seed, vocabulary=vocabulary)
+    graph = canonical(trace(small.module, small.args, small.kwargs))
+    found = search(graph, probabilities=prover.probabilities)
+    values = {n: widened(t) for n, t in graph.tensors.items()}
+    return Clone(graph, found, values, drawer(graph, small), small.notes[-1] if small.notes else "a narrow clone")
+
+
+def named_tensors(graph: Graph, module: torch.nn.Module) -> Values:
+    """The module's parameters under the graph's node names; buffers and constants as they were traced."""
+    values = {n: widened(t) for n, t in graph.tensors.items()}
+    for node, name in graph.parameters.items():
+        values[node] = widened(module.get_parameter(name))
+    return values
+
+
+def widened(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def drawer(graph: Graph, source: Source) -> Draw:
+    """Fresh inputs by seed; integers that index a table range over all its rows."""
+    ranges = index_ranges(graph) if source.config is None else {}
+
+    def draw(seed: int) -> Values:
+        generator = torch.Generator().manual_seed(seed)
+        args, kwargs = source.draw(generator)
+        bound = bind(graph, args, kwargs)
+        for name, rows in ranges.items():
+            bound[name] = torch.randint(0, rows, bound[name].shape, generator=generator)
+        return bound
+
+    return draw
+
+
+def unexplained(source: Source, clone: Clone, grads: list[Values]) -> Iterator[Unknown]:
+    """Zero gradients of biases, gains and weights that no claim covers. Tables are left out: rows may not be drawn."""
+    for name, zero in zero_elements(clone.graph, grads).items():
+        if any(r.op == "aten.embedding" for r in clone.graph.users[name]):
+            continue
+        for claim in clone.prover.claims:
+            if claim.node == name and isinstance(claim, ShiftClaim) and claim.verdict == "dead" and claim.lost is None:
+                zero = zero & ~(claim.groups != 0).expand(zero.shape)
+        if bool(zero.any()) and not unit_off(clone.graph, zero):
+            count = int(zero.sum())
+            why = f"unexplained: {count} of {zero.numel()} elements have no gradient in a narrow clone"
+            yield Unknown(clone.graph.parameters[name], None, why)
+
+
+def unit_off(graph: Graph, zero: Tensor) -> bool:
+    """Hidden units that were off, or experts that were not chosen, for all inputs drawn: some rows, not all."""
+    gates = POSITIVELY_HOMOGENEOUS | {"aten.topk", "aten.hardtanh", "aten.clamp", "aten.relu6", "aten.hardswish"}
+    return any(n.op in gates for n in graph.nodes.values()) and not bool(zero.all())
+
+
+def best_account(source: Source, prover: Prover, clone: Clone) -> Account:
+    """The smallest nullity over several draws: a draw can only add to what is redundant for all parameters."""
+    best = account(clone.graph, clone.values, clone.draw, clone.prover.claims)
+    words = clone.words
+    for attempt in attempts(source, clone):
+        if best.completeness.measured == best.completeness.explained and not best.unsound:
+            break
+        other = clone_of(source, prover, **attempt)
+        found = account(other.graph, other.values, other.draw, other.prover.claims)
+        if surplus(found) < surplus(best):
+            best, words = found, other.words
+    return replace(best, completeness=replace(best.completeness, clone=words))
+
+
+def surplus(found: Account) -> int:
+    return found.completeness.measured - found.completeness.explained
+
+
+def attempts(source: Source, clone: Clone) -> Iterator[dict[str, Any]]:
+    if source.config is not None:
+        yield {"vocabulary": MORE_WORDS}
+    if any(n.op in POSITIVELY_HOMOGENEOUS for n in clone.graph.nodes.values()):
+        for seed in range(1, TRIES):
+            yield {"seed": seed}
+
+
+def shortfall(clone: Clone, counted: Account) -> Iterator[Unknown]:
+    """Name what is redundant and unexplained, and what is claimed and does not hold."""
+    missing = surplus(counted)
+    if missing:
+        names = [clone.graph.parameters[n] for n, _ in counted.shortfall if n in clone.graph.parameters][:4]
+        why = f"unexplained: {missing} redundant dimensions of the narrow clone move {', '.join(names)}"
+        yield Unknown(names[0] if names else "*", None, why)
+    for claim, error in counted.unsound:
+        why = f"{claim.code} does not hold in a narrow clone (off by {error:.1e})"
+        yield Unknown(clone.graph.parameters[claim.node], None, why)
+
+
+def untraced_evidence(source: Source) -> Iterator[Unknown]:
+    """Without a graph: zero gradients of the module itself in float64, where it can be run."""
+    try:
+        small = source if source.config is None else narrow(source)
+    except DeadweightError as error:
+        yield Unknown("*", None, f"no evidence either: {error}")
+        return
+    module = randomise(small.module, 0)
+    totals: dict[str, Tensor] = {}
+    for seed in range(4):
+        args, kwargs = small.inputs.cast(torch.float64).draw(torch.Generator().manual_seed(seed))
+        module.zero_grad()
+        out = module(*args, **kwargs)
+        leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
+        sum((t * torch.randn_like(t)).sum() for t in leaves).backward()  # type: ignore[union-attr]
+        for name, p in module.named_parameters():
+            grad = torch.zeros_like(p) if p.grad is None else p.grad.abs()
+            totals[name] = torch.maximum(totals.get(name, torch.zeros_like(grad)), grad)
+    typical = torch.cat([t.reshape(-1) for t in totals.values()]).mean()
+    for name, total in totals.items():
+        count = int((total < 1e-12 * typical).sum())
+        if count and total.ndim <= 1:
+            yield Unknown(name, None, f"{count} of {total.numel()} elements have no gradient; not proved")

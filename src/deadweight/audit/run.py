@@ -1,0 +1,121 @@
+"""The audit, stage by stage: open, trace, prove, test by evidence, account, report as findings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from deadweight.audit.checker import structure
+from deadweight.audit.finding import Audit, Finding, Unknown
+from deadweight.audit.findings import expand, to_finding
+from deadweight.audit.measure import measure, untraced_evidence
+from deadweight.audit.unknowns import unknowns
+from deadweight.errors import DeadweightError
+from deadweight.graph.canonical import canonical
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import TraceError, trace
+from deadweight.laws.catalogue import search
+from deadweight.source.model import Source, open_model
+
+TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live direction gives about 1
+Progress = Callable[[str], None]
+
+
+def audit(
+    model: Any,
+    inputs: Any = None,
+    *,
+    training: bool = False,
+    output: str = "logits",
+    complete: bool = False,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
+    length: int | None = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """Every parameter of the model that is dead, folds into others, or is a gauge, each with its proof.
+
+    `model` is an nn.Module, or what the command line takes. `output` says what must stay the same: "logits" or
+    "probabilities". With `complete`, all redundancy is counted on a narrow clone and compared with what is explained.
+    """
+    if output not in ("logits", "probabilities"):
+        raise DeadweightError(f"found output={output!r}; expected 'logits' or 'probabilities'")
+    start, say = time.perf_counter(), progress or (lambda _: None)
+    options = {"training": training, "trust_remote_code": trust_remote_code, "length": length}
+    say("opening the model")
+    source = open_model(model, inputs=inputs, collapsed=True, **options)
+    if not source.shapes:
+        raise DeadweightError(f"{source.name} has no parameters; expected a module with something to audit")
+    say("tracing")
+    try:
+        source, graph = traced(source, model, inputs, options)
+    except TraceError as error:
+        return untraced(source, str(error), time.perf_counter() - start)
+    result = prove(source, graph, probabilities=output == "probabilities", complete=complete, say=say)
+    result = chosen(result, select, ignore)
+    return replace(result, seconds=time.perf_counter() - start)
+
+
+def traced(source: Source, model: Any, inputs: Any, options: dict[str, Any]) -> tuple[Source, Graph]:
+    """The graph of the collapsed model; of the whole one where the collapsed one cannot be traced."""
+    try:
+        return source, canonical(trace(source.module, source.args, source.kwargs))
+    except TraceError:
+        if not source.blocks:
+            raise
+    whole = open_model(model, inputs=inputs, collapsed=False, **options)
+    return whole, canonical(trace(whole.module, whole.args, whole.kwargs))
+
+
+def prove(source: Source, graph: Graph, *, probabilities: bool, complete: bool, say: Progress) -> Audit:
+    """Search for claims, replay every proof, measure, and say it all in terms of the whole model."""
+    prover = search(graph, probabilities=probabilities, progress=say)
+    say("replaying the proofs")
+    refused = structure(graph, prover.claims, probabilities=probabilities)
+    say("looking for evidence")
+    measured = measure(source, prover, complete=complete)
+    kept = [c for i, c in enumerate(prover.claims) if i not in refused and not measured.refuses(c)]
+    findings = [replace(to_finding(graph, c), evidence=measured.evidence_of(c)) for c in kept]
+    lost = [f for f in findings if f.tier != "epsilon" and (f.evidence or 0.0) > TOLERANCE]
+    findings = [f for f in findings if f not in lost]
+    unknown = [*unknowns(prover), *measured.unexplained]
+    unknown += [Unknown(f.parameter, None, f"{f.code} was proved but the evidence contradicts it") for f in lost]
+    for place, gap in refused.items():
+        claim = prover.claims[place]
+        unknown.append(Unknown(graph.parameters[claim.node], None, f"{claim.code}: the proof does not replay: {gap}"))
+    return Audit(
+        model=source.name,
+        parameters=sum(torch.Size(shape).numel() for shape in source.shapes.values()),
+        findings=tuple(expand(source, findings)),
+        unknown=tuple(dict.fromkeys(unknown)),
+        completeness=measured.completeness,
+        notes=(*source.notes, *measured.notes),
+    )
+
+
+def chosen(result: Audit, select: Sequence[str] | None, ignore: Sequence[str] | None) -> Audit:
+    """Only the selected laws, without the ignored ones."""
+
+    def wanted(finding: Finding) -> bool:
+        names = {finding.code, finding.law}
+        return (not select or bool(names & set(select))) and not (ignore and names & set(ignore))
+
+    return replace(result, findings=tuple(f for f in result.findings if wanted(f)))
+
+
+def untraced(source: Source, reason: str, seconds: float) -> Audit:
+    """No graph, no proofs: what the gradients alone can say."""
+    return Audit(
+        model=source.name,
+        parameters=sum(torch.Size(shape).numel() for shape in source.shapes.values()),
+        findings=(),
+        unknown=tuple(untraced_evidence(source)),
+        untraced=reason,
+        notes=source.notes,
+        seconds=seconds,
+    )
