@@ -1,22 +1,28 @@
-"""How many of the model types that transformers registers can be opened and traced, and why not the others.
+"""How many of the model types that transformers registers get proofs, and why not the others.
 
-python benchmarks/coverage.py                       all causal LM types
-python benchmarks/coverage.py --kind masked --kind base --json coverage.json
+python benchmarks/coverage.py                                  all causal LM types
+python benchmarks/coverage.py --kind masked --kind base --json benchmarks/results/coverage.json
 python benchmarks/coverage.py --types llama,gpt2 --narrow
+python benchmarks/coverage.py --read benchmarks/results/coverage.json --markdown docs/coverage.md
 
 Each type's default config is cut to as few layers as show every kind of layer (widths stay) and built on the meta
-device; where that does not run the config is taken whole, and a default that is incomplete is taken narrow.
+device; where that does not run the config is taken whole, and a default that is incomplete is taken narrow. Then it
+goes the way of every audit: open, trace, canonical form, search. A type without proofs falls back to evidence, the
+gradients of its narrow clone. Attempts already in the JSON file are kept: a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import resource
 import signal
 import tempfile
 import time
+import traceback
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +35,11 @@ from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
 
+from deadweight.audit.measure import untraced_evidence
 from deadweight.errors import DeadweightError
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import TraceError, trace
+from deadweight.laws.catalogue import search
 from deadweight.source import Source, open_model
 from deadweight.source.model import REFUSED
 from deadweight.source.narrow import narrow, narrow_config, shallow_config
@@ -42,7 +52,14 @@ KINDS = {
     "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "base": auto.MODEL_MAPPING_NAMES,
 }
-FAILED = ("unbuilt", "untraced", "timeout")
+WORDS = {
+    "proofs": "proofs",
+    "evidence": "evidence only (gradients, no proof)",
+    "nothing": "not at all",
+    "crash": "a crash, which is our bug",
+    "timeout": "out of time",
+}
+MEMORY = 14 << 30  # bytes of address space: a type that wants more fails by itself and not with the machine
 
 
 class Expired(BaseException):
@@ -55,28 +72,44 @@ class Attempt:
 
     kind: str
     type: str
-    status: str  # traced, or one of FAILED
+    status: str  # one of WORDS
     reason: str
     seconds: float
+    form: str = ""
+    nodes: int = 0
+    claims: dict[str, int] | None = None  # law code to the number of claims
 
 
-def trace(source: Source) -> str:
-    """Trace the model; what to say about it when it worked."""
-    program = torch.export.export(source.module, source.args, source.kwargs, strict=False)
-    return f"{len(program.graph.nodes)} nodes"
-
-
-def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> tuple[str, str]:
-    """Open one type and trace it: (status, reason)."""
+def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str, Any]:
+    """Open one type, trace it and search: the fields of an Attempt."""
     try:
         form, source = opened(kind, model_type)
         source = narrow(source) if as_narrow else source
     except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
-        return "unbuilt", reason(error)
+        return {"status": "nothing", "reason": f"cannot be built: {reason(error)}"}
     try:
-        return "traced", f"{form}: {trace(source)}"
-    except Exception as error:  # noqa: BLE001 - likewise
-        return "untraced", f"{form}: {reason(error)}"
+        graph = canonical(trace(source.module, source.args, source.kwargs))
+        claims = Counter(claim.code for claim in search(graph).claims)
+    except TraceError as error:
+        return {**without_proof(source, reason(error)), "form": form}
+    except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{reason(error)} in {Path(where.filename).name}:{where.lineno} {where.name}"
+        return {"status": "crash", "reason": why, "form": form}
+    status = "proofs" if claims else "nothing"
+    why = "" if claims else "traced, and no law applies"
+    return {"status": status, "reason": why, "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
+
+
+def without_proof(source: Source, why: str) -> dict[str, Any]:
+    """What is left where torch.export fails: gradients, if the narrow clone runs."""
+    try:
+        unknown = list(untraced_evidence(source))
+    except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
+        return {"status": "crash", "reason": f"evidence without a graph: {reason(error)}"}
+    refused = next((u.why for u in unknown if u.parameter == "*"), None)
+    status = "nothing" if refused else "evidence"
+    return {"status": status, "reason": f"cannot be traced: {why}" + (f"; {refused}" if refused else "")}
 
 
 def forms(config: Any) -> dict[str, Callable[[], Any]]:
@@ -119,7 +152,7 @@ def _open(config: Any, class_name: str) -> Source:
     config.architectures = [class_name]
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        return open_model(str(Path(folder) / "config.json"))
+        return open_model(str(Path(folder) / "config.json"), collapsed=True)
 
 
 @contextlib.contextmanager
@@ -142,45 +175,115 @@ def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
     start = time.monotonic()
     try:
         with deadline(seconds):
-            status, why = attempt(kind, model_type, as_narrow=as_narrow)
+            found = attempt(kind, model_type, as_narrow=as_narrow)
     except Expired as error:
-        status, why = "timeout", str(error)
-    return Attempt(kind, model_type, status, why, round(time.monotonic() - start, 2))
+        found = {"status": "timeout", "reason": str(error)}
+    gc.collect()
+    return Attempt(kind, model_type, seconds=round(time.monotonic() - start, 2), **found)
+
+
+def grouped(attempts: list[Attempt]) -> dict[tuple[str, str], list[str]]:
+    """(status, reason) to the types, without those that have proofs; the largest groups first."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for a in attempts:
+        if a.status != "proofs":
+            groups[a.status, a.reason].append(a.type)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
 def report(attempts: list[Attempt], console: Console) -> None:
-    """Counts by kind, then the failures, grouped by their reason."""
+    """Counts by kind, then what has no proofs, grouped by the reason."""
     for kind in dict.fromkeys(a.kind for a in attempts):
         mine = [a for a in attempts if a.kind == kind]
-        traced = [a for a in mine if a.status == "traced"]
-        completed = sum(a.reason.startswith("narrow") for a in traced)
-        console.print(f"[bold]{kind}[/bold]: {len(traced)} of {len(mine)} types trace ({completed} of them only narrow")
-        console.print("  and with settings that their default config leaves out)")
-        groups: dict[str, list[str]] = defaultdict(list)
-        for failed in (a for a in mine if a.status in FAILED):
-            groups[f"{failed.status}: {failed.reason}"].append(failed.type)
-        for why, types in sorted(groups.items(), key=lambda item: -len(item[1])):
-            console.print(f"  {len(types):3} {', '.join(types)}\n      {why}", markup=False, highlight=False)
+        counts = Counter(a.status for a in mine)
+        said = ", ".join(f"{n} {WORDS[status]}" for status, n in counts.most_common())
+        console.print(f"{kind}: {len(mine)} types: {said}", markup=False, highlight=False)
+        for (status, why), types in grouped(mine).items():
+            console.print(f"  {len(types):3} {', '.join(types)}\n      {status}: {why}", markup=False, highlight=False)
+
+
+def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
+    """The recorded attempts as a page."""
+    kinds = list(dict.fromkeys(a.kind for a in attempts))
+    lines = [
+        "# Coverage: which model types get proofs",
+        "",
+        f"transformers {setting['transformers']}, torch {setting['torch']}; every type that transformers registers, "
+        f"from its default config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. Written by "
+        "`benchmarks/coverage.py`, which says what counts.",
+        "",
+        "| kind | types | " + " | ".join(WORDS.values()) + " |",
+        "| --- " * (len(WORDS) + 2) + "|",
+    ]
+    for kind in kinds:
+        counts = Counter(a.status for a in attempts if a.kind == kind)
+        lines.append(f"| {kind} | {counts.total()} | " + " | ".join(str(counts[s]) for s in WORDS) + " |")
+    for kind in kinds:
+        mine = [a for a in attempts if a.kind == kind]
+        lines += ["", f"## {kind}: laws, by the number of types in which each is proved", ""]
+        laws = Counter(code for a in mine for code in a.claims or {})
+        lines.append(", ".join(f"{code} {n}" for code, n in sorted(laws.items())) + ".")
+        if rest := grouped(mine):
+            lines += ["", f"## {kind}: the rest", "", "| types | result | reason |", "| --- | --- | --- |"]
+            lines += [f"| {', '.join(t)} | {WORDS[s]} | {_cell(why)} |" for (s, why), t in rest.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "'")
+
+
+def read(file: Path) -> tuple[dict[str, Any], list[Attempt]]:
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    return recorded["setting"], [Attempt(**({"reason": "", "seconds": 0.0} | a)) for a in recorded["attempts"]]
+
+
+def write(file: Path, setting: dict[str, Any], attempts: list[Attempt]) -> None:
+    rows = ",\n".join("  " + json.dumps({k: v for k, v in asdict(a).items() if v}) for a in attempts)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'{{"setting": {json.dumps(setting)},\n "attempts": [\n{rows}\n]}}\n', encoding="utf-8")
 
 
 def main(
     kind: Annotated[list[str], typer.Option(help="causal, masked, seq2seq or base; may be repeated")] = ["causal"],  # noqa: B006
     types: Annotated[str, typer.Option(help="only these types, comma-separated")] = "",
     limit: Annotated[int, typer.Option(help="at most so many types of each kind")] = 10_000,
-    seconds: Annotated[int, typer.Option(help="for each type")] = 120,
+    seconds: Annotated[int, typer.Option(help="for each type")] = 60,
     as_narrow: Annotated[bool, typer.Option("--narrow", help="trace narrow clones instead")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write every attempt here")] = None,
+    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
+    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    wanted = set(types.split(",")) if types else None
-    todo = [(k, t) for k in kind for t in [t for t in KINDS[k] if not wanted or t in wanted][:limit]]
-    if not todo:
-        raise DeadweightError(f"no type of {', '.join(kind)} is called {types}")
-    attempts = [timed(k, t, seconds, as_narrow) for k, t in track(todo, description="tracing")]
+    setting: dict[str, Any] = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__.split("+")[0],
+        "seconds": seconds,
+        "narrow": as_narrow,
+    }
+    if recorded is not None:
+        setting, attempts = read(recorded)
+    else:
+        attempts = run(kind, types, limit, setting, json_file)
     report(attempts, Console())
-    if json_file:
-        json_file.write_text(json.dumps([asdict(a) for a in attempts], indent=1))
+    if page is not None:
+        page.write_text(markdown(attempts, setting), encoding="utf-8")
+
+
+def run(kinds: list[str], types: str, limit: int, setting: dict[str, Any], json_file: Path | None) -> list[Attempt]:
+    wanted = set(types.split(",")) if types else None
+    todo = [(k, t) for k in kinds for t in [t for t in KINDS[k] if not wanted or t in wanted][:limit]]
+    if not todo:
+        raise DeadweightError(f"no type of {', '.join(kinds)} is called {types}")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    attempts = read(json_file)[1] if json_file is not None and json_file.exists() else []
+    done = {(a.kind, a.type) for a in attempts}
+    for kind, model_type in track([pair for pair in todo if pair not in done], description="proving"):
+        attempts.append(timed(kind, model_type, setting["seconds"], setting["narrow"]))
+        if json_file is not None:
+            write(json_file, setting, attempts)
+    return attempts
 
 
 if __name__ == "__main__":

@@ -51,25 +51,28 @@ def uncovered(graph: Graph, steps: Sequence[Step], *, probabilities: bool) -> st
     return None
 
 
-def replay(graph: Graph, claim: Claim, values: Values, inputs: Values) -> str | None:
+def node_values(graph: Graph, values: Values, inputs: Values) -> Values:
+    """The value of every node, for replaying many proofs."""
+    known: Values = {}
+
+    def keep(node: Node, value: Tensor) -> Tensor:
+        known[node.name] = value
+        return value
+
+    evaluate(graph, values, inputs, keep)
+    return known
+
+
+def replay(graph: Graph, claim: Claim, values: Values, inputs: Values, known: Values | None = None) -> str | None:
     """None if every step holds on numbers; else the first that does not."""
     if isinstance(claim, ShiftClaim):
-        return replay_shift(graph, claim, values, inputs)
+        return replay_shift(graph, claim, known or node_values(graph, values, inputs))
     if isinstance(claim, (TurnClaim, ContractionClaim)) and claim.tier != "epsilon":
         return replay_turn(graph, claim, values, inputs)
     return None
 
 
-def replay_shift(graph: Graph, claim: ShiftClaim, values: Values, inputs: Values) -> str | None:
-    wanted = {name for s in claim.steps for name in (s.node, *graph.nodes[s.node].inputs)}
-    known: dict[str, Tensor] = {}
-
-    def keep(node: Node, value: Tensor) -> Tensor:
-        if node.name in wanted:
-            known[node.name] = value
-        return value
-
-    evaluate(graph, values, inputs, keep)
+def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> str | None:
     changed: dict[str, object] = {}
     for number, step in enumerate(claim.steps):
         node = graph.nodes[step.node]
@@ -209,15 +212,7 @@ def embedded(matrix: Tensor, coordinate: Tensor, copy: Tensor | None) -> Tensor:
 
 def value_at(graph: Graph, name: str | None, values: Values, inputs: Values) -> Tensor:
     assert name is not None
-    found: Values = {}
-
-    def keep(node: Node, value: Tensor) -> Tensor:
-        if node.name == name:
-            found[name] = value
-        return value
-
-    evaluate(graph, values, inputs, keep)
-    return found[name]
+    return values[name] if name in values else node_values(graph, values, inputs)[name]
 
 
 def largest_difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -23,8 +23,8 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
         code=claim.code,
         law=claim.name,
         parameter=graph.parameters[claim.node],
-        slice=pieces(claim.elements, shape),
-        elements=total if claim.elements is None else len(claim.elements),
+        slice=pieces(claim.index) if claim.axis == 0 or is_vector(shape) else None,
+        elements=total if claim.index is None else total // shape[claim.axis] * len(claim.index),
         dof=claim.dof,
         verdict=claim.verdict,
         into=tuple(dict.fromkeys(graph.parameters[name] for name in claim.into if name in graph.parameters)),
@@ -34,15 +34,16 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
     )
 
 
-def pieces(elements: Tensor | None, shape: tuple[int, ...]) -> Pieces | None:
-    """Runs of rows along the first axis; None for all of them."""
-    if elements is None or not shape:
+def is_vector(shape: tuple[int, ...]) -> bool:
+    return sum(n > 1 for n in shape) <= 1
+
+
+def pieces(index: Tensor | None) -> Pieces | None:
+    """Runs of consecutive indices; None for all of them."""
+    if index is None or not len(index):
         return None
-    rows = (elements // (torch.Size(shape).numel() // shape[0])).unique()
-    if len(rows) == shape[0]:
-        return None
-    breaks = torch.nonzero(rows[1:] != rows[:-1] + 1).reshape(-1) + 1
-    runs = torch.tensor_split(rows, breaks)
+    breaks = torch.nonzero(index[1:] != index[:-1] + 1).reshape(-1) + 1
+    runs = torch.tensor_split(index, breaks)
     return tuple((int(run[0]), int(run[-1]) + 1) for run in runs if len(run))
 
 

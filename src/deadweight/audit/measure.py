@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.account import Account, account
-from deadweight.audit.checker import replay
+from deadweight.audit.checker import node_values, replay
 from deadweight.audit.evidence import Draw, Values, claim_evidence, gradients, zero_elements
 from deadweight.audit.finding import Completeness, Unknown
 from deadweight.errors import DeadweightError
@@ -69,9 +69,9 @@ def key_of(graph: Graph, claim: Claim) -> tuple[str, str, int]:
 
 def part_of(graph: Graph, claim: Claim) -> int:
     """Where in a fused parameter the claim begins, in twelfths: the same in a narrow clone."""
-    if claim.elements is None or not len(claim.elements):
+    if claim.index is None or not len(claim.index):
         return 0
-    return int(12 * int(claim.elements[0]) / torch.Size(graph.nodes[claim.node].shape).numel())
+    return int(12 * int(claim.index[0]) / graph.nodes[claim.node].shape[claim.axis])
 
 
 def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
@@ -85,8 +85,10 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
         measured.notes = (f"no evidence was taken: {error}",)
         return measured
     grads = gradients(clone.graph, clone.values, clone.draw)
+    inputs = clone.draw(2)
+    known = node_values(clone.graph, clone.values, inputs)
     for claim in clone.prover.claims:
-        fault = replay(clone.graph, claim, clone.values, clone.draw(2))
+        fault = replay(clone.graph, claim, clone.values, inputs, known)
         if fault is not None:
             measured.faults[key_of(clone.graph, claim)] = fault
             why = f"{claim.code}: the proof does not replay: {fault}"
@@ -94,8 +96,8 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
         found = claim_evidence(clone.graph, claim, clone.values, clone.draw, grads)
         if found is not None:
             key = key_of(clone.graph, claim)
-            for known in (key, (*key[:2], -1)):
-                measured.by_key[known] = max(found, measured.by_key.get(known, 0.0))
+            for alias in (key, (*key[:2], -1)):
+                measured.by_key[alias] = max(found, measured.by_key.get(alias, 0.0))
     measured.unexplained += tuple(unexplained(source, clone, grads))
     if complete:
         counted = best_account(source, prover, clone)

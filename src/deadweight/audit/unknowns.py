@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from deadweight.audit.finding import Unknown
 from deadweight.graph.node import Graph, Node
-from deadweight.laws.prover import Prover
-from deadweight.laws.shifts import added_once, is_vector
+from deadweight.laws.prover import Prover, follow
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import added_once, element_wise, is_vector
 from deadweight.proof.opsets import CONVOLUTIONS
 
 
@@ -15,34 +18,54 @@ def unknowns(prover: Prover) -> Iterator[Unknown]:
     """Biases of keys and values that no law takes out: what blocked them."""
     graph = prover.graph
     for node in prover.parameters():
-        outcomes = prover.blocked.get(node.name, [])
-        if not outcomes or not is_vector(node) or not feeds_attention(graph, node):
+        addition = added_once(graph, node)
+        if not is_vector(node) or addition is None or not behind_linear(graph, addition):
             continue
-        if any(c.node == node.name and c.elements is None and c.code in ("DW002", "DW003") for c in prover.claims):
-            continue
-        blocked = next((o.blocked for o in outcomes if o.blocked is not None), None)
-        if blocked is not None:
-            yield Unknown(graph.parameters[node.name], blocked.op, blocked.why)
+        for groups, outcome in prover.blocked.get(node.name, []):
+            if outcome.blocked is None or taken(prover, node, groups):
+                continue
+            if "keys or values" in sides(graph, first_readers(graph, node, groups)):
+                yield Unknown(graph.parameters[node.name], outcome.blocked.op, outcome.blocked.why)
+                break
 
 
-def feeds_attention(graph: Graph, node: Node) -> bool:
-    """Whether a bias reaches a product of two activations as keys or values, before any other linear map."""
-    start = added_once(graph, node)
-    if start is None or not any(graph.nodes[n].op == "linear" for n in start.inputs):
-        return False
-    stack, seen = [start.name], set[str]()
+def behind_linear(graph: Graph, addition: Node) -> bool:
+    return any(graph.nodes[n].op in ("linear", "aten.reshape") for n in addition.inputs)
+
+
+def taken(prover: Prover, node: Node, groups: Tensor) -> bool:
+    """Whether some law makes all these elements redundant after all."""
+    left = groups != 0
+    for claim in prover.claims:
+        if claim.node == node.name and isinstance(claim, ShiftClaim) and element_wise(claim):
+            left = left & (claim.groups == 0)
+    return not bool(left.any())
+
+
+def first_readers(graph: Graph, node: Node, groups: Tensor) -> list[str]:
+    """The operations that first compute with these elements."""
+    uses: dict[str, Tensor] = {}
+    for reader in graph.users[node.name]:
+        follow(graph, reader, {node.name: groups}, uses)
+    return [where for where, elements in uses.items() if bool((elements != 0).any())]
+
+
+def sides(graph: Graph, places: list[str]) -> set[str]:
+    """How the values reach a product of two activations, before any other linear map: as which of its operands."""
+    found, seen = set[str](), set[str]()
+    stack = list(places)
     while stack:
-        name = stack.pop()
-        if name in seen:
+        name, _, place = stack.pop().partition(":")
+        node = graph.nodes[name]
+        if node.op == "aten.matmul":
+            found.add("queries" if place == "0" else "keys or values")
+            continue
+        if name in seen or node.op == "linear" or node.op in CONVOLUTIONS or adds_stream(graph, node):
             continue
         seen.add(name)
         for reader in graph.users[name]:
-            if reader.op == "aten.matmul":
-                if len(reader.args) > 1 and reader.args[1].name == name:
-                    return True
-            elif reader.op != "linear" and reader.op not in CONVOLUTIONS and not adds_stream(graph, reader):
-                stack.append(reader.name)
-    return False
+            stack += [f"{reader.name}:{i}" for i, n in enumerate(reader.inputs) if n == name]
+    return found
 
 
 def adds_stream(graph: Graph, reader: Node) -> bool:

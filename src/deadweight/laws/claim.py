@@ -17,7 +17,7 @@ Motion = dict[str, Tensor]  # parameter node name to the direction in which it m
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(ABC):
-    """`node` is the parameter that becomes redundant; `elements` its entries that the claim is about (None: all)."""
+    """`node` is the parameter that becomes redundant; `index` along `axis` names the part that is meant (None: all)."""
 
     code: str
     name: str
@@ -26,7 +26,8 @@ class Claim(ABC):
     verdict: Verdict
     tier: Tier = "real"
     into: tuple[str, ...] = ()
-    elements: Tensor | None = None  # flat indices into the parameter
+    index: Tensor | None = None
+    axis: int = 0
     steps: tuple[Step, ...] = ()
     note: str = ""
     epsilon: float = field(default=0.0)  # the ε that an "epsilon" claim takes for 0

@@ -10,6 +10,7 @@ from deadweight.graph.constants import constant_value, lower_bound
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import part
 from deadweight.proof.steps import Step
 
 CODE, NAME = "DW001", "unused"
@@ -48,7 +49,7 @@ def unread_rows(prover: Prover, node: Node, reader: Node) -> Iterator[ShiftClaim
 
 
 def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
-    whole = bool((groups != 0).all())
+    axis, index = part(node, groups)
     return ShiftClaim(
         code=CODE,
         name=NAME,
@@ -56,7 +57,8 @@ def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
         dof=int((groups != 0).sum()),
         verdict="dead",
         tier="bitwise",
-        elements=None if whole else torch.nonzero(groups.reshape(-1)).reshape(-1),
+        index=index,
+        axis=axis,
         steps=(Step(node.name, node.op, why, "nothing follows"),),
         note=note,
         groups=groups,

@@ -39,10 +39,10 @@ def is_before_statistics(prover: Prover, node: Node, outcome: Outcome) -> bool:
 
 def group_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     """GroupNorm: only the mean over each group is dead."""
-    blocked = [o.blocked for o in prover.blocked.get(node.name, []) if o.blocked and o.blocked.op == "core.group"]
+    blocked = [o.blocked for _, o in prover.blocked.get(node.name, []) if o.blocked and o.blocked.op == "core.group"]
     if not blocked or prover.has(CODE, node.name):
         return
     groups = grouped(int(prover.graph.nodes[blocked[0].node].args[1]), node)
     outcome = prover.walk(node.name, groups)
     if outcome.proved and not outcome.absorbed:
-        yield replace(make_claim(prover, CODE, NAME, node, groups, outcome), elements=None)
+        yield make_claim(prover, CODE, NAME, node, groups, outcome)

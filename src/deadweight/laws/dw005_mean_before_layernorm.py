@@ -22,7 +22,7 @@ CODE, NAME = "DW005", "mean-before-layernorm"
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
-        if any(c.node == node.name and c.elements is None and c.code in ("DW001", "DW002") for c in prover.claims):
+        if any(c.node == node.name and c.index is None and c.code in ("DW001", "DW002") for c in prover.claims):
             continue
         found = list(common(prover, CODE, NAME, node, dies_in_layernorm))
         yield from found or behind_scale(prover, node)
@@ -45,7 +45,7 @@ def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     groups = next(tied_groups(prover.graph, node), None)
     if outcome.proved and groups is not None and dies_in_layernorm(prover, node, outcome):
         claim = make_claim(prover, CODE, NAME, node, groups, outcome)
-        yield replace(claim, elements=None, profile=scale, note=f"the dead direction is 1/{scale}")
+        yield replace(claim, profile=scale, note=f"the dead direction is 1/{scale}")
 
 
 def scale_after(graph: Graph, node: Node) -> tuple[Node, str] | None:

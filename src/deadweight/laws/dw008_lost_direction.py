@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 
 from deadweight.graph.node import Node
-from deadweight.laws.prover import Prover
+from deadweight.laws.prover import Prover, split_by_readers
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import make_claim
+from deadweight.proof.labels import compact
 from deadweight.proof.reading import centred_reader
 from deadweight.proof.shift import Outcome
 from deadweight.proof.steps import Step
@@ -28,7 +29,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         if reader.shift is None:
             first = Step(node.name, node.op, "it reads γ·x̂, and x̂ sums to zero", "the component along 1/γ adds 0")
             claim = make_claim(prover, CODE, NAME, parameter, rows, Outcome([first], {}))
-            yield replace(claim, elements=None, lost=node.name)
+            yield replace(claim, lost=node.name)
         else:
             yield from constant(prover, node, parameter, rows)
 
@@ -41,7 +42,7 @@ def constant(prover: Prover, node: Node, parameter: Node, rows: torch.Tensor) ->
             claim = make_claim(prover, CODE, NAME, parameter, groups, outcome)
             why = "it reads γ·x̂ + β, and x̂ sums to zero: W += u(1/γ)ᵀ adds the constant u·Σ(β/γ)"
             first = replace(claim.steps[0], rule=why)
-            yield replace(claim, steps=(first, *claim.steps[1:]), elements=None, lost=node.name)
+            yield replace(claim, steps=(first, *claim.steps[1:]), lost=node.name)
 
 
 def output_parts(prover: Prover, node: Node, rows: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -50,14 +51,6 @@ def output_parts(prover: Prover, node: Node, rows: torch.Tensor) -> Iterator[tor
     if whole.proved:
         yield rows
         return
-    from deadweight.laws.prover import follow
-
-    uses: dict[int, set[str]] = {}
-    for reader in prover.graph.users[node.name]:
-        follow(prover.graph, reader, {node.name: rows.expand(node.shape)}, uses)
-    classes: dict[frozenset[str], list[int]] = {}
-    for element, readers in uses.items():
-        classes.setdefault(frozenset(readers), []).append(element)
-    for found in classes.values():
-        if len(classes) > 1:
-            yield torch.where(torch.isin(rows, torch.tensor(found)), rows, 0)
+    classes = split_by_readers(prover.graph, node, rows.expand(node.shape))
+    if len(classes) > 1:
+        yield from (compact(found).reshape(-1) for found in classes)

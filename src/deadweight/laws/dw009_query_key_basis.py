@@ -17,7 +17,7 @@ from deadweight.laws.claim import Claim, Motion
 from deadweight.laws.prover import Prover
 from deadweight.laws.spaces import gain_site
 from deadweight.laws.turn_claim import act
-from deadweight.laws.turns import moved_elements
+from deadweight.laws.turns import moved_index
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.commutant import Products, commutant_dimension, head_products, solutions
 from deadweight.proof.opsets import SHAPE
@@ -178,7 +178,8 @@ def conclude(
         dof=dof,
         verdict="gauge",
         into=tuple(dict.fromkeys(s.parameter for s in every if s is not own)),
-        elements=moved_elements(prover.graph.nodes[own.parameter], own),
+        index=moved_index(own),
+        axis=own.axis,
         steps=tuple(turned.steps),
         note="of the two gains only the product counts" if query.is_gain else "",
         sites=every,
@@ -192,12 +193,15 @@ def group_dimension(products: list[Products], *, diagonal: bool) -> int | None:
     """The dimension over all heads; heads that share keys share one group."""
     if diagonal:
         return len(gain_pairs(tuple(products)))
-    total = 0
+    total, known = 0, dict[int, int | None]()
     for shared in by_keys(products):
-        sizes = [commutant_dimension(p) for p in shared]
-        if None in sizes or len({len(p.left) for p in shared}) != 1 or not alike(shared):
+        first = shared[0].matrices
+        if id(first) not in known:
+            known[id(first)] = commutant_dimension(shared[0])
+        size = known[id(first)]
+        if size is None or len({len(p.left) for p in shared}) != 1 or not alike(shared):
             return None
-        total += sizes[0] or 0
+        total += size
     return total
 
 
@@ -211,7 +215,10 @@ def by_keys(products: list[Products]) -> list[list[Products]]:
 def alike(products: list[Products]) -> bool:
     """Whether all query heads of a group meet their keys through the same maps."""
     first = products[0].matrices
-    return all(p.matrices.shape == first.shape and torch.allclose(p.matrices, first, atol=1e-9) for p in products)
+    return all(
+        p.matrices is first or p.matrices.shape == first.shape and torch.allclose(p.matrices, first, atol=1e-9)
+        for p in products
+    )
 
 
 def gain_pairs(products: tuple[Products, ...]) -> list[tuple[list[int], list[int]]]:

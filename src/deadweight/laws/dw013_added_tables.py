@@ -23,7 +23,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
             if outcome.proved and outcome.absorbed:
                 claim = make_claim(prover, CODE, NAME, node, columns, outcome)
                 overlap = 1 if prover.has("DW005", node.name) else 0
-                yield replace(claim, elements=None, dof=claim.dof - overlap)
+                yield replace(claim, dof=claim.dof - overlap)
 
 
 def is_table(prover: Prover, node: Node) -> bool:

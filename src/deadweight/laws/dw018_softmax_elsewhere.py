@@ -35,7 +35,7 @@ def columns(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     groups = torch.arange(1, node.shape[-1] + 1).expand(node.shape)
     outcome = prover.walk(node.name, groups)
     if outcome.proved and dies_in_softmax(prover, node, outcome):
-        yield replace(make_claim(prover, CODE, NAME, node, groups, outcome), elements=None)
+        yield make_claim(prover, CODE, NAME, node, groups, outcome)
 
 
 def dies_in_softmax(prover: Prover, node: Node, outcome: Outcome) -> bool:

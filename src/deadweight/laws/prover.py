@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.constants import known_indices
-from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.node import Graph, Node, Ref, substitute
 from deadweight.laws.claim import Claim
 from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.identity import Identity
-from deadweight.proof.labels import scramble
+from deadweight.proof.labels import compact, scramble
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.shift import Absorbers, Outcome, Shift, ShiftWalk
 
@@ -25,10 +25,19 @@ class Prover:
     graph: Graph
     probabilities: bool = False
     claims: list[Claim] = field(default_factory=list)
-    blocked: dict[str, list[Outcome]] = field(default_factory=dict)
+    blocked: dict[str, list[tuple[Tensor, Outcome]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.identity = Identity(self.graph)
+        self.walks: dict[tuple, Outcome] = {}
+        self.known_parts: dict[str, list[Tensor]] = {}
+
+    def parts(self, node: Node) -> list[Tensor]:
+        """A vector parameter's elements, split by where each is first computed with: fused biases fall apart."""
+        if node.name not in self.known_parts:
+            flat = torch.arange(1, torch.Size(node.shape).numel() + 1).reshape(node.shape)
+            self.known_parts[node.name] = split_by_readers(self.graph, node, flat)
+        return self.known_parts[node.name]
 
     def emptied_into(self, node: str) -> frozenset[str]:
         """Parameters that folds have already emptied into this one, directly or not: they cannot take it over again."""
@@ -41,10 +50,22 @@ class Prover:
 
     def walk(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> Outcome:
         """Follow a change of every group of elements (0: unchanged) at a node to the outputs."""
-        labels = torch.where(groups == 0, 0, scramble(groups.to(torch.int64)))
-        source = {node: Shift(labels, groups.to(torch.int32), fixed=True)}
-        options = {"probabilities": self.probabilities, "absorbers": absorbers}
-        return ShiftWalk(self.graph, self.identity, source, self.emptied_into(node), **options).run()
+        short = compact(groups)
+        exclude = self.emptied_into(node) if absorbers != "none" else frozenset({node})
+        key = (node, absorbers, exclude, short.numpy().tobytes())
+        if key not in self.walks:
+            self.walks[key] = self.new_walk(node, groups, absorbers, exclude)
+        return self.walks[key]
+
+    def new_walk(self, node: str, groups: Tensor, absorbers: Absorbers, exclude: frozenset[str]) -> Outcome:
+        short = compact(groups)
+        labels = torch.where(short == 0, 0, scramble(short.to(torch.int64))).expand(groups.shape)
+        source = {node: Shift(labels, short.to(torch.int32).expand(groups.shape), fixed=True)}
+        probabilities = self.probabilities
+        walk = ShiftWalk(
+            self.graph, self.identity, source, exclude, probabilities=probabilities, absorbers=absorbers
+        )
+        return walk.run()
 
     def prove(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> tuple[Tensor, Outcome]:
         """The largest part of these groups that is proved, dropping the elements that a first walk finds varying."""
@@ -55,11 +76,14 @@ class Prover:
             kept = torch.where(torch.isin(groups, torch.tensor(sorted(outcome.suspects))), 0, groups)
             if not bool(kept.any()) or torch.equal(kept, groups):
                 break
-            self.blocked.setdefault(node, []).append(outcome)
+            self.stopped(node, groups, outcome)
             groups, outcome = kept, self.walk(node, kept, absorbers)
         if not outcome.proved:
-            self.blocked.setdefault(node, []).append(outcome)
+            self.stopped(node, groups, outcome)
         return groups, outcome
+
+    def stopped(self, node: str, groups: Tensor, outcome: Outcome) -> None:
+        self.blocked.setdefault(node, []).append((groups, outcome))
 
     def has(self, code: str, node: str) -> bool:
         return any(c.code == code and c.node == node for c in self.claims)
@@ -70,23 +94,21 @@ class Prover:
                 yield self.graph.nodes[name]
 
 
-def parts(graph: Graph, node: Node) -> list[Tensor]:
-    """A vector parameter's elements, split by where each is first computed with: fused biases fall apart."""
-    flat = torch.arange(1, torch.Size(node.shape).numel() + 1).reshape(node.shape)
-    uses: dict[int, set[str]] = {}
+def split_by_readers(graph: Graph, node: Node, numbers: Tensor) -> list[Tensor]:
+    """The numbered elements of a value, in classes of elements that the same operations read first."""
+    uses: dict[str, Tensor] = {}
     for reader in graph.users[node.name]:
-        follow(graph, reader, {node.name: flat}, uses)
-    classes: dict[frozenset[str], list[int]] = {}
-    for element, readers in uses.items():
-        classes.setdefault(frozenset(readers), []).append(element)
-    masks = []
-    for found in classes.values():
-        members = torch.isin(flat, torch.tensor(found))
-        masks.append(torch.where(members, flat, 0))
-    return masks
+        follow(graph, reader, {node.name: numbers}, uses)
+    flat = compact(numbers)
+    codes = torch.zeros(int(flat.max()) + 1, dtype=torch.int64)
+    for bit, elements in enumerate(uses.values()):
+        codes[elements] += 1 << min(bit, 62)
+    classes = [c for c in codes[flat.reshape(-1)].unique().tolist() if c]
+    short = codes[flat]
+    return [torch.where((short == c) & (flat != 0), flat, 0).expand(numbers.shape) for c in classes]
 
 
-def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[int, set[str]]) -> None:
+def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[str, Tensor]) -> None:
     """Elements travel through shape operations and one addition to a linear map's output; note who computes next."""
     known = [values[n] for n in node.inputs if n in values]
     moved = None
@@ -99,8 +121,9 @@ def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[int, 
     if moved is None:
         for place, name in enumerate(node.inputs):
             if isinstance(values.get(name), Tensor):
-                for element in values[name].unique().tolist():
-                    uses.setdefault(element, set()).add(f"{node.name}:{place}")
+                elements = compact(values[name]).unique()
+                where = f"{node.name}:{place}"
+                uses[where] = torch.cat([uses[where], elements]).unique() if where in uses else elements
         return
     for reader in graph.users[node.name]:
         follow(graph, reader, {node.name: moved}, uses)
@@ -113,7 +136,5 @@ def adds_to_product(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool
 
 
 def run_shape(node: Node, value: Tensor) -> Tensor:
-    from deadweight.graph.node import substitute
-
     assert node.target is not None
     return node.target(*substitute(node.args, lambda _: value), **node.kwargs)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from deadweight.audit.finding import Verdict
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.laws.prover import Prover, parts
+from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.proof.labels import compact
 from deadweight.proof.opsets import CONVOLUTIONS
 from deadweight.proof.shift import Absorbers, Outcome
 
@@ -38,28 +38,37 @@ def make_claim(prover: Prover, code: str, name: str, node: Node, groups: Tensor,
     absorbers = tuple(a for a, _ in outcome.absorbed.values())
     verdict: Verdict = "folds" if absorbers else "dead"
     into = tuple(dict.fromkeys(a.parameter for a in absorbers))
-    present = groups.unique()
-    whole = bool((groups != 0).all())
-    elements = None if whole else torch.nonzero(groups.reshape(-1)).reshape(-1)
+    short = compact(groups)
+    axis, index = part(node, groups)
     return ShiftClaim(
         code=code,
         name=name,
         node=node.name,
-        dof=int((present != 0).sum()),
+        dof=int((short.unique() != 0).sum()),
         verdict=verdict,
         into=into,
-        elements=elements,
+        index=index,
+        axis=axis,
         steps=tuple(outcome.steps),
         groups=groups,
         absorbers=absorbers,
     )
 
 
+def part(node: Node, groups: Tensor) -> tuple[int, Tensor | None]:
+    """The part of a parameter that some group touches, along its longest axis if it is a vector, else by rows."""
+    axis = max(range(len(node.shape)), key=lambda a: node.shape[a]) if is_vector(node) else 0
+    touched = (compact(groups) != 0).movedim(axis, 0)
+    touched = touched.reshape(len(touched), -1).any(1)
+    touched = touched.expand(node.shape[axis]) if len(touched) == 1 else touched
+    return axis, None if bool(touched.all()) else torch.nonzero(touched).reshape(-1)
+
+
 def each_element(
     prover: Prover, code: str, name: str, node: Node, accept: Accept, absorbers: Absorbers = "none"
 ) -> Iterator[ShiftClaim]:
     """Every element of a vector on its own, part by part where a fused vector falls into parts."""
-    for groups in parts(prover.graph, node):
+    for groups in prover.parts(node):
         if claimed(prover, node, groups):
             continue
         kept, outcome = prover.prove(node.name, groups, absorbers)
@@ -77,8 +86,8 @@ def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
 
 
 def element_wise(claim: ShiftClaim) -> bool:
-    present = claim.groups[claim.groups != 0]
-    return len(present.unique()) == present.numel()
+    present = int((claim.groups != 0).sum())
+    return int((compact(claim.groups).unique() != 0).sum()) == present
 
 
 def tied_groups(graph: Graph, node: Node) -> Iterator[Tensor]:
@@ -111,7 +120,8 @@ def without_unread(prover: Prover, node: Node, groups: Tensor) -> Tensor:
     """Leave out rows that nothing reads: they are dead as a whole already."""
     for claim in prover.claims:
         if claim.code == "DW001" and claim.node == node.name and isinstance(claim, ShiftClaim):
-            groups = torch.where(claim.groups != 0, 0, groups)
+            unread = (claim.groups != 0).flatten(1).all(1)
+            groups = torch.where(unread.reshape(-1, *[1] * (groups.ndim - 1)), 0, compact(groups)).expand(groups.shape)
     return groups
 
 
@@ -123,8 +133,7 @@ def common(
         groups = without_unread(prover, node, groups)
         outcome = prover.walk(node.name, groups, absorbers)
         if outcome.proved and accept(prover, node, outcome):
-            claim = make_claim(prover, code, name, node, groups, outcome)
-            yield replace(claim, elements=None)
+            yield make_claim(prover, code, name, node, groups, outcome)
 
 
 def added_once(graph: Graph, node: Node) -> Node | None:

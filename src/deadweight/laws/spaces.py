@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.laws.prover import Prover, follow
+from deadweight.laws.prover import Prover, split_by_readers
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
 from deadweight.proof.reading import peel, skip_shape
@@ -178,11 +178,4 @@ def output_parts(graph: Graph, node: Node, width: int) -> list[Tensor]:
     axis = 1 if node.op in CONVOLUTIONS else len(node.shape) - 1
     shape = [width if a == axis else 1 for a in range(len(node.shape))]
     flat = numbered(width).reshape(shape).expand(node.shape)
-    uses: dict[int, set[str]] = {}
-    for reader in graph.users[node.name]:
-        follow(graph, reader, {node.name: flat}, uses)
-    classes: dict[frozenset[str], list[int]] = {}
-    for element, readers in uses.items():
-        if element:
-            classes.setdefault(frozenset(readers), []).append(element)
-    return [torch.where(torch.isin(flat, torch.tensor(found)), flat, 0) for found in classes.values()]
+    return split_by_readers(graph, node, flat)

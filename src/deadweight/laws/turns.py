@@ -93,7 +93,8 @@ def turn_claim(prover: Prover, code: str, name: str, node: str, turned: Turned, 
         dof=dimension(turned),
         verdict="gauge",
         into=others,
-        elements=moved_elements(prover.graph.nodes[node], own),
+        index=moved_index(own),
+        axis=own.axis,
         steps=tuple(turned.steps),
         sites=sites,
         blocks=blocks,
@@ -103,13 +104,7 @@ def turn_claim(prover: Prover, code: str, name: str, node: str, turned: Turned, 
     )
 
 
-def moved_elements(node: Node, site: Site) -> Tensor | None:
-    """The flat indices of the parameter that take part; None: all."""
-    if bool((site.coordinate != 0).all()):
-        return None
-    size = torch.Size(node.shape).numel()
-    if size > 50_000_000:
-        return None
-    mask = torch.zeros(node.shape, dtype=torch.bool)
-    mask.movedim(site.axis, -1)[..., site.coordinate != 0] = True
-    return torch.nonzero(mask.reshape(-1)).reshape(-1)
+def moved_index(site: Site) -> Tensor | None:
+    """The part of the parameter that takes part, along the site's axis; None: all."""
+    inside = site.coordinate != 0
+    return None if bool(inside.all()) else torch.nonzero(inside).reshape(-1)

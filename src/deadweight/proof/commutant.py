@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from deadweight.proof.form import Form
+from deadweight.proof.form import Form, Slot
 
+POSITIONS = 4
 TOLERANCE = 1e-8  # of numbers of order one, in float64
 
 
@@ -28,37 +29,64 @@ class Products:
 
 
 def head_products(left: Form, right: Form) -> list[Products]:
-    """M for every head, from the forms of a product's two operands (… i r) and (… r j)."""
+    """M for every head, from the forms of a product's two operands (… i r) and (… r j); like heads share one tensor."""
+    left, right = some_positions(left, -2), some_positions(right, -1)
     shape = torch.broadcast_shapes(left.slots[0].factor.shape[:-2], right.slots[0].factor.shape[:-2])
+    known: dict[bytes, Tensor] = {}
     heads: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Tensor]] = {}
     for place in torch.cartesian_prod(*[torch.arange(n) for n in shape]).reshape(-1, len(shape)).tolist():
-        a, rows = dense(left, place, transpose=False)
-        b, columns = dense(right, place, transpose=True)
-        products = torch.einsum("irx,jry->ijxy", a, b)
-        heads.setdefault((tuple(rows.tolist()), tuple(columns.tolist())), []).append(products.flatten(0, 1))
-    return [Products(torch.tensor(r), torch.tensor(c), torch.cat(found)) for (r, c), found in heads.items()]
+        a, b = head(left, place, transpose=False), head(right, place, transpose=True)
+        rows, columns = coordinates_of(a), coordinates_of(b)
+        pattern = pattern_of(a, rows) + pattern_of(b, columns)
+        if pattern not in known:
+            known[pattern] = torch.einsum("irx,jry->ijxy", dense(a, rows), dense(b, columns)).flatten(0, 1)
+        heads.setdefault((tuple(rows.tolist()), tuple(columns.tolist())), []).append(known[pattern])
+    return [
+        Products(torch.tensor(r), torch.tensor(c), found[0] if len(found) == 1 else torch.cat(found))
+        for (r, c), found in heads.items()
+    ]
 
 
-def dense(form: Form, place: list[int], *, transpose: bool) -> tuple[Tensor, Tensor]:
-    """(positions, contracted, coordinates) matrices of one head, and which coordinates they are."""
-    slots = []
+def some_positions(form: Form, axis: int) -> Form:
+    """A few positions tell as much as all: the maps between them are generic."""
+    keep = lambda x: x.narrow(axis, 0, min(POSITIONS, x.shape[axis]))  # noqa: E731
+    return form.with_slots([Slot(keep(s.coordinate), keep(s.factor)) for s in form.slots])
+
+
+Head = list[tuple[Tensor, Tensor]]  # (positions, contracted) coordinates and factors, slot by slot
+
+
+def head(form: Form, place: list[int], *, transpose: bool) -> Head:
+    found = []
     for slot in form.slots:
         parts = []
         for value in (slot.coordinate, slot.factor):
             index = tuple(p if n > 1 else 0 for p, n in zip(place, value.shape[:-2], strict=True))
-            chosen = value[index]
-            parts.append(chosen.T if transpose else chosen)
-        slots.append(parts)
-    coordinates = torch.cat([c[f != 0].reshape(-1) for c, f in slots]).unique()
-    coordinates = coordinates[coordinates != 0]
-    lookup = torch.zeros(int(coordinates.max()) + 1 if len(coordinates) else 1, dtype=torch.int64)
-    lookup[coordinates] = torch.arange(len(coordinates))
-    out = torch.zeros(*slots[0][0].shape, len(coordinates), dtype=torch.float64)
+            parts.append(value[index].T if transpose else value[index])
+        found.append((parts[0], parts[1]))
+    return found
+
+
+def coordinates_of(slots: Head) -> Tensor:
+    found = torch.cat([c[f != 0].reshape(-1) for c, f in slots]).unique()
+    return found[found != 0]
+
+
+def pattern_of(slots: Head, coordinates: Tensor) -> bytes:
+    """What makes two heads alike: the same factors on coordinates numbered from their own first."""
+    return b"".join(
+        torch.searchsorted(coordinates, c).numpy().tobytes() + f.contiguous().numpy().tobytes() for c, f in slots
+    )
+
+
+def dense(slots: Head, coordinates: Tensor) -> Tensor:
+    """(positions, contracted, coordinates): the linear map as a matrix for every position."""
+    out = torch.zeros(*slots[0][0].shape, max(len(coordinates), 1), dtype=torch.float64)
     for coordinate, factor in slots:
         valid = coordinate != 0
-        where = lookup[torch.where(valid, coordinate, coordinates[:1] if len(coordinates) else 0)].unsqueeze(-1)
+        where = torch.searchsorted(coordinates, torch.where(valid, coordinate, coordinates[:1])).unsqueeze(-1)
         out.scatter_add_(-1, where, torch.where(valid, factor, 0.0).unsqueeze(-1))
-    return out, coordinates
+    return out
 
 
 def commutant_dimension(products: Products) -> int | None:

@@ -39,22 +39,33 @@ def key(*parts: object) -> int:
     return (zlib.crc32(data) << 31) ^ zlib.crc32(data, 0xDEADBEEF)
 
 
+def compact(x: Tensor) -> Tensor:
+    """The same values with every repeated axis (stride 0) shortened to one: work on what is really there."""
+    for axis in range(x.ndim):
+        if x.stride(axis) == 0 and x.shape[axis] > 1:
+            x = x.narrow(axis, 0, 1)
+    return x
+
+
 def mix(label: Labels, *others: Labels | int) -> Labels:
     """The label of an amount that depends on `label` and `others`; 0 stays 0, for an amount times anything."""
-    out = label
-    for other in others:
-        out = scramble(out ^ scramble(torch.as_tensor(other, dtype=torch.int64) + _B))
-    return torch.where(label == 0, torch.zeros((), dtype=torch.int64), out)
+    tensors = [torch.as_tensor(other, dtype=torch.int64) for other in others]
+    shape = torch.broadcast_shapes(label.shape, *(t.shape for t in tensors))
+    start = compact(label)
+    out = start
+    for other in tensors:
+        out = scramble(out ^ scramble(compact(other) + _B))
+    return torch.where(start == 0, torch.zeros((), dtype=torch.int64), out).expand(shape)
 
 
 def fold(labels: Labels, axis: int) -> Labels:
     """One label for all the labels along an axis, in order; 0 if all of them are 0."""
     axis = axis % labels.ndim
-    if labels.shape[axis] > 1 and labels.stride(axis) == 0:
-        labels = labels.narrow(axis, 0, 1)  # a repeated label needs one place only: its count is the same everywhere
+    shape = (*labels.shape[:axis], *labels.shape[axis + 1 :])
+    labels = compact(labels)  # a repeated label needs one place only: its count is the same everywhere
     size = labels.shape[axis]
     place = torch.arange(1, size + 1).reshape([-1 if a == axis else 1 for a in range(labels.ndim)])
-    return mix(labels, place).sum(axis)
+    return mix(labels, place).sum(axis).expand(shape)
 
 
 def fresh(shape: tuple[int, ...], *name: object) -> Labels:
@@ -68,7 +79,10 @@ def fresh(shape: tuple[int, ...], *name: object) -> Labels:
 def constant_along(labels: Labels, axes: tuple[int, ...]) -> bool:
     """Whether all labels agree along these axes."""
     for axis in axes:
-        if not torch.equal(labels, labels.narrow(axis, 0, 1).expand_as(labels)):
+        if labels.stride(axis) == 0 or labels.shape[axis] == 1:
+            continue
+        short = compact(labels)
+        if not torch.equal(short, short.narrow(axis, 0, 1).expand_as(short)):
             return False
     return True
 

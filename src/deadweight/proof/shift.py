@@ -16,7 +16,7 @@ from torch import Tensor
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber
 from deadweight.proof.identity import Identity
-from deadweight.proof.labels import Labels, constant_along
+from deadweight.proof.labels import Labels, compact, constant_along
 from deadweight.proof.steps import Blocked, Step
 
 MIXED = -1
@@ -34,7 +34,7 @@ class Shift:
 
     @property
     def is_zero(self) -> bool:
-        return not bool((self.label != 0).any())
+        return not bool((compact(self.label) != 0).any())
 
 
 @dataclass
