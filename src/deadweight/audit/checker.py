@@ -27,17 +27,17 @@ WHOLE = 1e-8  # a whole narrow model, after a finite turn
 TURN = 0.2  # size of the finite turn
 
 
-def structure(graph: Graph, claims: Sequence[Claim], *, probabilities: bool = False) -> dict[int, str]:
+def structure(graph: Graph, claims: Sequence[Claim]) -> dict[int, str]:
     """Claims (by place) whose steps do not cover everything that reads a changed value, with the gap."""
     refused = {}
     for place, claim in enumerate(claims):
-        gap = uncovered(graph, claim.steps, probabilities=probabilities)
+        gap = uncovered(graph, claim.steps)
         if gap is not None:
             refused[place] = gap
     return refused
 
 
-def uncovered(graph: Graph, steps: Sequence[Step], *, probabilities: bool) -> str | None:
+def uncovered(graph: Graph, steps: Sequence[Step]) -> str | None:
     seen = {s.node for s in steps}
     last = {s.node: s.value for s in steps}
     for name, value in last.items():
@@ -46,7 +46,7 @@ def uncovered(graph: Graph, steps: Sequence[Step], *, probabilities: bool) -> st
         for reader in graph.users[name]:
             if reader.name not in seen:
                 return f"{reader.name} reads the changed {name}, and no step says what follows"
-        if name in graph.outputs and not probabilities:
+        if name in graph.outputs:
             return f"the changed {name} is an output"
     return None
 
@@ -92,7 +92,7 @@ def known_labels(value: object) -> bool:
 
 
 def taken_over(step: Step) -> bool:
-    return step.value is None and "takes it over" in step.rule or "read through a softmax" in step.rule
+    return step.value is None and "takes it over" in step.rule
 
 
 def one_step(node: Node, step: Step, known: Mapping[str, Tensor], changed: dict, seed: int) -> str | None:

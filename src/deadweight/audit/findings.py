@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deadweight.audit.finding import Finding, Pieces
+from deadweight.audit.finding import Finding, Pieces, Unknown
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim
 from deadweight.source.blocks import Blocks
@@ -84,3 +84,16 @@ def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterat
             if blocks.representative(i) == index and blocks.moved(name, i) in source.shapes:
                 seen[blocks.moved(name, i)] = None
     yield from seen
+
+
+def everywhere_unknown(source: Source, unknowns: Iterable[Unknown]) -> Iterator[Unknown]:
+    """What is unknown of a kept block is unknown of every block that it represents."""
+    found = list(unknowns)
+    for blocks in source.blocks:
+        spread = []
+        for unknown in found:
+            home = blocks.index_in(unknown.parameter)
+            places = [i for i in range(len(blocks.kinds)) if home is not None and blocks.representative(i) == home]
+            spread += [replace(unknown, parameter=blocks.moved(unknown.parameter, i)) for i in places] or [unknown]
+        found = spread
+    yield from found

@@ -16,7 +16,7 @@ from deadweight.audit.evidence import Draw, Values, claim_evidence, gradients, z
 from deadweight.audit.finding import Completeness, Unknown
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
-from deadweight.graph.canonical import canonical
+from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
@@ -28,7 +28,7 @@ from deadweight.source.model import Source
 from deadweight.source.narrow import narrow
 from deadweight.source.randomise import randomise
 
-AFFORDABLE = 3_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
+AFFORDABLE = 20_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
 MORE_WORDS = 41  # a first layer that sees single tokens needs more points than the narrow vocabulary has
 TRIES = 6  # draws of parameters for ReLU models: units that are never or always on add to the count
 
@@ -119,7 +119,8 @@ def clone_of(source: Source, prover: Prover, *, seed: int = 0, vocabulary: int =
         return Clone(graph, prover, tensors, drawer(graph, small), words)
     small = narrow(source, seed=seed, vocabulary=vocabulary)
     graph = canonical(trace(small.module, small.args, small.kwargs))
-    found = search(graph, probabilities=prover.probabilities)
+    graph = read_as_probabilities(graph) if PROBABILITIES in prover.graph.nodes else graph
+    found = search(graph)
     values = {n: widened(t) for n, t in graph.tensors.items()}
     return Clone(graph, found, values, drawer(graph, small), small.notes[-1] if small.notes else "a narrow clone")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 
 from deadweight.audit.checker import structure
 from deadweight.audit.finding import Audit, Finding, Unknown
-from deadweight.audit.findings import expand, to_finding
+from deadweight.audit.findings import everywhere_unknown, expand, to_finding
 from deadweight.audit.measure import measure, untraced_evidence
 from deadweight.audit.unknowns import unknowns
 from deadweight.errors import DeadweightError
-from deadweight.graph.canonical import canonical
+from deadweight.graph.canonical import canonical, read_as_probabilities
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
@@ -45,8 +46,25 @@ def audit(
     """
     if output not in ("logits", "probabilities"):
         raise DeadweightError(f"found output={output!r}; expected 'logits' or 'probabilities'")
-    start, say = time.perf_counter(), progress or (lambda _: None)
     options = {"training": training, "trust_remote_code": trust_remote_code, "length": length}
+    with one_thread():
+        result = staged(model, inputs, options, output, complete, progress or (lambda _: None))
+    return chosen(result, select, ignore)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """An audit is thousands of small operations: waking a second thread for each costs more than it gives."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, complete: bool, say: Progress) -> Audit:
+    start = time.perf_counter()
     say("opening the model")
     source = open_model(model, inputs=inputs, collapsed=True, **options)
     if not source.shapes:
@@ -56,8 +74,8 @@ def audit(
         source, graph = traced(source, model, inputs, options)
     except TraceError as error:
         return untraced(source, str(error), time.perf_counter() - start)
-    result = prove(source, graph, probabilities=output == "probabilities", complete=complete, say=say)
-    result = chosen(result, select, ignore)
+    graph = read_as_probabilities(graph) if output == "probabilities" else graph
+    result = prove(source, graph, complete=complete, say=say)
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -72,18 +90,18 @@ def traced(source: Source, model: Any, inputs: Any, options: dict[str, Any]) -> 
     return whole, canonical(trace(whole.module, whole.args, whole.kwargs))
 
 
-def prove(source: Source, graph: Graph, *, probabilities: bool, complete: bool, say: Progress) -> Audit:
+def prove(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Audit:
     """Search for claims, replay every proof, measure, and say it all in terms of the whole model."""
-    prover = search(graph, probabilities=probabilities, progress=say)
+    prover = search(graph, progress=say)
     say("replaying the proofs")
-    refused = structure(graph, prover.claims, probabilities=probabilities)
+    refused = structure(graph, prover.claims)
     say("looking for evidence")
     measured = measure(source, prover, complete=complete)
     kept = [c for i, c in enumerate(prover.claims) if i not in refused and not measured.refuses(c)]
     findings = [replace(to_finding(graph, c), evidence=measured.evidence_of(c)) for c in kept]
     lost = [f for f in findings if f.tier != "epsilon" and (f.evidence or 0.0) > TOLERANCE]
     findings = [f for f in findings if f not in lost]
-    unknown = [*unknowns(prover), *measured.unexplained]
+    unknown = [*everywhere_unknown(source, unknowns(prover)), *measured.unexplained]
     unknown += [Unknown(f.parameter, None, f"{f.code} was proved but the evidence contradicts it") for f in lost]
     for place, gap in refused.items():
         claim = prover.claims[place]

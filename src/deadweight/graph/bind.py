@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from deadweight.graph.node import Graph
 from deadweight.graph.canonical import VIEWS
+from deadweight.graph.node import Graph
 
 
 def bind(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -19,11 +19,20 @@ from deadweight.graph.patterns import rms_pattern
 aten = torch.ops.aten
 Rewrite = Callable[["Canonicaliser", Node], "Ref | None"]
 REWRITES: dict[str, Rewrite] = {}
+PROBABILITIES = "output_probabilities"
 
 
 def canonical(graph: Graph) -> Graph:
     """The same function in the canonical vocabulary, without the nodes that reach no output."""
     return Canonicaliser(graph).run()
+
+
+def read_as_probabilities(graph: Graph) -> Graph:
+    """The same graph, whose first output is read through a softmax over its last axis."""
+    first = graph.nodes[graph.outputs[0]]
+    node = Node(PROBABILITIES, "softmax", aten.softmax.int, (Ref(first.name), -1), {}, first.shape, first.dtype)
+    nodes = {**graph.nodes, node.name: node}
+    return dataclasses.replace(graph, nodes=nodes, outputs=(node.name, *graph.outputs[1:]))
 
 
 def rewrites(*ops: str) -> Callable[[Rewrite], Rewrite]:
@@ -198,7 +207,7 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
     """x · rsqrt(mean(x²) + ε), however it was written."""
-    found = rms_pattern(make.nodes, node)
+    found = None if node.kwargs else rms_pattern(make.nodes, node)
     return core(make, node, "core.rms", Ref(found[0]), 1, found[1]) if found else None
 
 
@@ -219,6 +228,24 @@ def split_batch_norm(make: Canonicaliser, node: Node) -> Ref:
 
 def running_scale(var: torch.Tensor, eps: float, view: list[int]) -> torch.Tensor:
     return (var + eps).rsqrt().view(view)
+
+
+@rewrites("getitem")
+def native_batch_norm(make: Canonicaliser, node: Node) -> Ref | None:
+    """The first result of a training-mode batch norm is the normalised value; the others are running statistics."""
+    source = make.nodes[node.args[0].name]
+    if node.args[1] != 0 or source.op not in NATIVE_BATCH_NORMS or not source.args[5]:
+        return None
+    x, weight, bias, eps = source.args[0], source.args[1], source.args[2], source.args[7]
+    view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
+    return make.affine(node, core(make, node, "core.batch", x, eps), weight, bias, view)
+
+
+NATIVE_BATCH_NORMS = {
+    "aten._native_batch_norm_legit_functional",
+    "aten._native_batch_norm_legit",
+    "aten.native_batch_norm",
+}
 
 
 @rewrites("aten.instance_norm")
@@ -242,8 +269,8 @@ def split_group_norm(make: Canonicaliser, node: Node) -> Ref:
 def split_convolution(make: Canonicaliser, node: Node) -> Ref | None:
     """The convolution, then its bias along the channel axis."""
     bias = argument(node, 2, "bias")
-    if bias is None:
-        return None
+    if bias is None or len(node.shape) != len(make.shape(node.args[1])):
+        return None  # an input without a batch axis has its channels elsewhere
     args = (*node.args[:2], None, *node.args[3:])
     product = make.emit(f"{node.name}_product", node.op, node.target, args, node.shape, node)
     view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)

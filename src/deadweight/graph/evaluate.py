@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,9 @@ from torch import Tensor
 from deadweight.graph.node import Graph, Node, substitute
 
 Values = dict[str, Any]
+RANDOM = {
+    f"aten.{name}" for name in ("dropout", "native_dropout", "bernoulli", "rand", "rand_like", "randn_like", "randn")
+}
 
 
 def evaluate(
@@ -41,7 +45,11 @@ def value_of(node: Node, values: Values, tensors: Mapping[str, Tensor], inputs: 
     assert node.target is not None
     args = float64_arguments(substitute(node.args, values.__getitem__))
     kwargs = float64_arguments(substitute(node.kwargs, values.__getitem__))
-    return node.target(*args, **kwargs)
+    if node.op not in RANDOM:
+        return node.target(*args, **kwargs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(zlib.crc32(node.name.encode()))  # the same draw each time: two runs can be compared
+        return node.target(*args, **kwargs)
 
 
 def as_float64(tensor: Tensor) -> Tensor:

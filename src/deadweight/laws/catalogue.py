@@ -55,9 +55,9 @@ SEARCH_ORDER: tuple[ModuleType, ...] = (
 )
 
 
-def search(graph: Graph, *, probabilities: bool = False, progress: Callable[[str], None] | None = None) -> Prover:
+def search(graph: Graph, *, progress: Callable[[str], None] | None = None) -> Prover:
     """Every claim that some law proves of this graph."""
-    prover = Prover(graph, probabilities)
+    prover = Prover(graph)
     for law in SEARCH_ORDER:
         if progress is not None:
             progress(f"{law.CODE} {law.NAME}")

@@ -14,7 +14,7 @@ from deadweight.laws.shifts import part
 from deadweight.proof.steps import Step
 
 CODE, NAME = "DW001", "unused"
-LONG = 1024  # positions: rows that no sequence of this length reads count as unread
+LONG = 1024  # positions at least: rows that no sequence as long as this or as the table reads count as unread
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
@@ -39,7 +39,7 @@ def unread_rows(prover: Prover, node: Node, reader: Node) -> Iterator[ShiftClaim
     index = reader.args[1].name
     low = lower_bound(prover.graph, index)
     unread[: min(low, len(unread))] = True
-    longer = constant_value(prover.graph, index, stretch=LONG)
+    longer = constant_value(prover.graph, index, stretch=max(LONG, len(unread) + 8))
     if longer is not None:
         unread |= ~torch.isin(torch.arange(len(unread)), longer)
     if unread.any():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import each_element, is_vector, norm_behind, added_once, passed
+from deadweight.laws.shifts import added_once, each_element, is_vector, norm_behind, passed
 from deadweight.proof.shift import Outcome
 
 CODE, NAME = "DW003", "value-bias"

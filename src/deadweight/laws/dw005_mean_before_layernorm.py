@@ -13,7 +13,7 @@ import torch
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import common, ended_at, make_claim, tied_groups
+from deadweight.laws.shifts import common, ended_at, is_vector, make_claim, tied_groups
 from deadweight.proof.reading import peel
 from deadweight.proof.shift import Outcome
 
@@ -25,11 +25,29 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         if any(c.node == node.name and c.index is None and c.code in ("DW001", "DW002") for c in prover.claims):
             continue
         found = list(common(prover, CODE, NAME, node, dies_in_layernorm))
-        yield from found or behind_scale(prover, node)
+        yield from found or [*behind_scale(prover, node), *line_means(prover, node)]
 
 
 def dies_in_layernorm(prover: Prover, node: Node, outcome: Outcome) -> bool:
     return not outcome.absorbed and "core.layer" in ended_at(outcome)
+
+
+def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
+    """A LayerNorm over parts of a vector, head by head say: one dead mean for each part."""
+    for _, outcome in prover.blocked.get(node.name, []):
+        lines = outcome.lines
+        if lines is None or not is_vector(node) or bool((lines < 0).any()):
+            continue
+        rows = lines.reshape(-1, lines.shape[-1])
+        number = torch.zeros(torch.Size(node.shape).numel() + 1, dtype=torch.int64)
+        for row in rows.unique(dim=0):
+            number[row.long()] = int(row[row > 0].min()) if bool((row > 0).any()) else 0
+        number[0] = 0
+        groups = number[torch.arange(1, len(number))].reshape(node.shape)
+        proved = prover.walk(node.name, groups)
+        if proved.proved and dies_in_layernorm(prover, node, proved) and bool(groups.any()):
+            yield make_claim(prover, CODE, NAME, node, groups, proved)
+            return
 
 
 def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
@@ -59,7 +77,8 @@ def scale_after(graph: Graph, node: Node) -> tuple[Node, str] | None:
         if reader.op == "aten.mul":
             inner, scale = peel(graph, reader.name, "aten.mul")
             return (reader, scale) if scale is not None and inner == current.name else None
-        if not (reader.op in ("linear", "aten.t", "aten.reshape") or adds_bias(reader, current, graph)):
+        weight = current.op in ("parameter", "aten.t") and reader.op in ("linear", "aten.t")
+        if not (weight or reader.op == "aten.reshape" or adds_bias(reader, current, graph)):
             return None
         current = reader
     return None

@@ -31,7 +31,7 @@ def on_residual_path(prover: Prover, outcome: Outcome) -> bool:
     """Whether some absorber met the shift itself, not a linear image of it."""
     linear_seen = passed(outcome, "linear")
     direct = [a for a, _ in outcome.absorbed.values() if a.kind != "lost" and not behind_linear(prover, a.node)]
-    return bool(direct) or not linear_seen and not any(a.kind == "lost" for a, _ in outcome.absorbed.values())
+    return bool(direct) or (not linear_seen and not any(a.kind == "lost" for a, _ in outcome.absorbed.values()))
 
 
 def behind_linear(prover: Prover, name: str) -> bool:

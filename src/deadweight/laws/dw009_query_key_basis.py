@@ -115,7 +115,8 @@ def contraction(prover: Prover, node: Node, query: Root, key: Root) -> Iterator[
     except Blocked:
         return
     turned = TurnWalk(prover.graph, prover.identity, writers, sites, size, contracts=True).run()
-    if turned.proved and turned.contractions and not turned.rotations:
+    only = turned.proved and bool(turned.contractions) and not turned.rotations
+    if only and not bool(turned.blocks.any()) and not any(s.role == "in" for s in turned.sites):
         yield from conclude(prover, query, key, turned, sites, coordinates[query.width])
 
 
@@ -216,7 +217,7 @@ def alike(products: list[Products]) -> bool:
     """Whether all query heads of a group meet their keys through the same maps."""
     first = products[0].matrices
     return all(
-        p.matrices is first or p.matrices.shape == first.shape and torch.allclose(p.matrices, first, atol=1e-9)
+        p.matrices is first or (p.matrices.shape == first.shape and torch.allclose(p.matrices, first, atol=1e-9))
         for p in products
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from deadweight.graph.canonical import PROBABILITIES
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
@@ -15,7 +16,7 @@ CODE, NAME = "DW016", "logit-shift"
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
-    if not prover.probabilities:
+    if PROBABILITIES not in prover.graph.nodes:
         return
     for node in prover.parameters():
         for claim in common(prover, CODE, NAME, node, dies_in_the_reader):
@@ -23,4 +24,4 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
 
 
 def dies_in_the_reader(prover: Prover, node: Node, outcome: Outcome) -> bool:
-    return not outcome.absorbed and "read through a softmax" in str(outcome.steps[-1])
+    return not outcome.absorbed and PROBABILITIES in {s.node for s in outcome.steps if s.value is None}

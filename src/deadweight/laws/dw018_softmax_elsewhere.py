@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
+from deadweight.graph.canonical import PROBABILITIES
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
@@ -41,4 +41,6 @@ def columns(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
 def dies_in_softmax(prover: Prover, node: Node, outcome: Outcome) -> bool:
     """It dies in a softmax without having met queries first."""
     attention = passed(outcome, "aten.matmul") and is_vector(node)
+    if PROBABILITIES in {s.node for s in outcome.steps}:
+        return False  # the reader of the output, not a softmax of the model
     return not outcome.absorbed and "softmax" in ended_at(outcome) and not attention

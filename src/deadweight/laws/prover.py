@@ -14,8 +14,9 @@ from deadweight.laws.claim import Claim
 from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import compact, scramble
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.opsets import POINTWISE, SHAPE
 from deadweight.proof.shift import Absorbers, Outcome, Shift, ShiftWalk
+from deadweight.proof.steps import Blocked
 
 
 @dataclass
@@ -23,13 +24,13 @@ class Prover:
     """One graph under proof."""
 
     graph: Graph
-    probabilities: bool = False
     claims: list[Claim] = field(default_factory=list)
     blocked: dict[str, list[tuple[Tensor, Outcome]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.identity = Identity(self.graph)
         self.walks: dict[tuple, Outcome] = {}
+        self.alive: dict[str, bool] = {}
         self.known_parts: dict[str, list[Tensor]] = {}
 
     def parts(self, node: Node) -> list[Tensor]:
@@ -52,6 +53,8 @@ class Prover:
         """Follow a change of every group of elements (0: unchanged) at a node to the outputs."""
         short = compact(groups)
         exclude = self.emptied_into(node) if absorbers != "none" else frozenset({node})
+        if groups.ndim > 1 and absorbers == "none" and self.surely_alive(node):
+            return Outcome([], {}, Blocked(node, "parameter", "it reaches an operation that ignores no shift"))
         key = (node, absorbers, exclude, short.numpy().tobytes())
         if key not in self.walks:
             self.walks[key] = self.new_walk(node, groups, absorbers, exclude)
@@ -61,11 +64,7 @@ class Prover:
         short = compact(groups)
         labels = torch.where(short == 0, 0, scramble(short.to(torch.int64))).expand(groups.shape)
         source = {node: Shift(labels, short.to(torch.int32).expand(groups.shape), fixed=True)}
-        probabilities = self.probabilities
-        walk = ShiftWalk(
-            self.graph, self.identity, source, exclude, probabilities=probabilities, absorbers=absorbers
-        )
-        return walk.run()
+        return ShiftWalk(self.graph, self.identity, source, exclude, absorbers=absorbers).run()
 
     def prove(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> tuple[Tensor, Outcome]:
         """The largest part of these groups that is proved, dropping the elements that a first walk finds varying."""
@@ -85,6 +84,12 @@ class Prover:
     def stopped(self, node: str, groups: Tensor, outcome: Outcome) -> None:
         self.blocked.setdefault(node, []).append((groups, outcome))
 
+    def surely_alive(self, node: str) -> bool:
+        """Whether a matrix reaches, by some way on which nothing can stop a shift, what no shift can pass."""
+        if node not in self.alive:
+            self.alive[node] = reaches_reader(self.graph, node)
+        return self.alive[node]
+
     def has(self, code: str, node: str) -> bool:
         return any(c.code == code and c.node == node for c in self.claims)
 
@@ -92,6 +97,36 @@ class Prover:
         for name in self.graph.parameters:
             if self.graph.users[name]:
                 yield self.graph.nodes[name]
+
+
+PASSES = {
+    "aten.add",
+    "linear",
+    "aten.neg",
+    "aten.reshape",
+    "aten.transpose",
+    "aten.permute",
+    "aten.t",
+    "aten.unsqueeze",
+}
+
+
+def reaches_reader(graph: Graph, node: str) -> bool:
+    """Through sums and linear maps alone to a non-linear function, an RMSNorm or an output."""
+    stack, seen = [node], set[str]()
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in graph.outputs:
+            return True
+        for reader in graph.users[name]:
+            if reader.op in POINTWISE or reader.op == "core.rms":
+                return True
+            if reader.op in PASSES or (reader.op == "aten.embedding" and name == node):
+                stack.append(reader.name)
+    return False
 
 
 def split_by_readers(graph: Graph, node: Node, numbers: Tensor) -> list[Tensor]:

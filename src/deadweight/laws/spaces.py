@@ -14,7 +14,7 @@ from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the 
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
 from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import NeedsWriter, Site, Turned, TurnWalk
+from deadweight.proof.turn import NeedsWriters, Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
 
 
@@ -42,11 +42,12 @@ def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False
     for _ in range(400):
         walk = TurnWalk(prover.graph, prover.identity, writers.nodes, writers.sites, size, scalar=scalar)
         turned = walk.run()
-        if not isinstance(turned.blocked, NeedsWriter):
+        if not isinstance(turned.blocked, NeedsWriters):
             break
         try:
             before = len(writers.nodes)
-            bring_in(prover.graph, writers, turned.blocked.other, size, scalar=scalar)
+            for other in turned.blocked.missing:
+                bring_in(prover.graph, writers, other, size, scalar=scalar)
         except Blocked as blocked:
             turned.blocked = blocked
             break

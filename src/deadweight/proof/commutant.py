@@ -154,7 +154,7 @@ def solutions(products: list[Products], size: int) -> list[Tensor]:
     rows = [row for p in products for row in equations(p, number)]
     if not rows:
         return []
-    _, singular, basis = torch.linalg.svd(torch.stack(rows))
+    _, singular, basis = torch.linalg.svd(torch.linalg.qr(torch.stack(rows), mode="r")[1])
     rank = int((singular > TOLERANCE * float(singular[0])).sum())
     found = []
     for vector in basis[rank:]:

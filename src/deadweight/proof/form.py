@@ -23,8 +23,8 @@ MAX_SLOTS = 4
 class Slot:
     """A coordinate (0: none) and a factor for each element."""
 
-    coordinate: Int64[Tensor, "..."]
-    factor: Float64[Tensor, "..."]
+    coordinate: Int64[Tensor, ...]
+    factor: Float64[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Form:
         return replace(self, slots=tuple(slots))
 
 
-def numbers(labels: Labels) -> Float64[Tensor, "..."]:
+def numbers(labels: Labels) -> Float64[Tensor, ...]:
     """A generic number for each label, between 0.5 and 1.5."""
     bits = (scramble(labels) >> 12) & ((1 << 52) - 1)
     return bits.to(torch.float64) / (1 << 52) + 0.5

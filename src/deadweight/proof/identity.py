@@ -35,6 +35,8 @@ class Identity:
         known = known_indices(self.graph, node)
         if known is not None and node.target is not None:
             return node.target(self.of(node.args[0]), known)
+        if node.op == "getitem" and self.graph.node(node.args[0]).op not in SHAPE:
+            return fresh(node.shape, node.name)
         if node.op in SHAPE and node.target is not None and self.data_free_indices(node):
             args = substitute(node.args, self.shape_argument)
             return node.target(*args, **substitute(node.kwargs, self.shape_argument))

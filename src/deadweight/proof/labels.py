@@ -62,8 +62,10 @@ def fold(labels: Labels, axis: int) -> Labels:
     """One label for all the labels along an axis, in order; 0 if all of them are 0."""
     axis = axis % labels.ndim
     shape = (*labels.shape[:axis], *labels.shape[axis + 1 :])
-    labels = compact(labels)  # a repeated label needs one place only: its count is the same everywhere
+    count, labels = labels.shape[axis], compact(labels)
     size = labels.shape[axis]
+    if size != count:  # one label repeated: its count is part of what it folds to
+        return mix(labels.squeeze(axis), key("repeated", count)).expand(shape)
     place = torch.arange(1, size + 1).reshape([-1 if a == axis else 1 for a in range(labels.ndim)])
     return mix(labels, place).sum(axis).expand(shape)
 

@@ -45,6 +45,7 @@ class Outcome:
     absorbed: dict[str, tuple[Absorber, Labels]]
     blocked: Blocked | None = None
     suspects: set[int] = field(default_factory=set)  # source elements whose labels varied where they should not
+    lines: Tensor | None = None  # the source elements along the axis of the LayerNorm that blocked
 
     @property
     def proved(self) -> bool:
@@ -76,11 +77,10 @@ class ShiftWalk:
         sources: dict[str, Shift],
         exclude: frozenset[str] = frozenset(),
         *,
-        probabilities: bool = False,
         absorbers: Absorbers = "none",
     ) -> None:
         self.graph, self.identity, self.sources, self.exclude = graph, identity, sources, exclude
-        self.probabilities, self.absorbers = probabilities, absorbers
+        self.absorbers = absorbers
         self.shifts: dict[str, Any] = {}
         self.outcome = Outcome([], {})
 
@@ -142,15 +142,9 @@ class ShiftWalk:
                 return
 
     def check_outputs(self) -> None:
-        for i, name in enumerate(self.graph.outputs):
-            shift = self.shifts.get(name)
-            if shift is None:
-                continue
-            if self.probabilities and i == 0 and constant_along(shift.label, (-1,)):
-                node = self.graph.nodes[name]
-                self.note(node, "the output is read through a softmax, which ignores what is constant", None)
-                continue
-            raise Blocked(name, "output", "the shift reaches the output")
+        for name in self.graph.outputs:
+            if name in self.shifts:
+                raise Blocked(name, "output", "the shift reaches the output")
 
 
 def kept(value: Any) -> Any:

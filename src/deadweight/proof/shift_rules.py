@@ -11,8 +11,8 @@ from deadweight.graph.node import Node, Ref, substitute
 from deadweight.proof.labels import Labels, constant_along, fold, fresh, key, mix, varying_along
 from deadweight.proof.opsets import CONVOLUTIONS, MINUS_INFINITY, POINTWISE, SHAPE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, with_label
-from deadweight.proof.stochastic import rows_sum_to_one
 from deadweight.proof.steps import Blocked
+from deadweight.proof.stochastic import rows_sum_to_one
 
 INDEXED = {"aten.index", "aten.index_select", "aten.gather", "aten.masked_select", "aten.take_along_dim"}
 REARRANGES_UNKNOWN = {"aten.cumsum", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.index_add"}
@@ -79,7 +79,7 @@ def addition(walk: ShiftWalk, node: Node) -> Shift:
     fixed = True
     for shift, factor in ((left, 1), (right, sign)):
         if shift is not None:
-            own = shift.label if alpha == 1 or factor == 1 and shift is left else mix(shift.label, key(alpha))
+            own = shift.label if alpha == 1 or (factor == 1 and shift is left) else mix(shift.label, key(alpha))
             label = label + factor * own.expand(node.shape)
             source = merge_sources(source, shift.source.expand(node.shape))
             fixed = fixed and shift.fixed
@@ -107,8 +107,8 @@ def product(walk: ShiftWalk, node: Node) -> Shift:
 @shift_rule("aten.div")
 def quotient(walk: ShiftWalk, node: Node) -> Shift:
     """A shift divided by an unshifted number: equal where both are equal."""
-    if walk.get(node.args[1]) is not None:
-        raise Blocked(node.name, node.op, "the divisor is shifted")
+    if walk.get(node.args[1]) is not None or node.kwargs.get("rounding_mode"):
+        raise Blocked(node.name, node.op, "the divisor is shifted, or the quotient rounded")
     shift = walk.get(node.args[0])
     assert shift is not None
     return scaled(walk, node, shift, node.args[1])
@@ -153,6 +153,8 @@ def linear(walk: ShiftWalk, node: Node) -> Shift:
 def convolution(walk: ShiftWalk, node: Node) -> Shift:
     """A weight changed alike for several outputs shifts these outputs alike, at every place."""
     x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    if len(node.args) > 2 and node.args[2] is not None:
+        raise Blocked(node.name, node.op, "a convolution without a batch axis")
     if weight is None or x is not None:
         return unknown_labels(node, x or weight)  # type: ignore[arg-type]
     kernels = weight.label.flatten(1) if weight.label.stride(0) != 0 else weight.label[:1].flatten(1)
@@ -237,12 +239,14 @@ def softmax(walk: ShiftWalk, node: Node) -> None:
 
 
 def softmax_reason(walk: ShiftWalk, node: Node) -> str:
-    """Say which operation made the shift vary along the axis, where the steps tell."""
-    last = next((s for s in reversed(walk.outcome.steps) if s.op in ("aten.cat", "aten.mul", "aten.where")), None)
-    if last is not None and last.op == "aten.cat":
-        return "an extra logit that is not shifted stands beside the shifted ones (attention sink)"
-    rotated = any(s.op == "aten.mul" and s.value is not None for s in walk.outcome.steps)
-    return f"the shift varies along the softmax axis{' after a position-dependent factor (rotary)' if rotated else ''}"
+    """Say what made the shift vary along the axis, where the steps tell."""
+    if walk.outcome.suspects:
+        return "the shift differs from key to key behind a position-dependent factor (rotary)"
+    steps = walk.outcome.steps
+    product = max((i for i, s in enumerate(steps) if s.op == "aten.matmul"), default=len(steps))
+    if any(s.op == "aten.cat" for s in steps[product:]):
+        return "a logit that is not shifted stands beside the shifted ones (attention sink)"
+    return "the shift varies along the softmax axis"
 
 
 @shift_rule("core.layer")
@@ -250,6 +254,7 @@ def layer_core(walk: ShiftWalk, node: Node) -> None:
     """LayerNorm ignores what is constant along its axes."""
     shift = walk.shifts[node.args[0].name]
     if not constant_along(shift.label, tuple(range(-node.args[1], 0))):
+        walk.outcome.lines = shift.source if node.args[1] == 1 else None
         raise Blocked(node.name, node.op, "LayerNorm ignores only what is constant along its axis")
 
 
@@ -287,7 +292,7 @@ def rms_core(walk: ShiftWalk, node: Node) -> None:
 
 def reduction_axes(node: Node, rank: int) -> tuple[int, ...]:
     axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    axes = range(rank) if axes is None else [axes] if isinstance(axes, int) else axes
+    axes = range(rank) if axes is None or axes == [] else [axes] if isinstance(axes, int) else axes
     return tuple(a % rank for a in axes)
 
 
@@ -362,9 +367,10 @@ def dropout(walk: ShiftWalk, node: Node) -> Shift:
 def ranking(walk: ShiftWalk, node: Node) -> list[Shift | None]:
     """A common shift keeps the order: the values carry it, the places do not change."""
     shift = walk.shifts[node.args[0].name]
-    axis = node.args[2] if node.op == "aten.topk" and len(node.args) > 2 else -1
-    if node.op == "aten.sort" and len(node.args) > 1:
-        axis = node.args[1]
+    place = 2 if node.op == "aten.topk" else 1
+    axis = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
+    if isinstance(axis, bool):
+        raise Blocked(node.name, node.op, "an unusual way to sort")
     if not constant_along(shift.label, (axis,)):
         raise Blocked(node.name, node.op, "the numbers it ranks are shifted differently")
     count = node.args[1] if node.op == "aten.topk" else shift.label.shape[axis]
@@ -383,6 +389,10 @@ def padding(walk: ShiftWalk, node: Node) -> Shift:
     """Padding adds unshifted elements."""
     assert node.target is not None
     shift = walk.shifts[node.args[0].name]
+    if (node.args[2] if len(node.args) > 2 and node.op == "aten.pad" else "constant") != "constant":
+        return unknown_labels(node, shift)
+    if node.kwargs.get("mode", "constant") != "constant":
+        return unknown_labels(node, shift)
     return Shift(node.target(shift.label, node.args[1]), node.target(shift.source, node.args[1]), shift.fixed)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.form import Form, Slot, lines, numbers
 from deadweight.proof.identity import Identity
-from deadweight.proof.labels import fresh
+from deadweight.proof.labels import fold, fresh
 from deadweight.proof.steps import Blocked, Step
 from deadweight.proof.weights import WeightView, uses_of
 
@@ -40,12 +40,13 @@ class Site:
     value: str | None = None  # for a gain: the node whose value is multiplied
 
 
-class NeedsWriter(Blocked):
-    """An unturned value is added to a turned one: whatever writes it must turn too."""
+class NeedsWriters(Blocked):
+    """Unturned values are added to turned ones: whatever writes them must turn too."""
 
-    def __init__(self, node: str, other: str) -> None:
+    def __init__(self, missing: dict[str, str]) -> None:
+        other, node = next(iter(missing.items()))
         super().__init__(node, "aten.add", f"{other} is added and does not turn along")
-        self.other = other
+        self.missing = tuple(missing)
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Turned:
         self.blocks = torch.unique(pairs, dim=0, return_inverse=True)[1]
 
     def single_coordinates(self) -> None:
-        self.blocks = torch.arange(len(self.blocks))
+        self.blocks = torch.arange(1, len(self.blocks) + 1)
 
     def block_sizes(self) -> list[int]:
         present = torch.zeros(len(self.blocks), dtype=torch.bool)
@@ -125,6 +126,7 @@ class TurnWalk:
         self.forms: dict[str, Any] = {}
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}
+        self.missing: dict[str, str] = {}  # values added to the space whose writers do not turn yet: where
 
     def run(self) -> Turned:
         try:
@@ -133,15 +135,20 @@ class TurnWalk:
             for name in self.graph.outputs:
                 if name in self.forms:
                     raise Blocked(name, "output", "the turned value is the model's output")
-            self.check_readings()
+            if not self.missing:
+                self.check_readings()
         except Blocked as blocked:
             self.turned.blocked = blocked
+        if self.missing and self.turned.blocked is None:
+            self.turned.blocked = NeedsWriters(self.missing)
         return self.turned
 
     def visit(self, node: Node) -> None:
         if self.within is not None and node.name not in self.within and node.name not in self.writers:
             return
         if node.name in self.writers:
+            if any(name in self.forms for name in node.inputs):
+                self.step(node)  # a writer that reads the space itself
             self.start(node)
         elif any(name in self.forms for name in node.inputs):
             self.step(node)
@@ -187,7 +194,7 @@ class TurnWalk:
         coordinate, factor = lines(slot)
         if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
             raise Blocked(node.name, node.op, "the coordinates it reads differ from position to position")
-        copies = torch.unique(factor.T.contiguous(), dim=0, return_inverse=True)[1]
+        copies = alike_columns(factor)
         site = Site(view.parameter, "in", axis, view.place(coordinate[0], axis), view.place(copies, axis), form.gain)
         self.readings.setdefault(view.parameter, []).append(site)
         if not self.scalar:
@@ -205,6 +212,12 @@ class TurnWalk:
             if alike and len(sites) != uses:
                 raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
             self.turned.sites.append(first)
+
+
+def alike_columns(factor: Tensor) -> Tensor:
+    """A number per column, the same for equal columns: told apart by the labels of their bits."""
+    bits = fold(factor.contiguous().view(torch.int64) | 1, 0)
+    return torch.unique(bits, return_inverse=True)[1]
 
 
 def signatures(coordinate: Tensor, copies: Tensor, size: int) -> Tensor:

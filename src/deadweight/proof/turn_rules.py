@@ -11,9 +11,9 @@ from deadweight.graph.node import Node, Ref, substitute
 from deadweight.proof.form import Form, Slot, added, lines, numbers, scaled
 from deadweight.proof.labels import fresh
 from deadweight.proof.opsets import CONVOLUTIONS, POSITIVELY_HOMOGENEOUS, SHAPE
-from deadweight.proof.reading import is_vector_of_parameters
+from deadweight.proof.reading import KEEPS_LAST_AXIS, is_vector_of_parameters, moves_last
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import Contraction, NeedsWriter, Site, TurnWalk, turn_rule
+from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
 from deadweight.proof.weights import weight_view
 
 INDEXED = {"aten.index", "aten.index_select", "aten.gather", "aten.masked_select"}
@@ -28,15 +28,27 @@ def shape(walk: TurnWalk, node: Node) -> Any:
     forms = [walk.forms[n] for n in node.inputs if n in walk.forms]
     missing = [n for n in node.inputs if n not in walk.forms]
     if missing and node.op in ("aten.cat", "aten.stack") and joins_same_space(walk, node):
-        raise NeedsWriter(node.name, missing[0])
+        walk.missing.update(dict.fromkeys(missing, node.name))
     count = max(len(f.slots) for f in forms)
     slots = [run_slot(walk, node, k) for k in range(count)]
     gains = {f.gain for f in forms}
     if len(gains) > 1:
         raise Blocked(node.name, node.op, "it joins values behind different gains")
+    if gains != {None} and not keeps_last_axis(walk, node):
+        raise Blocked(node.name, node.op, "it takes apart what a gain multiplies")
     if isinstance(slots[0], list):
         return [Form((slot,), gains.copy().pop()) for slot in slots[0]] if count == 1 else several(slots, gains)
     return Form(tuple(slots), gains.pop())  # type: ignore[arg-type]
+
+
+def keeps_last_axis(walk: TurnWalk, node: Node) -> bool:
+    before = walk.graph.node(node.inputs[0])
+    return (
+        bool(node.shape)
+        and node.op in KEEPS_LAST_AXIS
+        and before.shape[-1:] == node.shape[-1:]
+        and not moves_last(node, before)
+    )
 
 
 def several(slots: list[Any], gains: set[str | None]) -> list[Form]:
@@ -130,16 +142,22 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         chain.append(found.name)
     once = all(len(walk.graph.users[name]) == 1 for name in chain)
     if found.op != "parameter" or not once or slot is None:
-        raise NeedsWriter(node.name, other.name)
+        walk.missing[other.name] = node.name
+        return
     axis = coordinate_axis(slot.coordinate)
     width = walk.graph.node(other).shape
     if axis is None or not width or width[axis - len(node.shape)] != node.shape[axis]:
-        raise NeedsWriter(node.name, other.name)
+        walk.missing[other.name] = node.name
+        return
     along = slot.coordinate.movedim(axis, -1).reshape(-1, node.shape[axis])[0]
-    parameter_axis = [i for i, n in enumerate(found.shape) if n == len(along)]
-    if not parameter_axis:
-        raise NeedsWriter(node.name, other.name)
-    walk.turned.sites.append(Site(found.name, "out", parameter_axis[-1], along, None, form.gain))
+    long = [i for i, n in enumerate(found.shape) if n > 1]
+    parameter_axis = axis - (len(node.shape) - len(found.shape))
+    if len(chain) > 1 or len(long) == 1:  # behind views only a vector keeps its place for sure
+        parameter_axis = long[0] if len(long) == 1 and found.shape[long[0]] == len(along) else -1
+    if parameter_axis < 0:
+        walk.missing[other.name] = node.name
+        return
+    walk.turned.sites.append(Site(found.name, "out", parameter_axis, along, None, form.gain))
 
 
 def coordinate_axis(coordinate: torch.Tensor) -> int | None:
@@ -166,14 +184,15 @@ def product(walk: TurnWalk, node: Node) -> Form:
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
     if left is not None and right is not None:
         raise Blocked(node.name, node.op, "two turned values are multiplied element by element")
-    if node.op == "aten.div" and left is None:
-        raise Blocked(node.name, node.op, "the divisor turns")
+    if node.op == "aten.div" and (left is None or node.kwargs):
+        raise Blocked(node.name, node.op, "the divisor turns, or the quotient is rounded")
     form, other = (left, node.args[1]) if left is not None else (right, node.args[0])
     assert form is not None
     if not isinstance(other, Ref):
         value = float(other)
         return scaled(form, 1 / value if node.op == "aten.div" else value)
-    if is_vector_of_parameters(walk.graph, other.name, node.shape) and form.gain is None and not walk.scalar:
+    whole = node.shape[-1] == walk.turned.size and form.single is not None and form.gain is None
+    if whole and is_vector_of_parameters(walk.graph, other.name, node.shape) and not walk.scalar:
         return Form(form.slots, other.name)
     if walk.scalar and not walk.graph.depends[other.name][1]:
         return form

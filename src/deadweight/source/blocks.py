@@ -2,19 +2,29 @@
 
 A list of blocks is cut to its shortest prefix that holds each kind up to three times: a first, a middle and a last
 one. What is proved of a kept block holds for every block of its kind in the same position, because a proof speaks of
-operations and not of weights, and blocks of one kind are the same operations.
+operations and not of weights. That needs blocks of one kind to be the same operations, used in the same way: equal
+settings, equal arguments, equal steps of the model between them, and no reader of a stream in the middle of the list.
+One run of the whole model on shapes alone shows the last three.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 OCCURRENCES = 3
 POSITION_ATTRIBUTES = {"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "layer_num", "block_idx"}
+
+NOT_SETTINGS = POSITION_ATTRIBUTES | set(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,14 @@ class Blocks:
         return re.sub(re.escape(self.path) + r"\.\d+\.", f"{self.path}.{index}.", name, count=1)
 
 
-def collapse(module: nn.Module) -> tuple[Blocks, ...]:
-    """Cut every long list of repeated blocks, in place, and say what was cut."""
+def collapse(module: nn.Module, record: Record) -> tuple[Blocks, ...]:
+    """Cut every long list of repeated blocks, in place, and say what was cut, after one recorded run of the model."""
     cut = []
-    for path, blocks in outermost_lists(module):
-        kinds = number(tuple(signature(block) for block in blocks))
+    for path, blocks in record.lists.items():
+        uses = record.uses_of(path, len(blocks))
+        if uses is None:
+            continue
+        kinds = number(tuple(record.signatures[id(b)] + use for b, use in zip(blocks, uses, strict=True)))
         kept = shortest_prefix(kinds)
         if kept < len(blocks):
             cut.append(Blocks(path, kinds, kept))
@@ -70,24 +83,133 @@ def is_block(module: nn.Module) -> bool:
     return sum(1 for m in module.modules() if any(True for _ in m.parameters(recurse=False))) > 1
 
 
+class Record(TorchDispatchMode):
+    """What a model does with its blocks: calls, their arguments, and the operations between them.
+
+    While `skimming`, a block that is called as an equal one was before hands out copies of that one's result: the
+    model around the blocks runs as it is, at a cost that does not grow with depth.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.lists = dict(outermost_lists(module))
+        self.places = {id(b): (path, i) for path, blocks in self.lists.items() for i, b in enumerate(blocks)}
+        self.signatures = {id(b): signature(b) for blocks in self.lists.values() for b in blocks}
+        self.results: dict[str, Any] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        self.calls: dict[str, list[tuple[int, str]]] = {}  # per list: places and argument descriptions
+        self.between: dict[str, list[list[str]]] = {}  # per list: the operations after each call
+        self.made: dict[int, tuple[str, int]] = {}  # id of a block's output to where it came from
+        self.alive: list[Tensor] = []  # keeps ids unique
+        self.last: dict[str, int] = {}
+        self.tapped: set[str] = set()
+        self.depth = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.depth == 0:
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                self.read(leaf)
+            for gaps in self.between.values():
+                gaps[-1].append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def read(self, leaf: Any) -> None:
+        """Remember which list has a block in its middle whose output is read outside the blocks."""
+        path, place = self.made.get(id(leaf), ("", -1)) if isinstance(leaf, Tensor) else ("", -1)
+        if path and place < self.last[path]:
+            self.tapped.add(path)
+
+    def watch(self, run: Callable[[Record], Any]) -> None:
+        """One run of the model; its outputs count as read."""
+        self.reset()
+        for leaf in pytree.tree_leaves(run(self)):
+            self.read(leaf)
+
+    @contextmanager
+    def skimming(self) -> Iterator[Record]:
+        blocks = [b for found in self.lists.values() for b in found]
+        for block in blocks:
+            block.forward = partial(self.call, block, block.forward)
+        try:
+            yield self
+        finally:
+            for block in blocks:
+                del block.forward
+
+    def call(self, block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        path, place = self.places[id(block)]
+        outermost = self.depth == 0
+        described = [self.described(leaf, path, place) for leaf in pytree.tree_leaves((args, kwargs))]
+        key = self.signatures[id(block)] + repr(described) + repr(sorted(kwargs))
+        self.depth += 1
+        try:
+            output = forward(*args, **kwargs) if key not in self.results else copied(self.results[key])
+            self.results[key] = output
+        finally:
+            self.depth -= 1
+        if outermost:
+            self.calls.setdefault(path, []).append((place, repr(described) + repr(sorted(kwargs))))
+            self.note(path, place, output)
+        return output
+
+    def described(self, leaf: Any, path: str, place: int) -> str:
+        if not isinstance(leaf, Tensor):
+            return repr(leaf) if isinstance(leaf, (int, float, str, bool, type(None))) else type(leaf).__qualname__
+        origin = self.made.get(id(leaf))
+        if origin is not None and origin[0] == path:
+            return f"block{origin[1] - place}{tuple(leaf.shape)}"
+        return f"{leaf.dtype}{tuple(leaf.shape)}"
+
+    def note(self, path: str, place: int, output: Any) -> None:
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                self.made[id(leaf)] = (path, place)
+                self.alive.append(leaf)
+        self.last[path] = place
+        self.between.setdefault(path, []).append([])
+
+    def uses_of(self, path: str, count: int) -> list[str] | None:
+        """A description of how each block is used; None if the list is not simply run through once, in order."""
+        calls = self.calls.get(path, [])
+        if [place for place, _ in calls] != list(range(count)) or path in self.tapped:
+            return None
+        gaps = self.between[path]
+        return [f"{inputs}{gaps[i - 1] if i else []}" for i, (_, inputs) in enumerate(calls)]
+
+
+def copied(output: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda t: t.clone(), output)
+
+
 def signature(block: nn.Module) -> str:
     """Everything that makes two blocks behave alike: classes, shapes, settings; not their weights or their place."""
     parts = []
     for name, module in block.named_modules():
-        settings = sorted(
-            f"{key}={value!r}"
-            for key, value in vars(module).items()
-            if key not in POSITION_ATTRIBUTES and isinstance(value, (int, float, str, bool, type(None)))
-        )
+        own = sorted(f"{k}={setting(v)}" for k, v in vars(module).items() if k not in NOT_SETTINGS)
         tensors = [f"{k}{tuple(v.shape)}" for k, v in module.named_parameters(recurse=False)]
-        tensors += [f"{k}{tuple(v.shape)}" for k, v in module.named_buffers(recurse=False)]
-        parts.append(f"{name}:{type(module).__qualname__}({','.join(settings)})[{','.join(tensors)}]")
+        tensors += [f"{k}{constant(v)}" for k, v in module.named_buffers(recurse=False)]
+        parts.append(f"{name}:{type(module).__qualname__}({','.join(own)})[{','.join(tensors)}]")
     return "\n".join(parts)
 
 
+def setting(value: Any) -> str:
+    """Plain values by what they say; everything else by what it is: one object shared by all blocks, or not."""
+    if isinstance(value, (int, float, str, bool, type(None), tuple, list, dict, set, frozenset, torch.dtype)):
+        return repr(value)
+    return f"{type(value).__qualname__}@{id(value)}"
+
+
+def constant(buffer: Tensor) -> str:
+    """A small buffer by its values where it has any."""
+    known = not buffer.is_meta and buffer.numel() <= 4096
+    return f"{tuple(buffer.shape)}{buffer.flatten().tolist() if known else ''}"
+
+
 def number(signatures: tuple[str, ...]) -> tuple[int, ...]:
-    order = list(dict.fromkeys(signatures))
-    return tuple(order.index(s) for s in signatures)
+    order = {s: i for i, s in enumerate(dict.fromkeys(signatures))}
+    return tuple(order[s] for s in signatures)
 
 
 def shortest_prefix(kinds: tuple[int, ...]) -> int:

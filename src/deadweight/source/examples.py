@@ -220,18 +220,24 @@ def left_out(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def run(module: nn.Module, inputs: Inputs) -> Any:
-    """The model's output for these inputs, on the model's own device and precision; on the meta device, its shapes."""
+def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextManager[Any] | None = None) -> Any:
+    """The model's output for these inputs, on the model's own device and precision; on the meta device, its shapes.
+
+    `watch` is entered last, around the model alone.
+    """
+    watch = watch or contextlib.nullcontext()
     like = next(module.parameters(), torch.zeros(()))
     args, kwargs = inputs.on(like.device, like.dtype if like.is_floating_point() else None)
     if not like.is_meta:
-        return module(*args, **kwargs)
+        with watch:
+            return module(*args, **kwargs)
     # Fake tensors, as when tracing: stock code asks no values of them, as it would of tensors on the meta device.
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode, quiet():
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (args, kwargs)
         )
-        return module(*args, **kwargs)
+        with watch:
+            return module(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from deadweight.errors import DeadweightError
 from deadweight import embedded
+from deadweight.errors import DeadweightError
 from deadweight.source import factory, hugging
-from deadweight.source.blocks import Blocks, collapse
-from deadweight.source.examples import example_inputs, left_out
+from deadweight.source.blocks import Blocks, Record, collapse
+from deadweight.source.examples import example_inputs, left_out, run
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.text import printable
@@ -60,9 +60,16 @@ def open_model(
     made = _built(spec, weights=weights, trust_remote_code=trust_remote_code)
     given = inputs if inputs is not None else made.inputs
     shapes = {name: tuple(p.shape) for name, p in made.module.named_parameters()}
-    blocks = collapse(made.module) if collapsed else ()
-    source = as_source(made, given, training=training, length=length)
-    return replace(source, blocks=blocks, shapes=shapes)
+    if not collapsed:
+        return replace(as_source(made, given, training=training, length=length), shapes=shapes)
+    record = Record(made.module)
+    with record.skimming():
+        source = as_source(made, given, training=training, length=length)
+        try:
+            record.watch(lambda watch: run(source.module, source.inputs, watch))
+        except Exception:  # noqa: BLE001 - a model that does not run is traced whole, and says there why
+            record.reset()
+    return replace(source, blocks=collapse(source.module, record), shapes=shapes)
 
 
 def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bool) -> hugging.Built:

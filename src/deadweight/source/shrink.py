@@ -8,9 +8,9 @@ from typing import Any
 
 from deadweight.source.table import (
     DEPTH,
+    DERIVED,
     EXCEPTIONS,
     FILLED,
-    LABELS,
     LAYERS,
     MISSING,
     TABLE,
@@ -38,7 +38,7 @@ def _shrink(config: dict[str, Any], size: Size, rules: dict[str, Shrunk], moved:
     whole = rules is not DEPTH
     out: dict[str, Any] = {}
     for name, old in config.items():
-        if name in LABELS:
+        if name in DERIVED:
             continue
         if isinstance(old, dict) and name.startswith("rope"):
             out[name] = _shrink_rope(old, size, config) if whole else old

@@ -54,7 +54,15 @@ def _partial(size: Size, old: float, around: dict[str, Any]) -> float:
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 VOCABULARY = 11
-LABELS = ("id2label", "label2id")
+DERIVED = (  # left out, since they follow from the rest: label names, and the stages that a backbone gives out
+    "id2label",
+    "label2id",
+    "out_features",
+    "out_indices",
+    "_out_features",
+    "_out_indices",
+    "stage_names",
+)
 FILLED = {"head_dim", "n_inner", "ffn_hidden_size", "num_key_value_heads", "num_kv_heads"}  # None: derive, narrowly
 DEPTH_NAMES = (
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers depth "

@@ -1,0 +1,184 @@
+"""How long an audit of a config takes, and how much memory, next to the imports that nobody can avoid.
+
+python benchmarks/audit_speed.py --json benchmarks/results/audit-speed.json --markdown docs/audit-speed.md
+python benchmarks/audit_speed.py --read benchmarks/results/audit-speed.json --markdown docs/audit-speed.md
+
+Every number comes from a fresh process; the median of several is taken. Ratios are between processes of one run, on
+one machine: "beyond the imports" subtracts a process that only imports torch and transformers, and, since
+transformers loads its model code on first use, also one that imports the model's class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
+QWEN = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "GPT-2, 12 layers": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+    "Qwen2 72B, 4 layers": QWEN | {"num_hidden_layers": 4},
+    "Qwen2 72B, 80 layers": QWEN | {"num_hidden_layers": 80},
+    "LLaMA 405B, 4 layers": LLAMA | {"num_hidden_layers": 4},
+    "LLaMA 405B, 126 layers": LLAMA | {"num_hidden_layers": 126},
+}
+IMPORTS = {
+    "import torch, transformers": "import torch, transformers",
+    "… and GPT-2's class": "import torch, transformers; transformers.GPT2LMHeadModel",
+}
+BASE, CLASS = IMPORTS
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process, several times."""
+
+    name: str
+    seconds: float  # median
+    peak_bytes: int  # median of the largest resident set
+    runs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked of the numbers, and what they say."""
+
+    words: str
+    value: float
+    limit: float
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.limit
+
+
+def measure(name: str, command: list[str], times: int) -> Row:
+    runs = [once(command) for _ in range(times)]
+    seconds = [r[0] for r in runs]
+    return Row(
+        name, statistics.median(seconds), int(statistics.median(r[1] for r in runs)), tuple(round(s, 2) for s in seconds)
+    )
+
+
+def once(command: list[str]) -> tuple[float, int]:
+    """Wall time and peak resident bytes of one process."""
+    start = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed: {said.read().decode()[-2000:]}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return time.perf_counter() - start, usage.ru_maxrss * unit
+
+
+def run(times: int, only: str) -> list[Row]:
+    rows = [measure(name, [sys.executable, "-c", code], times) for name, code in IMPORTS.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, config in CONFIGS.items():
+            if only in name:
+                file = Path(folder) / name.replace(" ", "-") / "config.json"
+                file.parent.mkdir()
+                file.write_text(json.dumps(config), encoding="utf-8")
+                rows.append(measure(name, [sys.executable, "-m", "deadweight", "audit", str(file)], times))
+    return rows
+
+
+def targets(rows: list[Row]) -> list[Target]:
+    by = {row.name: row for row in rows}
+    found = []
+    if "GPT-2, 12 layers" in by:
+        gpt2 = by["GPT-2, 12 layers"].seconds
+        found.append(Target("GPT-2: seconds beyond importing torch and transformers", gpt2 - by[BASE].seconds, 3.0))
+        found.append(Target("GPT-2: seconds beyond importing its class too", gpt2 - by[CLASS].seconds, 3.0))
+    for few, many in (("Qwen2 72B, 4 layers", "Qwen2 72B, 80 layers"), ("LLaMA 405B, 4 layers", "LLaMA 405B, 126 layers")):
+        if few in by and many in by:
+            found.append(Target(f"{many}: time over that of 4 layers", by[many].seconds / by[few].seconds, 2.0))
+            above = (by[many].peak_bytes - by[BASE].peak_bytes) / GIB
+            found.append(Target(f"{many}: peak memory above the imports, GiB", above, 1.0))
+    return found
+
+
+def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
+    base = next(r for r in rows if r.name == BASE)
+    lines = [
+        "# How long an audit takes",
+        "",
+        f"`deadweight audit config.json`: no weights, a fresh process each time, median of {setting['times']}, "
+        f"{setting['cores']} CPU cores, torch {setting['torch']}, transformers {setting['transformers']}. Written by "
+        "`benchmarks/audit_speed.py`.",
+        "",
+        "| process | seconds | beyond the imports | peak memory, GiB | above the imports |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for r in rows:
+        beyond, above = r.seconds - base.seconds, (r.peak_bytes - base.peak_bytes) / GIB
+        lines.append(f"| {r.name} | {r.seconds:.1f} | {beyond:.1f} | {r.peak_bytes / GIB:.2f} | {above:.2f} |")
+    lines += ["", "| ratio or difference | found | target |", "| --- | --- | --- |"]
+    for t in targets(rows):
+        lines.append(f"| {t.words} | {t.value:.2f} | ≤ {t.limit:g}{'' if t.met else ', missed'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    times: Annotated[int, typer.Option(help="processes for each number")] = 3,
+    only: Annotated[str, typer.Option(help="only configs whose name contains this")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
+    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
+    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+) -> None:
+    if recorded is not None:
+        known = json.loads(recorded.read_text(encoding="utf-8"))
+        setting, rows = known["setting"], [Row(**{**r, "runs": tuple(r["runs"])}) for r in known["rows"]]
+    else:
+        from importlib.metadata import version
+
+        setting = {"times": times, "cores": os.cpu_count()}
+        setting |= {name: version(name).split("+")[0] for name in ("torch", "transformers")}
+        rows = run(times, only)
+    text = markdown(rows, setting)
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        found = {"setting": setting, "rows": [asdict(r) for r in rows], "targets": [asdict(t) for t in targets(rows)]}
+        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if page is not None:
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,160 @@
+"""Tracing and the canonical vocabulary keep the function, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import deadweight
+from deadweight.graph.bind import bind
+from deadweight.graph.canonical import canonical
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.trace import TraceError, trace
+
+SAME = 1e-12  # relative: a whole tiny model in float64 rounds at about 1e-15
+
+
+def assert_same_function(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any], within: float = SAME) -> None:
+    """Both graphs against the module itself, run in float64."""
+    traced = trace(module, args, kwargs)
+    wide = copy.deepcopy(module).double()
+    floats = lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v  # noqa: E731
+    torch.manual_seed(0)
+    out = wide(*map(floats, args), **{k: floats(v) for k, v in kwargs.items()})
+    expected = out[0] if not isinstance(out, Tensor) else out
+    for graph in (traced, canonical(traced)):
+        torch.manual_seed(0)
+        found = evaluate(graph, graph.tensors, bind(graph, args, kwargs))[0]
+        assert found.dtype == torch.float64
+        assert float((found - expected).detach().abs().max()) < within * float(expected.detach().abs().max())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "vit"])
+def test_hugging_face_models_stay_the_same_function(build: Callable, name: str) -> None:
+    module, inputs = build(name)
+    assert_same_function(module, (), inputs)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "gemma2"])
+def test_models_that_work_in_float32_inside_agree_up_to_that(build: Callable, name: str) -> None:
+    """Their norms and rotary angles are float32 whatever is asked: the module is only that exact, the graph is more."""
+    module, inputs = build(name)
+    assert_same_function(module, (), inputs, within=1e-5)
+
+
+class Stack(nn.Module):
+    """Layers one after another, and a nonlinearity at the end."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layers(x))
+
+
+class Dot(nn.Module):
+    """The library's fused attention, with its options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options, self.heads = options, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.heads(x).unflatten(-1, (2, 2)).transpose(1, 2)
+        k = q[:, :1] if self.options.get("enable_gqa") else q
+        return F.scaled_dot_product_attention(q, k, k.sin(), **self.options)
+
+
+MODULES = {
+    "convolution": (nn.Conv1d(4, 6, 3), (2, 4, 9)),
+    "unbatched convolution": (nn.Conv1d(4, 6, 3), (4, 9)),
+    "unbatched square convolution": (nn.Conv1d(4, 7, 3), (4, 9)),
+    "grouped convolution": (nn.Conv2d(4, 6, 3, groups=2, padding=1), (2, 4, 5, 5)),
+    "transposed convolution": (nn.ConvTranspose1d(4, 6, 3), (2, 4, 9)),
+    "batch norm": (nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), (2, 4, 9)),
+    "batch norm of vectors": (nn.BatchNorm1d(6), (4, 6)),
+    "group norm": (nn.GroupNorm(2, 6), (2, 6, 5)),
+    "instance norm": (nn.InstanceNorm1d(6, affine=True), (2, 6, 5)),
+    "tracking instance norm": (nn.InstanceNorm1d(6, track_running_stats=True), (2, 6, 5)),
+    "layer norm over two axes": (nn.LayerNorm((6, 5)), (2, 6, 5)),
+    "rms norm": (nn.RMSNorm(6), (2, 5, 6)),
+    "attention": (Dot(), (2, 5, 4)),
+    "causal attention": (Dot(is_causal=True), (2, 5, 4)),
+    "masked attention": (Dot(attn_mask=torch.ones(5, 5).tril().bool()), (2, 5, 4)),
+    "scaled attention": (Dot(scale=0.3), (2, 5, 4)),
+    "grouped attention": (Dot(enable_gqa=True), (2, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", MODULES)
+def test_layers_stay_the_same_function(name: str, training: bool) -> None:
+    layer, shape = MODULES[name]
+    torch.manual_seed(0)
+    module = Stack(copy.deepcopy(layer)).train(training)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())):
+            tensor.copy_(torch.rand(tensor.shape) + 0.5)
+    assert_same_function(module, (torch.randn(shape),), {})
+
+
+def test_evaluation_is_float64_where_the_code_asks_for_float32() -> None:
+    class Upcasting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([1.0 + 2.0**-20]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.float32) + self.weight.float() + torch.zeros(1, dtype=torch.float32)).to(torch.bfloat16)
+
+    x = torch.tensor([2.0**-40], dtype=torch.float64)
+    graph = canonical(trace(Upcasting(), (x.float(),)))
+    (found,) = evaluate(graph, graph.tensors, {graph.inputs[0]: x})
+    assert found.dtype == torch.float64 and float(found) == 1.0 + 2.0**-20 + 2.0**-40
+
+
+def test_tied_parameters_are_one_node(build: Callable) -> None:
+    module, inputs = build("gpt2")
+    graph = trace(module, (), inputs)
+    assert graph.tied == {"transformer.wte.weight": ("lm_head.weight",)}
+    assert "lm_head.weight" not in graph.parameters.values()
+    readers = {n.op for n in canonical(graph).users[graph.node_of["transformer.wte.weight"]]}
+    assert readers == {"aten.embedding", "linear"}
+
+
+def test_parameters_that_nothing_reads_are_listed() -> None:
+    module = Stack(nn.Linear(4, 4))
+    module.extra = nn.Linear(2, 2)
+    graph = trace(module, (torch.randn(2, 4),))
+    assert graph.unused == ("extra.weight", "extra.bias")
+
+
+class Branching(nn.Module):
+    """Its way depends on the numbers it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+
+def test_control_flow_on_data_is_a_trace_error() -> None:
+    with pytest.raises(TraceError, match="data-dependent"):
+        trace(Branching(), (torch.randn(2, 4),))
+
+
+def test_an_untraced_model_gets_evidence_and_no_findings() -> None:
+    result = deadweight.audit(Branching(), torch.randn(2, 4))
+    assert result.untraced is not None and "data-dependent" in result.untraced
+    assert result.findings == ()
+    assert [(u.parameter, u.blocked_by) for u in result.unknown] == [("idle", None)]
+    assert "4 of 4 elements have no gradient; not proved" in result.unknown[0].why
