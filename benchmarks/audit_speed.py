@@ -88,7 +88,10 @@ def measure(name: str, command: list[str], times: int) -> Row:
     runs = [once(command) for _ in range(times)]
     seconds = [r[0] for r in runs]
     return Row(
-        name, statistics.median(seconds), int(statistics.median(r[1] for r in runs)), tuple(round(s, 2) for s in seconds)
+        name,
+        statistics.median(seconds),
+        int(statistics.median(r[1] for r in runs)),
+        tuple(round(s, 2) for s in seconds),
     )
 
 
@@ -125,7 +128,10 @@ def targets(rows: list[Row]) -> list[Target]:
         gpt2 = by["GPT-2, 12 layers"].seconds
         found.append(Target("GPT-2: seconds beyond importing torch and transformers", gpt2 - by[BASE].seconds, 3.0))
         found.append(Target("GPT-2: seconds beyond importing its class too", gpt2 - by[CLASS].seconds, 3.0))
-    for few, many in (("Qwen2 72B, 4 layers", "Qwen2 72B, 80 layers"), ("LLaMA 405B, 4 layers", "LLaMA 405B, 126 layers")):
+    for few, many in (
+        ("Qwen2 72B, 4 layers", "Qwen2 72B, 80 layers"),
+        ("LLaMA 405B, 4 layers", "LLaMA 405B, 126 layers"),
+    ):
         if few in by and many in by:
             found.append(Target(f"{many}: time over that of 4 layers", by[many].seconds / by[few].seconds, 2.0))
             above = (by[many].peak_bytes - by[BASE].peak_bytes) / GIB

@@ -85,7 +85,7 @@ def audit(
     ] = False,
     proofs: Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")] = False,
     length: Annotated[
-        int | None, typer.Option("--length", metavar="N", min=1, help="Sequence length of the example inputs.")
+        int | None, typer.Option("--length", metavar="N", min=2, help="Sequence length of the example inputs.")
     ] = None,
 ) -> None:
     """Say which parameters of MODEL are redundant, with proofs, and what stays unknown.

@@ -20,7 +20,9 @@ from deadweight.graph.trace import TraceError, trace
 SAME = 1e-12  # relative: a whole tiny model in float64 rounds at about 1e-15
 
 
-def assert_same_function(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any], within: float = SAME) -> None:
+def assert_same_function(
+    module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any], within: float = SAME
+) -> None:
     """Both graphs against the module itself, run in float64."""
     traced = trace(module, args, kwargs)
     wide = copy.deepcopy(module).double()
@@ -35,13 +37,13 @@ def assert_same_function(module: nn.Module, args: tuple[Tensor, ...], kwargs: di
         assert float((found - expected).detach().abs().max()) < within * float(expected.detach().abs().max())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_hugging_face_models_stay_the_same_function(build: Callable, name: str) -> None:
     module, inputs = build(name)
     assert_same_function(module, (), inputs)
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "t5", "gemma2", "vit"])
 def test_models_that_work_in_float32_inside_agree_up_to_that(build: Callable, name: str) -> None:
     """Their norms and rotary angles are float32 whatever is asked: the module is only that exact, the graph is more."""
     module, inputs = build(name)
@@ -84,7 +86,7 @@ MODULES = {
     "instance norm": (nn.InstanceNorm1d(6, affine=True), (2, 6, 5)),
     "tracking instance norm": (nn.InstanceNorm1d(6, track_running_stats=True), (2, 6, 5)),
     "layer norm over two axes": (nn.LayerNorm((6, 5)), (2, 6, 5)),
-    "rms norm": (nn.RMSNorm(6), (2, 5, 6)),
+    "rms norm": (nn.RMSNorm(6, eps=1e-6), (2, 5, 6)),
     "attention": (Dot(), (2, 5, 4)),
     "causal attention": (Dot(is_causal=True), (2, 5, 4)),
     "masked attention": (Dot(attn_mask=torch.ones(5, 5).tril().bool()), (2, 5, 4)),

@@ -119,7 +119,9 @@ def jacobian(
         flat = torch.cat([o.reshape(-1) for o in out])
         eye = torch.eye(len(flat), dtype=torch.float64)
         grads = torch.autograd.grad(flat, list(named.values()), eye, is_grads_batched=True, allow_unused=True)
-        parts = [torch.zeros(len(flat), p.numel()) if g is None else g for g, p in zip(grads, named.values(), strict=True)]
+        parts = [
+            torch.zeros(len(flat), p.numel()) if g is None else g for g, p in zip(grads, named.values(), strict=True)
+        ]
         rows.append(torch.cat([p.reshape(len(flat), -1) for p in parts], 1))
     columns, start = {}, 0
     for name, parameter in named.items():

@@ -115,7 +115,9 @@ def test_key_bias_is_dead_and_value_bias_folds(examine: Callable, stream: Tensor
     assert told.dof("DW009") == told.dof("DW010") == HEADS * HEAD**2
 
 
-MISNAMED = pytest.mark.xfail(strict=True, reason="the concatenation inside rotary positions is called an attention sink")
+MISNAMED = pytest.mark.xfail(
+    strict=True, reason="the concatenation inside rotary positions is called an attention sink"
+)
 RANDOM = pytest.mark.xfail(strict=True, reason="evidence and replay draw another dropout mask for each run")
 ONE_MEAN = pytest.mark.xfail(strict=True, reason="the mean of all heads together is found, not of each head")
 

@@ -40,7 +40,9 @@ def waves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-def claim(traced: Callable[..., Graph], turn: Callable[[Tensor], Tensor], groups: int = HEADS) -> ContractionClaim | None:
+def claim(
+    traced: Callable[..., Graph], turn: Callable[[Tensor], Tensor], groups: int = HEADS
+) -> ContractionClaim | None:
     def forward(m: Any, x: Tensor) -> Tensor:
         q, k = (p(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for p in (m.query, m.key))
         k = k.repeat_interleave(HEADS // groups, 1)
@@ -63,9 +65,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("turn", "per_head"), [e[1:] for e in LAYOUTS], ids=[e[0] for e in LAYOUTS])
 @pytest.mark.parametrize("groups", [2, 1])
-def test_the_group_is_counted_and_solved_alike(
-    traced: Callable, turn: Callable, per_head: int, groups: int
-) -> None:
+def test_the_group_is_counted_and_solved_alike(traced: Callable, turn: Callable, per_head: int, groups: int) -> None:
     found = claim(traced, turn, groups)
     assert found is not None
     assert found.dof == groups * per_head == len(list(found.generators()))

@@ -33,7 +33,9 @@ def b(size: int = 4) -> Tensor:
     return torch.randn(size, dtype=torch.float64)
 
 
-def case(forward: Callable, *inputs: Tensor, p: Tensor | None = None, groups: Tensor | None = None, **parts: Any) -> dict:
+def case(
+    forward: Callable, *inputs: Tensor, p: Tensor | None = None, groups: Tensor | None = None, **parts: Any
+) -> dict:
     """`forward(m, *inputs)` with the shifted parameter m.p; by default its elements move one by one."""
     p = b() if p is None else p
     groups = torch.arange(1, p.numel() + 1).reshape(p.shape) if groups is None else groups
@@ -186,7 +188,11 @@ UNSOUND: dict[str, tuple[str, dict]] = {
     ),
     "one number repeated, and once among zeros": (
         "linear",
-        case(lambda m, x: m.w.sum() * x + F.linear(m.p.expand(4), m.w) - F.linear(F.pad(m.p, (0, 3)), m.w), p=b(1), w=TABLE[:4]),
+        case(
+            lambda m, x: m.w.sum() * x + F.linear(m.p.expand(4), m.w) - F.linear(F.pad(m.p, (0, 3)), m.w),
+            p=b(1),
+            w=TABLE[:4],
+        ),
     ),
 }
 
@@ -281,7 +287,9 @@ def agree(before: Any, after: Any, value: Any, amounts: dict[int, float], name: 
     if not before.is_floating_point():
         assert torch.equal(before, after), name
         return
-    labels = value.label.expand(before.shape) if isinstance(value, Shift) else torch.zeros(before.shape, dtype=torch.int64)
+    labels = (
+        value.label.expand(before.shape) if isinstance(value, Shift) else torch.zeros(before.shape, dtype=torch.int64)
+    )
     moved = after - before
     for label, amount in zip(labels.reshape(-1).tolist(), moved.reshape(-1).tolist(), strict=True):
         if amount == amount:  # −∞ stays −∞: the difference is no number, and any label is true

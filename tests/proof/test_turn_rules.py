@@ -148,7 +148,11 @@ def test_a_lost_group_is_not_claimed(traced: Callable, name: str, entry: dict) -
 def assert_flat(graph: Graph, claim: Claim, inputs: tuple[Tensor, ...]) -> None:
     """A small step along each motion changes the outputs by less than second order."""
     generator = torch.Generator().manual_seed(0)
-    values = {n: torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.3 for n, t in graph.tensors.items() if t.is_floating_point()}
+    values = {
+        n: torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.3
+        for n, t in graph.tensors.items()
+        if t.is_floating_point()
+    }
     values = {**{n: t for n, t in graph.tensors.items() if n not in values}, **values}
     bound = dict(zip(graph.inputs, inputs, strict=True))
     for motion in claim.motions(graph, values, bound):

@@ -39,7 +39,7 @@ class Account:
 
 def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 3000) -> Account:
     """Measure the nullity, and the rank of what the claims explain of it."""
-    order = sorted(graph.parameters)
+    order = sorted(n for n in graph.parameters if values[n].is_floating_point())
     null, singular = null_space(graph, values, draw, order, most_inputs)
     inputs = draw(0)
     unsound, spans = [], []
@@ -143,7 +143,10 @@ def jacobian_rows(graph: Graph, values: Values, inputs: Values, order: list[str]
     leaves = {name: values[name].detach().clone().requires_grad_() for name in order}
     fixed = {name: value for name, value in values.items() if name not in leaves}
     outputs = evaluate(graph, {**fixed, **leaves}, inputs)
-    flat = torch.cat([o.reshape(-1) for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
+    real = [o.reshape(-1) for o in outputs if isinstance(o, Tensor) and o.is_floating_point() and o.requires_grad]
+    if not real:
+        return torch.zeros(1, sum(values[n].numel() for n in order), dtype=torch.float64)
+    flat = torch.cat(real)
     eye = torch.eye(len(flat), dtype=torch.float64)
     read = [leaves[name] for name in order]
     grads = torch.autograd.grad(flat, read, eye, is_grads_batched=True, allow_unused=True)

@@ -39,6 +39,8 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
         if isinstance(out, Tensor) and out.is_floating_point():
             weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
             total = total + (out * weights).sum()
+    if not total.requires_grad:
+        return {n: torch.zeros_like(values[n]) for n in names}  # nothing that is returned depends on a parameter
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return {n: torch.zeros_like(values[n]) if g is None else g for n, g in zip(names, found, strict=True)}
 
@@ -84,7 +86,7 @@ def finite_step(graph: Graph, claim: Claim, values: Values, inputs: Values) -> f
 def zero_elements(graph: Graph, grads: list[Values]) -> Values:
     """Where every gradient is zero to rounding: True marks the element."""
     found = {}
-    for name in grads[0]:
+    for name in grads[0] if any(bool(x.any()) for g in grads for x in g.values()) else ():
         total = torch.stack([g[name].abs() for g in grads]).amax(0)
         typical = torch.stack([torch.cat([x.reshape(-1) for x in g.values()]).abs().mean() for g in grads]).mean()
         found[name] = total < 1e-12 * typical

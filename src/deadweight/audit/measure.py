@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +18,9 @@ from deadweight.audit.finding import Completeness, Unknown
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
 from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
+from deadweight.graph.cores import without_epsilon
 from deadweight.graph.node import Graph
-from deadweight.graph.trace import TraceError, trace
+from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
 from deadweight.laws.prover import Prover
@@ -30,6 +32,7 @@ from deadweight.source.randomise import randomise
 
 AFFORDABLE = 20_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
 MORE_WORDS = 41  # a first layer that sees single tokens needs more points than the narrow vocabulary has
+PATIENCE = 90.0  # seconds, after which no further draw is begun
 TRIES = 6  # draws of parameters for ReLU models: units that are never or always on add to the count
 
 
@@ -87,13 +90,16 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
     grads = gradients(clone.graph, clone.values, clone.draw)
     inputs = clone.draw(2)
     known = node_values(clone.graph, clone.values, inputs)
+    exact = without_epsilon(clone.graph)
+    exact_grads = gradients(exact, clone.values, clone.draw) if any_epsilon(clone) else grads
     for claim in clone.prover.claims:
         fault = replay(clone.graph, claim, clone.values, inputs, known)
         if fault is not None:
             measured.faults[key_of(clone.graph, claim)] = fault
             why = f"{claim.code}: the proof does not replay: {fault}"
             measured.unexplained += (Unknown(clone.graph.parameters[claim.node], None, why),)
-        found = claim_evidence(clone.graph, claim, clone.values, clone.draw, grads)
+        seen = (exact, exact_grads) if claim.tier == "epsilon" else (clone.graph, grads)
+        found = claim_evidence(seen[0], claim, clone.values, clone.draw, seen[1])
         if found is not None:
             key = key_of(clone.graph, claim)
             for alias in (key, (*key[:2], -1)):
@@ -104,6 +110,10 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
         measured.completeness = counted.completeness
         measured.unexplained += tuple(shortfall(clone, counted))
     return measured
+
+
+def any_epsilon(clone: Clone) -> bool:
+    return any(c.tier == "epsilon" for c in clone.prover.claims)
 
 
 def clone_of(source: Source, prover: Prover, *, seed: int = 0, vocabulary: int = 11) -> Clone:
@@ -175,9 +185,12 @@ def unit_off(graph: Graph, zero: Tensor) -> bool:
 
 def best_account(source: Source, prover: Prover, clone: Clone) -> Account:
     """The smallest nullity over several draws: a draw can only add to what is redundant for all parameters."""
+    start = time.monotonic()
     best = account(clone.graph, clone.values, clone.draw, clone.prover.claims)
     words = clone.words
     for attempt in attempts(source, clone):
+        if time.monotonic() - start > PATIENCE:
+            break
         if best.completeness.measured == best.completeness.explained and not best.unsound:
             break
         other = clone_of(source, prover, **attempt)
@@ -223,9 +236,17 @@ def untraced_evidence(source: Source) -> Iterator[Unknown]:
     for seed in range(4):
         args, kwargs = small.inputs.cast(torch.float64).draw(torch.Generator().manual_seed(seed))
         module.zero_grad()
-        out = module(*args, **kwargs)
+        try:
+            out = module(*args, **kwargs)
+        except Exception as error:
+            raise DeadweightError(
+                f"{source.name} does not run on its example inputs ({first_line(error)}); "
+                "expected inputs that its forward takes"
+            ) from error
         leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
-        sum((t * torch.randn_like(t)).sum() for t in leaves).backward()  # type: ignore[union-attr]
+        if not leaves:
+            raise DeadweightError(f"{source.name} returns no tensor that depends on its parameters")
+        torch.stack([(t * torch.randn_like(t)).sum().real for t in leaves]).sum().backward()
         for name, p in module.named_parameters():
             grad = torch.zeros_like(p) if p.grad is None else p.grad.abs()
             totals[name] = torch.maximum(totals.get(name, torch.zeros_like(grad)), grad)

@@ -67,6 +67,8 @@ def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, comple
     start = time.perf_counter()
     say("opening the model")
     source = open_model(model, inputs=inputs, collapsed=True, **options)
+    if any(p.is_complex() for p in source.module.parameters()):
+        raise DeadweightError(f"{source.name} has complex parameters; expected real ones")
     if not source.shapes:
         raise DeadweightError(f"{source.name} has no parameters; expected a module with something to audit")
     say("tracing")
@@ -99,7 +101,7 @@ def prove(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Aud
     measured = measure(source, prover, complete=complete)
     kept = [c for i, c in enumerate(prover.claims) if i not in refused and not measured.refuses(c)]
     findings = [replace(to_finding(graph, c), evidence=measured.evidence_of(c)) for c in kept]
-    lost = [f for f in findings if f.tier != "epsilon" and (f.evidence or 0.0) > TOLERANCE]
+    lost = [f for f in findings if (f.evidence or 0.0) > TOLERANCE]
     findings = [f for f in findings if f not in lost]
     unknown = [*everywhere_unknown(source, unknowns(prover)), *measured.unexplained]
     unknown += [Unknown(f.parameter, None, f"{f.code} was proved but the evidence contradicts it") for f in lost]

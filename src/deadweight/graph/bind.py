@@ -16,7 +16,7 @@ from deadweight.graph.node import Graph
 def bind(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Input tensors by node name: by keyword where a node is called so, else in order."""
     named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k in graph.inputs}
-    rest = [v for v in pytree.tree_leaves((args, {k: v for k, v in kwargs.items() if k not in named}))]
+    rest = list(pytree.tree_leaves((args, {k: v for k, v in kwargs.items() if k not in named})))
     tensors = [v for v in rest if isinstance(v, Tensor)]
     places = [name for name in graph.inputs if name not in named]
     assert len(places) == len(tensors), (places, len(tensors))

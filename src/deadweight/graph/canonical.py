@@ -62,7 +62,9 @@ class Canonicaliser:
         return dataclasses.replace(graph, nodes=kept)
 
     def redirect(self, node: Node) -> Node:
-        rename = lambda name: Ref(self.alias.get(name, name))  # noqa: E731
+        def rename(name: str) -> Ref:
+            return Ref(self.alias.get(name, name))
+
         return dataclasses.replace(node, args=substitute(node.args, rename), kwargs=substitute(node.kwargs, rename))
 
     def visit(self, node: Node) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
+
+from deadweight.graph.node import Graph
 
 
 def layer_core(x: Tensor, n_axes: int, eps: float) -> Tensor:
@@ -33,6 +37,15 @@ def instance_core(x: Tensor, eps: float) -> Tensor:
 def group_core(x: Tensor, groups: int, eps: float) -> Tensor:
     """(x − mean) / sqrt(var + ε) over each group of channels and all spatial axes."""
     return layer_core(x.reshape(x.shape[0], groups, -1), 1, eps).reshape(x.shape)
+
+
+def without_epsilon(graph: Graph) -> Graph:
+    """The same model with the ε of every norm set to 0."""
+    nodes = {
+        name: replace(node, args=(*node.args[:-1], 0.0)) if node.op in CORES else node
+        for name, node in graph.nodes.items()
+    }
+    return replace(graph, nodes=nodes)
 
 
 CORES = {

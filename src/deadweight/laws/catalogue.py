@@ -28,6 +28,7 @@ from deadweight.laws import (
     dw016_logit_shift,
     dw017_biases_at_one_place,
     dw018_softmax_elsewhere,
+    dw019_linear_chain,
     norm_gain,
 )
 from deadweight.laws.prover import Prover
@@ -51,6 +52,7 @@ SEARCH_ORDER: tuple[ModuleType, ...] = (
     dw011_hidden_unit_scale,
     dw012_residual_basis,
     dw015_whole_projection,
+    dw019_linear_chain,
     dw014_scale_before_norm,
 )
 

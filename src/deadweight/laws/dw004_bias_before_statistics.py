@@ -33,8 +33,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
 def is_before_statistics(prover: Prover, node: Node, outcome: Outcome) -> bool:
     if not outcome.absorbed:
         return bool({"core.batch", "core.instance", "core.group"} & ended_at(outcome))
-    subtracts_constant = any(s.op == "aten.sub" and s.node.endswith("_moved") for s in outcome.steps)
-    return subtracts_constant
+    return any(s.op == "aten.sub" and s.node.endswith("_moved") for s in outcome.steps)
 
 
 def group_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:

@@ -159,6 +159,8 @@ def add_root(graph: Graph, root: Root, coordinate: Tensor, writers: dict[str, Te
         if weight_view(graph, graph.nodes[use]) != view:
             raise Blocked(use, graph.nodes[use].op, "tied")
         before = writers.get(use)
+        if before is not None and bool(((before != 0) & (coordinate != 0)).any()):
+            raise Blocked(use, graph.nodes[use].op, "queries and keys are the same numbers")
         writers[use] = coordinate if before is None else before + coordinate
     sites.append(Site(view.parameter, "out", view.output, coordinate))
 

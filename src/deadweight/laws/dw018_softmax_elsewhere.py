@@ -30,7 +30,11 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
 
 def columns(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     """All rows of a table alike: a relative-position bias, one number per head."""
-    if len(node.shape) < 2 or not any(r.op in ("aten.embedding", "aten.index") for r in prover.graph.users[node.name]):
+    if (
+        len(node.shape) < 2
+        or prover.surely_alive(node.name)
+        or not any(r.op in ("aten.embedding", "aten.index") for r in prover.graph.users[node.name])
+    ):
         return
     groups = torch.arange(1, node.shape[-1] + 1).expand(node.shape)
     outcome = prover.walk(node.name, groups)

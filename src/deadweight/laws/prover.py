@@ -16,7 +16,6 @@ from deadweight.proof.identity import Identity
 from deadweight.proof.labels import compact, scramble
 from deadweight.proof.opsets import POINTWISE, SHAPE
 from deadweight.proof.shift import Absorbers, Outcome, Shift, ShiftWalk
-from deadweight.proof.steps import Blocked
 
 
 @dataclass
@@ -53,8 +52,6 @@ class Prover:
         """Follow a change of every group of elements (0: unchanged) at a node to the outputs."""
         short = compact(groups)
         exclude = self.emptied_into(node) if absorbers != "none" else frozenset({node})
-        if groups.ndim > 1 and absorbers == "none" and self.surely_alive(node):
-            return Outcome([], {}, Blocked(node, "parameter", "it reaches an operation that ignores no shift"))
         key = (node, absorbers, exclude, short.numpy().tobytes())
         if key not in self.walks:
             self.walks[key] = self.new_walk(node, groups, absorbers, exclude)

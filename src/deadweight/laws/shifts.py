@@ -78,11 +78,8 @@ def each_element(
 
 def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
     """Whether an earlier law has already made these elements redundant, one by one."""
-    for claim in prover.claims:
-        if claim.node == node.name and isinstance(claim, ShiftClaim) and claim.lost is None and element_wise(claim):
-            if bool(((claim.groups != 0) & (groups != 0)).any()):
-                return True
-    return False
+    of_node = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]
+    return any(element_wise(c) and bool(((c.groups != 0) & (groups != 0)).any()) for c in of_node)
 
 
 def element_wise(claim: ShiftClaim) -> bool:
@@ -129,6 +126,8 @@ def common(
     prover: Prover, code: str, name: str, node: Node, accept: Accept, absorbers: Absorbers = "none"
 ) -> Iterator[ShiftClaim]:
     """What a parameter writes alike to all its output channels."""
+    if absorbers == "none" and not is_vector(node) and prover.surely_alive(node.name):
+        return
     for groups in tied_groups(prover.graph, node):
         groups = without_unread(prover, node, groups)
         outcome = prover.walk(node.name, groups, absorbers)

@@ -76,7 +76,9 @@ def scaling(sites: tuple[Site, ...], graph: Graph, values: Values, inputs: Value
     motion: Motion = {}
     for site in sites:
         value = values[site.parameter] if site.value is None else node_value(graph, values, inputs, site.value)
-        motion[site.parameter] = (value if site.role != "in" else -value).reshape(values[site.parameter].shape).clone()
+        value = value.reshape(values[site.parameter].shape).movedim(site.axis, -1) * (site.coordinate != 0)
+        value = (value if site.role != "in" else -value).movedim(-1, site.axis)
+        motion[site.parameter] = motion[site.parameter] + value if site.parameter in motion else value.clone()
     return motion
 
 

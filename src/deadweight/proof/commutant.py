@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deadweight.proof.form import Form, Slot
 
-POSITIONS = 4
+POSITIONS = 12
 TOLERANCE = 1e-8  # of numbers of order one, in float64
 
 
@@ -48,8 +48,16 @@ def head_products(left: Form, right: Form) -> list[Products]:
 
 
 def some_positions(form: Form, axis: int) -> Form:
-    """A few positions tell as much as all: the maps between them are generic."""
-    keep = lambda x: x.narrow(axis, 0, min(POSITIONS, x.shape[axis]))  # noqa: E731
+    """One position of every kind, a dozen at most: where more kinds differ, so many generic ones tell as much as all."""
+    factors = torch.stack([s.factor for s in form.slots]).movedim(axis, 0).flatten(1)
+    first = factors.abs().argmax(1, keepdim=True)
+    shape = (factors / factors.gather(1, first).where(factors.gather(1, first) != 0, torch.ones(()))).round(decimals=9)
+    kinds = torch.unique(shape, dim=0, return_inverse=True)[1]
+    places = [int((kinds == k).nonzero()[0]) for k in kinds.unique()]
+    places = sorted(places + [p for p in (0, len(factors) - 1) if p not in places])
+    chosen = torch.tensor([places[i * (len(places) - 1) // (POSITIONS - 1)] for i in range(POSITIONS)]).unique()
+    index = chosen if len(places) > POSITIONS else torch.tensor(places)
+    keep = lambda x: x.index_select(axis, index)  # noqa: E731
     return form.with_slots([Slot(keep(s.coordinate), keep(s.factor)) for s in form.slots])
 
 
@@ -75,7 +83,8 @@ def coordinates_of(slots: Head) -> Tensor:
 def pattern_of(slots: Head, coordinates: Tensor) -> bytes:
     """What makes two heads alike: the same factors on coordinates numbered from their own first."""
     return b"".join(
-        torch.searchsorted(coordinates, c).numpy().tobytes() + f.contiguous().numpy().tobytes() for c, f in slots
+        torch.searchsorted(coordinates, c.contiguous()).numpy().tobytes() + f.contiguous().numpy().tobytes()
+        for c, f in slots
     )
 
 

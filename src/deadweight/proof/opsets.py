@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in text.split())
+
+
 # They only move, repeat or select elements: they act on labels as on values.
-SHAPE = {
-    f"aten.{name}"
-    for name in ["reshape", "t", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "flatten", "unflatten", "movedim", "index", "index_select", "gather", "repeat", "repeat_interleave", "roll", "flip", "narrow", "expand_as", "view_as", "reshape_as", "swapaxes", "numpy_T", "mT", "T", "tile", "unfold", "hsplit", "tensor_split", "diagonal", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "broadcast_to", "squeeze_copy", "alias_copy", "masked_select"]
-} | {"getitem"}
+SHAPE = names("""
+T alias_copy broadcast_to cat channel_shuffle chunk diagonal expand expand_as flatten flip gather
+hsplit index index_select mT masked_select movedim narrow numpy_T permute pixel_shuffle pixel_unshuffle
+repeat repeat_interleave reshape reshape_as roll select slice split split_with_sizes squeeze
+squeeze_copy stack swapaxes t tensor_split tile transpose unbind unflatten unfold unsqueeze view_as
+""") | {"getitem"}
 
 # f(x + s) = f(x) + s has no reason to hold, and they act on each element alone.
-POINTWISE = {
-    f"aten.{name}"
-    for name in ["gelu", "relu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "pow", "square", "abs", "sin", "cos", "erf", "softplus", "elu", "leaky_relu", "hardswish", "hardtanh", "hardsigmoid", "relu6", "mish", "log1p", "expm1", "reciprocal", "sign", "floor", "ceil", "round", "clamp", "clamp_min", "clamp_max", "logical_not", "isnan", "isinf", "isfinite", "atan", "atan2", "tan", "selu", "celu", "prelu", "logsigmoid", "log_sigmoid", "softsign", "threshold", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "rsub", "remainder", "fmod", "floor_divide", "__and__", "__or__", "logical_and", "logical_or", "bitwise_not", "bitwise_and", "bitwise_or", "nan_to_num", "true_divide", "special_erf", "log2", "exp2", "hardshrink", "softshrink"]
-}
+POINTWISE = names("""
+__and__ __or__ abs atan atan2 bitwise_and bitwise_not bitwise_or ceil celu clamp clamp_max clamp_min
+cos elu eq erf exp exp2 expm1 floor floor_divide fmod ge gelu gt hardshrink hardsigmoid hardswish
+hardtanh isfinite isinf isnan le leaky_relu log log1p log2 log_sigmoid logical_and logical_not
+logical_or logsigmoid lt maximum minimum mish nan_to_num ne pow prelu reciprocal relu relu6 remainder
+round rsqrt rsub selu sigmoid sign silu sin softplus softshrink softsign special_erf sqrt square tan
+tanh threshold true_divide
+""")
 
 # f(s·x) = s·f(x) for s > 0.
 POSITIVELY_HOMOGENEOUS = {"aten.relu", "aten.leaky_relu", "aten.abs", "aten.prelu"}

@@ -203,7 +203,7 @@ def matmul(walk: ShiftWalk, node: Node) -> Shift:
             label = right.label.narrow(-2, 0, 1).expand(node.shape)
             return Shift(label, right.source.narrow(-2, 0, 1).expand(node.shape), right.fixed)
     label, fixed = torch.zeros(node.shape, dtype=torch.int64), True
-    for shift, other, axis, name in ((left, b, -1, a), (right, a, -2, b)):
+    for shift, other, axis, _name in ((left, b, -1, a), (right, a, -2, b)):
         if shift is not None:
             label = label + contracted(walk, shift, other, axis, node.shape)
             fixed = fixed and shift.fixed and not walk.graph.depends[other.name][1]
@@ -234,6 +234,8 @@ def suspect(walk: ShiftWalk, shift: Shift, axis: int) -> None:
 def softmax(walk: ShiftWalk, node: Node) -> None:
     """Softmax ignores what is constant along its axis."""
     shift = walk.shifts[node.args[0].name]
+    if shift.label.shape[node.args[1]] == 1:
+        raise Blocked(node.name, node.op, "the example gives it one number to compare: a longer one could tell")
     if not constant_along(shift.label, (node.args[1],)):
         raise Blocked(node.name, node.op, softmax_reason(walk, node))
 
@@ -374,8 +376,8 @@ def ranking(walk: ShiftWalk, node: Node) -> list[Shift | None]:
     if not constant_along(shift.label, (axis,)):
         raise Blocked(node.name, node.op, "the numbers it ranks are shifted differently")
     count = node.args[1] if node.op == "aten.topk" else shift.label.shape[axis]
-    picked = (x.narrow(axis, 0, 1).expand(*resized(x.shape, axis, count)) for x in (shift.label, shift.source))
-    return [Shift(*picked, shift.fixed), None]
+    label, source = (x.narrow(axis, 0, 1).expand(*resized(x.shape, axis, count)) for x in (shift.label, shift.source))
+    return [Shift(label, source, shift.fixed), None]
 
 
 def resized(shape: torch.Size, axis: int, count: int) -> list[int]:

@@ -38,7 +38,7 @@ def shape(walk: TurnWalk, node: Node) -> Any:
         raise Blocked(node.name, node.op, "it takes apart what a gain multiplies")
     if isinstance(slots[0], list):
         return [Form((slot,), gains.copy().pop()) for slot in slots[0]] if count == 1 else several(slots, gains)
-    return Form(tuple(slots), gains.pop())  # type: ignore[arg-type]
+    return Form(tuple(slots), gains.pop())
 
 
 def keeps_last_axis(walk: TurnWalk, node: Node) -> bool:

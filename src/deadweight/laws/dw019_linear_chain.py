@@ -1,0 +1,25 @@
+"""DW019 linear chain: two linear maps with nothing non-linear between them; any basis may be chosen in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deadweight.laws.prover import Prover
+from deadweight.laws.turn_claim import TurnClaim
+from deadweight.laws.turns import dimension, spaces, turn_claim
+
+CODE, NAME = "DW019", "linear-chain"
+
+
+def find(prover: Prover) -> Iterator[TurnClaim]:
+    """Spaces that are read by linear maps alone and that no other law has named."""
+    named = [c.sites for c in prover.claims if isinstance(c, TurnClaim)]
+    for space in spaces(prover):
+        turned = space.turned
+        if (
+            turned.proved
+            and not turned.rotations
+            and dimension(turned)
+            and not any(sites[0] is turned.sites[0] for sites in named)
+        ) and any(s.role == "in" for s in turned.sites):
+            yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, turned)

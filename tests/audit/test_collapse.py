@@ -1,0 +1,136 @@
+"""A deep model is audited on a few of its blocks: the answer must be that of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
+
+import deadweight
+import deadweight.audit.run
+from deadweight.audit.measure import Measured
+from deadweight.source import model as source_model
+
+DEPTH, WIDTH = 8, 8
+SIZES = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11}
+SIZES |= {"num_hidden_layers": DEPTH, "max_position_embeddings": 8}
+
+
+def gpt2() -> nn.Module:
+    sizes = {"n_embd": 8, "n_head": 2, "n_layer": DEPTH, "vocab_size": 11, "n_positions": 8, "n_inner": 12}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+
+def bert() -> nn.Module:
+    return BertModel(BertConfig(**SIZES), add_pooling_layer=False)
+
+
+def gemma2() -> nn.Module:
+    return Gemma2ForCausalLM(Gemma2Config(**SIZES, num_key_value_heads=1, head_dim=4, sliding_window=3, pad_token_id=0))
+
+
+def summary(result: deadweight.Audit) -> set[tuple[Any, ...]]:
+    return {(f.code, f.parameter, f.slice, f.dof, f.verdict, f.tier, frozenset(f.into)) for f in result.findings}
+
+
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace at full depth."""
+    monkeypatch.setattr(source_model, "collapse", lambda *_, **__: ())
+
+
+@pytest.fixture(autouse=True)
+def proofs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured: what is compared is what was proved."""
+    monkeypatch.setattr(deadweight.audit.run, "measure", lambda _, prover, **__: Measured(prover.graph))
+
+
+@pytest.mark.parametrize("build", [gpt2, bert, gemma2], ids=["gpt2", "bert", "gemma2"])
+def test_a_few_blocks_tell_as_much_as_all(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    short = deadweight.audit(build())
+    whole(monkeypatch)
+    assert summary(short) == summary(deadweight.audit(build()))
+
+
+class Block(nn.Module):
+    """A pre-norm feed-forward block."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
+        self.activation = activation
+
+    def forward(self, x: Tensor, keep: float = 1.0) -> Tensor:
+        return x * keep + self.down(self.activation(self.up(self.norm(x))))
+
+
+class Deep(nn.Module):
+    """Eight blocks; the model around them may treat some of them differently."""
+
+    def __init__(self, *, odd: Callable | None = None, taps: Sequence[int] = (), twice: int = -1) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, WIDTH)
+        self.blocks = nn.ModuleList([Block(odd if odd and i == 5 else F.relu) for i in range(DEPTH)])
+        self.final, self.readout = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+        self.taps, self.twice = taps, twice
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x, seen = self.embed(x), []
+        for i, block in enumerate(self.blocks):
+            x = self.through(block, i, x)
+            if i in self.taps:
+                seen.append(x)
+        return self.readout(self.final(x)), *seen
+
+    def through(self, block: nn.Module, i: int, x: Tensor) -> Tensor:
+        x = block(x)
+        return block(x) if i == self.twice else x
+
+
+class Sums(Deep):
+    """The readout sees the stream of block 5 too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, kept = self.embed(x), torch.zeros(())
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            kept = x if i == 5 else kept
+        return self.readout(self.final(x) + kept)
+
+
+class Functional(Deep):
+    """Block 5 alone is followed by a nonlinearity of the model's own."""
+
+    def through(self, block: nn.Module, i: int, x: Tensor) -> Tensor:
+        return torch.tanh(block(x)) if i == 5 else block(x)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "plain": Deep,
+    "a function that differs": lambda: Deep(odd=F.gelu),
+    "a method that differs": lambda: Deep(odd=nn.Softplus(2.0).forward),
+    "a stream that is an output": lambda: Deep(taps=(5,)),
+    "a stream that the readout sees": Sums,
+    "a block that runs twice": lambda: Deep(twice=5),
+    "a step between two blocks": Functional,
+}
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=list(MODELS))
+def test_what_the_model_does_with_its_blocks_is_seen(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(2, 5, 4)
+    short = deadweight.audit(build(), x)
+    whole(monkeypatch)
+    assert summary(short) == summary(deadweight.audit(build(), x))
+
+
+def test_the_users_own_module_is_left_alone() -> None:
+    module = Deep()
+    deadweight.audit(module, torch.randn(2, 5, 4))
+    assert len(module.blocks) == DEPTH and module.training
