@@ -42,7 +42,7 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
     if not total.requires_grad:
         return {n: torch.zeros_like(values[n]) for n in names}  # nothing that is returned depends on a parameter
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {n: torch.zeros_like(values[n]) if g is None else g for n, g in zip(names, found, strict=True)}
+    return {n: torch.zeros_like(values[n]) if g is None else g.to_dense() for n, g in zip(names, found, strict=True)}
 
 
 def claim_evidence(graph: Graph, claim: Claim, values: Values, draw: Draw, grads: list[Values]) -> float | None:

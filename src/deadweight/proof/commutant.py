@@ -48,7 +48,7 @@ def head_products(left: Form, right: Form) -> list[Products]:
 
 
 def some_positions(form: Form, axis: int) -> Form:
-    """One position of every kind, a dozen at most: where more kinds differ, so many generic ones tell as much as all."""
+    """One position of every kind, a dozen at most: of more kinds, so many generic ones tell as much as all."""
     factors = torch.stack([s.factor for s in form.slots]).movedim(axis, 0).flatten(1)
     first = factors.abs().argmax(1, keepdim=True)
     shape = (factors / factors.gather(1, first).where(factors.gather(1, first) != 0, torch.ones(()))).round(decimals=9)

@@ -198,10 +198,10 @@ def matmul(walk: ShiftWalk, node: Node) -> Shift:
     a, b = walk.graph.node(node.args[0]), walk.graph.node(node.args[1])
     if len(a.shape) < 2 or len(b.shape) < 2:
         return unknown_labels(node, left or right)  # type: ignore[arg-type]
-    if right is not None and left is None and rows_sum_to_one(walk.graph, a.name, -1):
-        if constant_along(right.label, (-2,)):
-            label = right.label.narrow(-2, 0, 1).expand(node.shape)
-            return Shift(label, right.source.narrow(-2, 0, 1).expand(node.shape), right.fixed)
+    handed_on = right is not None and left is None and rows_sum_to_one(walk.graph, a.name, -1)
+    if handed_on and right is not None and constant_along(right.label, (-2,)):
+        label = right.label.narrow(-2, 0, 1).expand(node.shape)
+        return Shift(label, right.source.narrow(-2, 0, 1).expand(node.shape), right.fixed)
     label, fixed = torch.zeros(node.shape, dtype=torch.int64), True
     for shift, other, axis, _name in ((left, b, -1, a), (right, a, -2, b)):
         if shift is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
+
+from deadweight.graph.node import Node
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,15 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.node} [{self.op}]: {self.rule} → {self.conclusion}"
+
+
+LARGEST = 1 << 24  # elements of a value whose labels are told apart one by one: 128 MiB
+
+
+def refuse_large(node: Node) -> None:
+    """Values too large to label (expert weights gathered per token, say) block a proof instead of filling memory."""
+    if math.prod(node.shape) > LARGEST:
+        raise Blocked(node.name, node.op, f"{math.prod(node.shape):,} elements are too many to tell apart")
 
 
 class Blocked(Exception):

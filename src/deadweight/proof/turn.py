@@ -18,7 +18,7 @@ from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.form import Form, Slot, lines, numbers
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import fold, fresh
-from deadweight.proof.steps import Blocked, Step
+from deadweight.proof.steps import Blocked, Step, refuse_large
 from deadweight.proof.weights import WeightView, uses_of
 
 
@@ -167,6 +167,7 @@ class TurnWalk:
         rule = TURN_RULES.get(node.op)
         if rule is None:
             raise Blocked(node.name, node.op, "no rule says how this operation passes a change of basis on")
+        refuse_large(node)
         form = rule(self, node)
         if isinstance(form, Form) and not any(bool((s.coordinate != 0).any()) for s in form.slots):
             form = None  # only elements outside the space are left

@@ -141,7 +141,8 @@ class Record(TorchDispatchMode):
     def call(self, block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         path, place = self.places[id(block)]
         outermost = self.depth == 0
-        described = [self.described(leaf, path, place) for leaf in pytree.tree_leaves((args, kwargs))]
+        leaves = pytree.tree_leaves((args, kwargs))
+        described = [self.described(leaf, path, place, first=i == 0) for i, leaf in enumerate(leaves)]
         key = self.signatures[id(block)] + repr(described) + repr(sorted(kwargs))
         self.depth += 1
         try:
@@ -154,12 +155,15 @@ class Record(TorchDispatchMode):
             self.note(path, place, output)
         return output
 
-    def described(self, leaf: Any, path: str, place: int) -> str:
+    def described(self, leaf: Any, path: str, place: int, *, first: bool) -> str:
+        """A value by its kind, or by how many blocks back it was made; the first block's own input counts as one."""
         if not isinstance(leaf, Tensor):
             return repr(leaf) if isinstance(leaf, (int, float, str, bool, type(None))) else type(leaf).__qualname__
         origin = self.made.get(id(leaf))
         if origin is not None and origin[0] == path:
             return f"block{origin[1] - place}{tuple(leaf.shape)}"
+        if first and place == 0:
+            return f"block-1{tuple(leaf.shape)}"
         return f"{leaf.dtype}{tuple(leaf.shape)}"
 
     def note(self, path: str, place: int, output: Any) -> None:

@@ -36,11 +36,22 @@ def from_spec(spec: str) -> Built:
 
 def from_module(module: nn.Module, *, name: str = "", inputs: Any = None) -> Built:
     """A copy that shares its parameters: switching it to eager attention and eval leaves the user's own alone."""
+    _refuse_lazy(module, name)
     clone, notes = _structure(module)
     config = getattr(clone, "config", None) if hasattr(clone, "main_input_name") else None
     if config is not None:
         eager(clone)
     return Built(name or type(module).__name__, clone, config, notes, inputs)
+
+
+def _refuse_lazy(module: nn.Module, name: str) -> None:
+    """Lazy modules have no shapes before their first forward."""
+    for parameter, value in module.named_parameters():
+        if isinstance(value, nn.parameter.UninitializedParameter):
+            raise DeadweightError(
+                f"{printable(parameter)} of {printable(name or type(module).__name__)} has no shape yet; "
+                "expected an initialised module: run a lazy module forward once"
+            )
 
 
 def _structure(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -58,7 +69,7 @@ def _find(spec: str) -> Any:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(place)
-    except Exception as error:  # importing runs the user's code
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         raise DeadweightError(
             f"{printable(place)} cannot be imported ({reason(error)}); expected package.module:callable, "
             f"importable from {printable(here)}"
@@ -77,7 +88,7 @@ def _call(spec: str, found: Any) -> Any:
         raise DeadweightError(f"{printable(spec)} is {_kind(found)}; expected a callable that returns an nn.Module")
     try:
         return found()
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise DeadweightError(
             f"{printable(spec)} failed ({reason(error)}); expected to call it without arguments and get an nn.Module"
         ) from error

@@ -88,4 +88,11 @@ def as_inputs(given: Any) -> Inputs:
 
 
 def _on_cpu(tree: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return pytree.tree_map(lambda leaf: _with_values(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _with_values(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU; a tensor of the meta device, which has no values, becomes ones, or zeros where it counts things."""
+    if not tensor.is_meta:
+        return tensor.detach().cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype).fill_(tensor.is_floating_point())

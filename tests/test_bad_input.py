@@ -1,0 +1,490 @@
+"""What strangers and mistakes bring: each is one clear line on standard error and exit status 2, and runs no code.
+
+Odd but legal models are audited, or refused by such a line; none of them ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import deadweight
+from deadweight.cli import main
+from deadweight.errors import DeadweightError
+
+transformers.logging.set_verbosity_error()
+
+TINY = {"n_embd": 8, "n_head": 2, "n_layer": 2, "vocab_size": 11, "n_positions": 5, "n_inner": 12}
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
+    """The command in an empty folder, without a network: exit status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["deadweight", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capfd.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call
+
+
+def refused(said: Said, *words: str) -> None:
+    """Status 2, nothing on standard output, one printable line on standard error, with these words."""
+    status, out, err = said
+    assert status == 2, said
+    assert "Traceback" not in out + err
+    assert out == ""
+    line = err.strip()
+    assert line.startswith("error: ") and "\n" not in line and line.isprintable(), err
+    for word in words:
+        assert word in line, f"{word!r} is not in {line!r}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A complete checkpoint."""
+    torch.manual_seed(0)
+    config = GPT2Config(**TINY, bos_token_id=0, eos_token_id=0, architectures=["GPT2LMHeadModel"])
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def config_file(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+# --- the command line: paths and configs
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./nowhere", ["does not exist"]),
+        ("/no/such/folder/config.json", ["does not exist"]),
+        ("nobody-there/nothing-either", ["hub id"]),
+        ("nothing-either", ["hub id"]),
+        ("model.bin", ["pickle", "safetensors"]),
+        ("weights.pt", ["pickle"]),
+        ("missing.gguf", ["does not exist"]),
+        ("no_such_package.module:build", ["cannot be imported"]),
+        ("json:no_such_callable", ["no_such_callable"]),
+        ("json:__doc__", ["expected a callable"]),
+        ("https://example.com/model", ["does not exist"]),
+        ("..", ["config.json"]),
+        ("\x1b[31mred\x1b[0m", []),
+        ("", ["expected"]),
+        (" ", []),
+        ("a" * 5000, []),
+        ("nul\0byte", []),
+    ],
+)
+def test_a_model_that_is_not_there(run, model: str, words: list[str]) -> None:
+    refused(run("audit", model), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["JSON"]),
+        ("{", ["JSON"]),
+        ("{}", ["model_type"]),
+        ("[]", ["list"]),
+        ("[1, 2]", ["list"]),
+        ("null", ["NoneType"]),
+        ('"gpt2"', ["str"]),
+        ("3", ["int"]),
+        ("NaN", ["float"]),
+        ("[" * 100_000, ["JSON"]),
+        ('{"model_type": "no_such_type"}', ["no_such_type"]),
+        ('{"model_type": null}', ["model_type"]),
+        ('{"model_type": ["gpt2"]}', ["model_type"]),
+        ('{"model_type": {"a": 1}}', ["model_type"]),
+        ('{"model_type": "\\u001b[31mred\\n\\u202e"}', ["model_type"]),
+        ('{"model_type": "llama", "num_attention_heads": 0}', []),
+        ('{"model_type": "llama", "num_attention_heads": "many"}', []),
+        ('{"model_type": "gpt2", "n_layer": -1}', []),
+        ('{"model_type": "gpt2", "n_embd": -8}', []),
+        ('{"model_type": "gpt2", "n_embd": 7, "n_head": 2}', []),
+        ('{"model_type": "gpt2", "n_embd": 1e308}', []),
+        ('{"model_type": "gpt2", "vocab_size": null}', []),
+        ('{"model_type": "gpt2", "activation_function": "__import__(\'os\').abort()"}', []),
+        ('{"model_type": "gpt2", "n_embd": 100000000000000000000}', []),
+        ('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}', ["trust-remote-code"]),
+    ],
+)
+def test_a_config_that_is_none(run, tmp_path: Path, text: str, words: list[str]) -> None:
+    refused(run("audit", config_file(tmp_path, text)), *words)
+
+
+def test_a_config_that_is_not_text(run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{")
+    refused(run("audit", "config.json"), "config.json")
+
+
+def test_a_config_that_is_a_folder(run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    refused(run("audit", "config.json"), "config.json")
+
+
+def test_a_folder_whose_config_is_a_folder(run, tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").mkdir(parents=True)
+    refused(run("audit", "model"), "config.json")
+
+
+def test_a_folder_without_a_config(run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(run("audit", "empty"), "config.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_config_that_may_not_be_read(run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").chmod(0)
+    refused(run("audit", "config.json"), "config.json")
+
+
+def test_a_remote_module_beside_the_config_is_not_run(run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    auto = {"AutoConfig": "mine.Config", "AutoModel": "mine.Model", "AutoModelForCausalLM": "mine.Model"}
+    config_file(tmp_path, json.dumps({"model_type": "mine", "auto_map": auto}))
+    refused(run("audit", "."), "trust-remote-code")
+    config_file(tmp_path, json.dumps({"model_type": "gpt2", "auto_map": auto, **TINY}))
+    assert run("audit", ".")[0] == 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["toys:build", "demo", "json:loads"])
+def test_a_folder_that_is_named_like_something_else_is_a_folder(run, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    refused(run("audit", name), "config.json")
+
+
+# --- the command line: weights
+
+
+def test_truncated_weights(run, folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    refused(run("audit", str(folder)), "model.safetensors", "truncated")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x10\0\0\0\0\0\0\0{not json here!!", b"\xff" * 7 + b"\x7f{}"])
+def test_corrupt_weights(run, folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    refused(run("audit", str(folder)), "model.safetensors")
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "/etc/passwd", "a/../../x.safetensors", "\x1b[2J"])
+def test_an_index_that_names_files_elsewhere(run, folder: Path, shard: str) -> None:
+    index = {"weight_map": {"transformer.wte.weight": shard}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(run("audit", str(folder)))
+
+
+def test_a_pickle_is_never_loaded(run, folder: Path, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    (folder / "model.safetensors").unlink()
+    for name in ("pytorch_model.bin", "model.pt"):
+        (folder / name).write_bytes(pickle.dumps(Trap()))
+    refused(run("audit", str(folder / "pytorch_model.bin")), "pickle")
+    assert run("audit", str(folder))[0] == 0  # the config alone is enough
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_that_are_not_numbers_do_not_matter(run, folder: Path) -> None:
+    """An audit speaks of all weights, so it never looks at these."""
+    model = GPT2LMHeadModel.from_pretrained(folder)
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.bias.fill_(float("nan"))
+    model.save_pretrained(folder)
+    status, out, _ = run("audit", str(folder), "--json", "-")
+    assert status == 0
+    assert "DW002" in {f["code"] for f in json.loads(out)["findings"]}
+
+
+# --- the command line: options and factories
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--select", "DW02"],
+        ["--select", "key-bais"],
+        ["--ignore", "DW999"],
+        ["--select", ",,"],
+        ["--select", "\x1b[31m"],
+        ["--json", "no/such/folder/report.json"],
+        ["--json", "."],
+    ],
+)
+def test_options_that_mean_nothing(run, options: list[str]) -> None:
+    refused(run("audit", "demo", *options))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["audit"], ["audit", "demo", "--length", "0"], ["audit", "demo", "--output", "x"], ["audti"]]
+)
+def test_wrong_usage(run, arguments: list[str]) -> None:
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert "Traceback" not in err
+
+
+def test_a_length_that_the_model_does_not_have(run) -> None:
+    status, out, err = run("audit", "demo", "--length", "100000")
+    assert "Traceback" not in out + err
+    assert status in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise RuntimeError('no\\x1b[31m\\ndisk')", ["RuntimeError", "disk"]),
+        ("raise SystemExit(0)", ["SystemExit"]),
+        ("return 42", ["int"]),
+        ("return nn.Linear", ["type"]),
+        ("return nn.Linear(4, 2), 1, 2", ["tuple of 3"]),
+        ("return nn.Linear(4, 2)", ["example inputs"]),
+        ("return nn.Linear(4, 2), torch.randn(3, 7)", []),
+        ("return nn.Linear(4, 2), {'nope': torch.randn(3, 4)}", []),
+        ("return nn.Linear(4, 2), 'hello'", []),
+        ("return nn.Linear(4, 2), object()", []),
+        ("return nn.ReLU(), torch.randn(3, 4)", ["no parameters"]),
+        ("return nn.LazyLinear(4), torch.randn(3, 4)", ["lazy"]),
+        ("return nn.ModuleDict({'a': nn.Linear(4, 4)}), torch.randn(3, 4)", []),
+    ],
+)
+def test_a_factory_that_does_not_give_a_model(run, tmp_path: Path, body: str, words: list[str]) -> None:
+    name = f"factory_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n\n\ndef build():\n    {body}\n")
+    refused(run("audit", f"{name}:build"), *words)
+
+
+# --- odd live models
+
+
+class Block(nn.Module):
+    """A linear map before a LayerNorm, whose bias has one dead direction; subclasses do odd things with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.linear(x))
+
+
+class IntegerParameter(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.arange(4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)) + self.shift
+
+
+class ComplexParameter(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x) + self.phase.real)
+
+
+class EmptyParameter(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)) + self.nothing.sum()
+
+
+class ChosenIndex(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).argmax(-1)
+
+
+class NestedOutput(Block):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"a": super().forward(x), "b": [None, 3, {"c": x}]}
+
+
+class NoOutput(Block):
+    def forward(self, x: Tensor) -> None:
+        super().forward(x)
+
+
+@dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+class DataclassOutput(Block):
+    def forward(self, x: Tensor) -> Pair:
+        return Pair(super().forward(x), Pair(x, 1))
+
+
+class OwnInput(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class InPlace(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y.add_(1).mul_(2)
+        y += x
+        return self.norm(y)
+
+
+class InPlaceOnInput(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.add_(1))
+
+
+class BranchOnData(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else self.linear(x)
+
+
+class ShapeFromData(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[x[:, 0] > 0])
+
+
+class EscapingName(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("a\x1b[31mred\nnew", nn.Parameter(torch.randn(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x) + self._parameters["a\x1b[31mred\nnew"])
+
+
+def shared() -> nn.Module:
+    linear = nn.Linear(4, 4)
+    return nn.Sequential(linear, nn.ReLU(), linear, nn.LayerNorm(4))
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return Block()
+
+
+X = torch.randn(2, 4)
+ODD: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "integer parameter": lambda: (IntegerParameter(), X),
+    "complex parameter": lambda: (ComplexParameter(), X),
+    "empty parameter": lambda: (EmptyParameter(), X),
+    "no float output": lambda: (ChosenIndex(), X),
+    "nested output": lambda: (NestedOutput(), X),
+    "no output": lambda: (NoOutput(), X),
+    "dataclass output": lambda: (DataclassOutput(), X),
+    "output is the input": lambda: (OwnInput(), X),
+    "in place": lambda: (InPlace(), X),
+    "in place on its input": lambda: (InPlaceOnInput(), X.clone()),
+    "branch on data": lambda: (BranchOnData(), X),
+    "shape from data": lambda: (ShapeFromData(), torch.tensor([[1.0, 2, 3, 4], [-1, 2, 3, 4]])),
+    "escapes in a name": lambda: (EscapingName(), X),
+    "shared modules": lambda: (shared(), X),
+    "weight norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), X),
+    "spectral norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), X),
+    "lstm": lambda: (nn.LSTM(4, 4), torch.randn(3, 2, 4)),
+    "gru": lambda: (nn.GRU(4, 4, bidirectional=True), torch.randn(3, 2, 4)),
+    "batch norm": lambda: (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(5, 4)),
+    "buffers only": lambda: (nn.BatchNorm1d(4, affine=False), X),
+    "bfloat16": lambda: (Block().bfloat16(), X.bfloat16()),
+    "bfloat16 with float32 inputs": lambda: (Block().bfloat16(), X),
+    "float16": lambda: (Block().half(), X.half()),
+    "meta": lambda: (on_meta(), X),
+    "meta inputs": lambda: (Block(), X.to("meta")),
+    "lazy": lambda: (nn.LazyLinear(4), X),
+    "compiled": lambda: (torch.compile(Block()), X),
+    "data parallel": lambda: (nn.DataParallel(Block()), X),
+    "frozen": lambda: (Block().requires_grad_(False), X),
+    "sparse gradients": lambda: (nn.EmbeddingBag(7, 4, sparse=True), torch.randint(0, 7, (2, 3))),
+    "one position": lambda: (nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), torch.randn(1, 1, 8)),
+    "unbatched convolution": lambda: (nn.Sequential(nn.Conv1d(8, 6, 1), nn.Softmax(0)), torch.randn(8, 5)),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_model_is_audited_or_refused_in_one_line(name: str, training: bool, capfd) -> None:
+    module, inputs = ODD[name]()
+    try:
+        result = deadweight.audit(module, inputs, training=training)
+    except DeadweightError as error:
+        assert str(error).isprintable()
+    else:
+        assert result.parameters > 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["integer parameter", "empty parameter", "no float output", "output is the input"])
+def test_an_odd_model_can_be_accounted_for_or_is_refused(name: str) -> None:
+    module, inputs = ODD[name]()
+    try:
+        result = deadweight.audit(module, inputs, complete=True)
+    except DeadweightError as error:
+        assert str(error).isprintable()
+    else:
+        assert result.completeness is not None and not result.completeness.unsound
+
+
+def test_the_users_module_and_inputs_are_left_as_they_were() -> None:
+    module, inputs = InPlaceOnInput().train(), X.clone()
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    deadweight.audit(module, inputs)
+    assert module.training
+    assert torch.equal(inputs, X)
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in module.named_parameters())
+
+
+def test_at_one_position_a_query_bias_is_not_called_dead() -> None:
+    """With a single key every logit cancels; that says nothing about the model at any other length."""
+    module, inputs = ODD["one position"]()
+    claimed = [f for f in deadweight.audit(module, inputs).findings if f.code == "DW002"]
+    pieces = [piece for f in claimed for piece in f.slice or ((0, 24),)]
+    assert all(8 <= start and stop <= 16 for start, stop in pieces), pieces
+
+
+def test_names_with_escapes_do_not_reach_the_terminal(run, tmp_path: Path) -> None:
+    text = "from torch import nn\nimport torch\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    text += "        self.a = nn.Linear(4, 4)\n        self.n = nn.LayerNorm(4)\n"
+    text += "        self.register_parameter('x\\x1b[31m\\n', nn.Parameter(torch.randn(4)))\n\n"
+    text += "    def forward(self, x):\n        return self.n(self.a(x) + self._parameters['x\\x1b[31m\\n'])\n\n\n"
+    text += "def build():\n    return M(), torch.randn(2, 4)\n"
+    (tmp_path / "escaping.py").write_text(text)
+    status, out, err = run("audit", "escaping:build", "--proofs")
+    assert status == 0
+    assert "\x1b[31m" not in out + err
+    assert "DW017" in out
