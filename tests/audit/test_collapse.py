@@ -109,6 +109,16 @@ class Functional(Deep):
         return torch.tanh(block(x)) if i == 5 else block(x)
 
 
+class Uneven(Deep):
+    """Two blocks of one kind, then one of another that reads the stream without subtracting a mean, and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(12)])
+        for block in list(self.blocks)[2::3]:
+            block.norm = nn.RMSNorm(WIDTH)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": Deep,
     "a function that differs": lambda: Deep(odd=F.gelu),
@@ -117,6 +127,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a stream that the readout sees": Sums,
     "a block that runs twice": lambda: Deep(twice=5),
     "a step between two blocks": Functional,
+    "two kinds in an uneven pattern": Uneven,
 }
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.account import Account, account
-from deadweight.audit.checker import node_values, replay
+from deadweight.audit.checker import largest_difference, node_values, replay
 from deadweight.audit.evidence import Draw, Values, claim_evidence, gradients, zero_elements
 from deadweight.audit.finding import Completeness, Unknown
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
 from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
 from deadweight.graph.cores import without_epsilon
+from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import search
@@ -171,10 +172,19 @@ def unexplained(source: Source, clone: Clone, grads: list[Values]) -> Iterator[U
         for claim in clone.prover.claims:
             if claim.node == name and isinstance(claim, ShiftClaim) and claim.verdict == "dead" and claim.lost is None:
                 zero = zero & ~(claim.groups != 0).expand(zero.shape)
-        if bool(zero.any()) and not unit_off(clone.graph, zero):
+        if bool(zero.any()) and not unit_off(clone.graph, zero) and stays(clone, name, zero):
             count = int(zero.sum())
             why = f"unexplained: {count} of {zero.numel()} elements have no gradient in a narrow clone"
             yield Unknown(clone.graph.parameters[name], None, why)
+
+
+def stays(clone: Clone, name: str, zero: Tensor) -> bool:
+    """Whether moving these elements by a lot leaves the outputs where they are: no gradient is not yet no effect."""
+    moved = dict(clone.values)
+    moved[name] = moved[name] + 3.0 * zero
+    inputs = clone.draw(5)
+    before, after = evaluate(clone.graph, clone.values, inputs), evaluate(clone.graph, moved, inputs)
+    return largest_difference(before, after) < 1e-12
 
 
 def unit_off(graph: Graph, zero: Tensor) -> bool:
@@ -246,7 +256,11 @@ def untraced_evidence(source: Source) -> Iterator[Unknown]:
         leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
         if not leaves:
             raise DeadweightError(f"{source.name} returns no tensor that depends on its parameters")
-        torch.stack([(t * torch.randn_like(t)).sum().real for t in leaves]).sum().backward()
+        try:
+            torch.stack([(t * torch.randn_like(t)).sum().real for t in leaves]).sum().backward()
+        except Exception as error:  # noqa: BLE001 - operations without a derivative
+            yield Unknown("*", None, f"no evidence either: {first_line(error)}")
+            return
         for name, p in module.named_parameters():
             grad = torch.zeros_like(p) if p.grad is None else p.grad.abs()
             totals[name] = torch.maximum(totals.get(name, torch.zeros_like(grad)), grad)

@@ -29,7 +29,10 @@ class TraceError(DeadweightError):
 def trace(module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
     """The module's computation on these inputs as a Graph; raises TraceError with torch.export's reason."""
     program = export(module, args, dict(kwargs or {}))
-    return GraphBuilder(module, program).build()
+    try:
+        return GraphBuilder(module, program).build()
+    except (RuntimeError, TypeError, ValueError) as error:  # shapes that depend on the data
+        raise error if isinstance(error, TraceError) else TraceError(first_line(error)) from error
 
 
 def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

@@ -92,7 +92,7 @@ class Prover:
 
     def parameters(self) -> Iterator[Node]:
         for name in self.graph.parameters:
-            if self.graph.users[name]:
+            if self.graph.users[name] and 0 not in self.graph.nodes[name].shape:
                 yield self.graph.nodes[name]
 
 

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OCCURRENCES = 3
+List = nn.ModuleList | nn.Sequential
 POSITION_ATTRIBUTES = {"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "layer_num", "block_idx"}
 
 NOT_SETTINGS = POSITION_ATTRIBUTES | set(vars(nn.Module()))
@@ -64,18 +65,25 @@ def collapse(module: nn.Module, record: Record) -> tuple[Blocks, ...]:
         kept = shortest_prefix(kinds)
         if kept < len(blocks):
             cut.append(Blocks(path, kinds, kept))
-            replace_list(module, path, nn.ModuleList(list(blocks)[:kept]))
+            short = list(blocks)[:kept]
+            whole = nn.Sequential(*short) if isinstance(blocks, nn.Sequential) else nn.ModuleList(short)
+            replace_list(module, path, whole)
     return tuple(cut)
 
 
-def outermost_lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.ModuleList]]:
+def outermost_lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, List]]:
     """Lists of blocks that are not inside another such list."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
-        if type(child) is nn.ModuleList and len(child) > OCCURRENCES and all(is_block(b) for b in child):
+        if isinstance(child, (nn.ModuleList, nn.Sequential)) and is_long_list(child):
             yield path, child
         elif not isinstance(child, nn.ModuleList):
             yield from outermost_lists(child, f"{path}.")
+
+
+def is_long_list(found: List) -> bool:
+    """More blocks than are kept, in a plain list: a class of its own may do more than run through them."""
+    return type(found) in (nn.ModuleList, nn.Sequential) and len(found) > OCCURRENCES and all(map(is_block, found))
 
 
 def is_block(module: nn.Module) -> bool:
@@ -225,6 +233,6 @@ def shortest_prefix(kinds: tuple[int, ...]) -> int:
     return needed
 
 
-def replace_list(module: nn.Module, path: str, blocks: nn.ModuleList) -> None:
+def replace_list(module: nn.Module, path: str, blocks: List) -> None:
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent) if parent else module, name, blocks)
