@@ -39,6 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
     def call(*arguments: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["deadweight", *arguments])
+        capfd.readouterr()
         with pytest.raises(SystemExit) as stop:
             main()
         out, err = capfd.readouterr()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from deadweight.audit.finding import Finding, Pieces, Unknown
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim
+from deadweight.proof.opsets import SHAPE
+from deadweight.proof.steps import Step
 from deadweight.source.blocks import Blocks
 from deadweight.source.model import Source
 
@@ -29,9 +32,25 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
         verdict=claim.verdict,
         into=tuple(dict.fromkeys(graph.parameters[name] for name in claim.into if name in graph.parameters)),
         tier=claim.tier,
-        proof=claim.proof,
+        proof=tuple(readable(graph, claim.steps)),
         note=claim.note,
     )
+
+
+def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
+    """One line per step that computes; runs of operations that only move elements are one line."""
+    moves = 0
+    for step in steps:
+        if step.op in SHAPE:
+            moves += 1
+            continue
+        if moves:
+            yield f"{moves} operation{'s' if moves > 1 else ''} that only move elements → each keeps what it has"
+            moves = 0
+        line = str(step)
+        for name in (step.node, *re.findall(r"\bp_\w+", line)):
+            line = line.replace(name, graph.parameters.get(name, name))
+        yield line
 
 
 def is_vector(shape: tuple[int, ...]) -> bool:

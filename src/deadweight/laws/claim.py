@@ -32,11 +32,6 @@ class Claim(ABC):
     note: str = ""
     epsilon: float = field(default=0.0)  # the ε that an "epsilon" claim takes for 0
 
-    @property
-    def proof(self) -> tuple[str, ...]:
-        """One line per step."""
-        return tuple(str(step) for step in self.steps)
-
     @abstractmethod
     def motions(self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Motion]:
         """A spanning set of the directions that the claim calls redundant, at these parameter values (float64)."""

@@ -93,7 +93,8 @@ def dense(slots: Head, coordinates: Tensor) -> Tensor:
     out = torch.zeros(*slots[0][0].shape, max(len(coordinates), 1), dtype=torch.float64)
     for coordinate, factor in slots:
         valid = coordinate != 0
-        where = torch.searchsorted(coordinates, torch.where(valid, coordinate, coordinates[:1])).unsqueeze(-1)
+        inside = torch.where(valid, coordinate, coordinates[:1]).contiguous()
+        where = torch.searchsorted(coordinates, inside).unsqueeze(-1)
         out.scatter_add_(-1, where, torch.where(valid, factor, 0.0).unsqueeze(-1))
     return out
 

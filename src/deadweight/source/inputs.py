@@ -94,5 +94,5 @@ def _on_cpu(tree: Any) -> Any:
 def _with_values(tensor: torch.Tensor) -> torch.Tensor:
     """On the CPU; a tensor of the meta device, which has no values, becomes ones, or zeros where it counts things."""
     if not tensor.is_meta:
-        return tensor.detach().cpu()
+        return tensor.detach().cpu().clone()  # a model that works in place must not reach the user's own
     return torch.empty(tensor.shape, dtype=tensor.dtype).fill_(tensor.is_floating_point())
