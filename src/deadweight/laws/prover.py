@@ -33,7 +33,12 @@ class Prover:
         self.known_parts: dict[str, list[Tensor]] = {}
 
     def parts(self, node: Node) -> list[Tensor]:
-        """A vector parameter's elements, split by where each is first computed with: fused biases fall apart."""
+        """A vector parameter's elements, split by where each is first computed with: fused biases fall apart.
+
+        A gain has none: what it multiplies varies from channel to channel, so no shift of it is ever uniform.
+        """
+        if node.name not in self.known_parts and all(r.op == "aten.mul" for r in self.graph.users[node.name]):
+            self.known_parts[node.name] = []
         if node.name not in self.known_parts:
             flat = torch.arange(1, torch.Size(node.shape).numel() + 1).reshape(node.shape)
             self.known_parts[node.name] = split_by_readers(self.graph, node, flat)
