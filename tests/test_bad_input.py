@@ -124,7 +124,6 @@ def test_a_model_that_is_not_there(run, model: str, words: list[str]) -> None:
         ('{"model_type": "\\u001b[31mred\\n\\u202e"}', ["model_type"]),
         ('{"model_type": "llama", "num_attention_heads": 0}', []),
         ('{"model_type": "llama", "num_attention_heads": "many"}', []),
-        ('{"model_type": "gpt2", "n_layer": -1}', []),
         ('{"model_type": "gpt2", "n_embd": -8}', []),
         ('{"model_type": "gpt2", "n_embd": 7, "n_head": 2}', []),
         ('{"model_type": "gpt2", "n_embd": 1e308}', []),
@@ -256,9 +255,7 @@ def test_wrong_usage(run, arguments: list[str]) -> None:
 
 
 def test_a_length_that_the_model_does_not_have(run) -> None:
-    status, out, err = run("audit", "demo", "--length", "100000")
-    assert "Traceback" not in out + err
-    assert status in (0, 2)
+    refused(run("audit", "demo", "--length", "100000"), "length 100000", "positions")
 
 
 @pytest.mark.parametrize(

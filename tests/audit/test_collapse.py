@@ -49,7 +49,7 @@ def proofs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadweight.audit.run, "measure", lambda _, prover, **__: Measured(prover.graph))
 
 
-@pytest.mark.parametrize("build", [gpt2, bert, gemma2], ids=["gpt2", "bert", "gemma2"])
+@pytest.mark.parametrize("build", [gpt2, bert, pytest.param(gemma2, marks=pytest.mark.slow)])
 def test_a_few_blocks_tell_as_much_as_all(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     short = deadweight.audit(build())
     whole(monkeypatch)

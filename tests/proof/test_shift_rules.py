@@ -297,6 +297,15 @@ def agree(before: Any, after: Any, value: Any, amounts: dict[int, float], name: 
             assert abs(known - amount) < CLOSE * (1 + abs(known)), (name, label, known, amount)
 
 
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="a PReLU's slopes lie along axis 1, not along the last")
+def test_a_prelu_with_one_slope_per_channel_can_be_a_factor(traced: Callable) -> None:
+    def forward(m: Any, y: Tensor) -> Tensor:
+        return (torch.sin(y) + m.p.view(CHANNELS)) * F.prelu(y, m.slope)
+
+    graph = traced(forward, (Y,), p=b(), slope=b())
+    assert not Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).proved
+
+
 def test_an_operation_without_a_rule_blocks(traced: Callable) -> None:
     graph = traced(lambda m, x: torch.special.bessel_j0(x + m.p), (X,), p=b())
     outcome = Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5))

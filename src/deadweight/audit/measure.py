@@ -88,6 +88,19 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
             raise DeadweightError(f"no account can be made: {error}") from error
         measured.notes = (f"no evidence was taken: {error}",)
         return measured
+    try:
+        take_evidence(source, clone, measured)
+    except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
+        measured.notes += (f"no evidence was taken: {first_line(error)}",)
+    if complete:
+        counted = best_account(source, prover, clone)
+        measured.completeness = counted.completeness
+        measured.unexplained += tuple(shortfall(clone, counted))
+    return measured
+
+
+def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
+    """Replay and test every claim of the clone; list the zeros that nobody claims."""
     grads = gradients(clone.graph, clone.values, clone.draw)
     inputs = clone.draw(2)
     known = node_values(clone.graph, clone.values, inputs)
@@ -106,11 +119,6 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
             for alias in (key, (*key[:2], -1)):
                 measured.by_key[alias] = max(found, measured.by_key.get(alias, 0.0))
     measured.unexplained += tuple(unexplained(source, clone, grads))
-    if complete:
-        counted = best_account(source, prover, clone)
-        measured.completeness = counted.completeness
-        measured.unexplained += tuple(shortfall(clone, counted))
-    return measured
 
 
 def any_epsilon(clone: Clone) -> bool:

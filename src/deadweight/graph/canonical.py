@@ -127,6 +127,14 @@ def reshape(make: Canonicaliser, node: Node) -> Ref | None:
     return make.emit(f"{node.name}_reshape", "aten.reshape", target, args, node.shape, node)
 
 
+@rewrites("aten.copy")
+def copied_over(make: Canonicaliser, node: Node) -> Ref | None:
+    """What is written over a whole tensor is what is there afterwards."""
+    source = node.args[1]
+    same = make.shape(source) == node.shape and make.nodes[source.name].is_float == node.is_float
+    return source if same else None
+
+
 @rewrites("aten.linear")
 def split_linear(make: Canonicaliser, node: Node) -> Ref:
     """x·Wᵀ, then the bias."""

@@ -21,6 +21,8 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
     graph = prover.graph
     for name in graph.parameters:
         node = graph.nodes[name]
+        if not node.is_float or 0 in node.shape:
+            continue
         if not graph.users[name] and name not in graph.outputs:
             yield claim(node, everything(node), "no operation on the way to the output reads it", "")
             continue

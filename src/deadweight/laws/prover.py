@@ -97,8 +97,9 @@ class Prover:
 
     def parameters(self) -> Iterator[Node]:
         for name in self.graph.parameters:
-            if self.graph.users[name] and 0 not in self.graph.nodes[name].shape:
-                yield self.graph.nodes[name]
+            node = self.graph.nodes[name]
+            if self.graph.users[name] and node.is_float and 0 not in node.shape:
+                yield node
 
 
 PASSES = {

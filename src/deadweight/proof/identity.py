@@ -9,7 +9,7 @@ import torch
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Graph, Node, Ref, substitute
 from deadweight.proof.labels import Labels, fresh, key, mix
-from deadweight.proof.opsets import POINTWISE, SHAPE
+from deadweight.proof.opsets import FREE, POINTWISE, SHAPE
 from deadweight.proof.steps import refuse_large
 
 ELEMENTWISE = POINTWISE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}
@@ -33,7 +33,7 @@ class Identity:
         return self.known[name]
 
     def compute(self, node: Node) -> Any:
-        if node.op not in SHAPE:
+        if node.op not in FREE:
             refuse_large(node)
         known = known_indices(self.graph, node)
         if known is not None and node.target is not None:

@@ -15,6 +15,9 @@ repeat repeat_interleave reshape reshape_as roll select slice split split_with_s
 squeeze_copy stack swapaxes t tensor_split tile transpose unbind unflatten unfold unsqueeze view_as
 """) | {"getitem"}
 
+# They hand out the same memory, seen otherwise: repeated labels stay repeated, however large the value is.
+FREE = names("t transpose permute unsqueeze squeeze expand slice select split chunk unbind narrow mT") | {"getitem"}
+
 # f(x + s) = f(x) + s has no reason to hold, and they act on each element alone.
 POINTWISE = names("""
 __and__ __or__ abs atan atan2 bitwise_and bitwise_not bitwise_or ceil celu clamp clamp_max clamp_min

@@ -17,7 +17,7 @@ from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import Labels, compact, constant_along
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.opsets import FREE
 from deadweight.proof.steps import Blocked, Step, refuse_large
 
 MIXED = -1
@@ -110,7 +110,7 @@ class ShiftWalk:
         rule = RULES.get(node.op)
         if rule is None:
             raise Blocked(node.name, node.op, "no rule says how this operation passes a shift on")
-        if node.op not in SHAPE:
+        if node.op not in FREE:
             refuse_large(node)
         result = rule(self, node)
         if isinstance(result, Shift) and result.is_zero:

@@ -11,7 +11,7 @@ from deadweight.graph.node import Node, Ref, substitute
 from deadweight.proof.labels import Labels, constant_along, fold, fresh, key, mix, varying_along
 from deadweight.proof.opsets import CONVOLUTIONS, MINUS_INFINITY, POINTWISE, SHAPE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, with_label
-from deadweight.proof.steps import Blocked
+from deadweight.proof.steps import Blocked, refuse_large
 from deadweight.proof.stochastic import rows_sum_to_one
 
 INDEXED = {"aten.index", "aten.index_select", "aten.gather", "aten.masked_select", "aten.take_along_dim"}
@@ -22,6 +22,7 @@ REARRANGES_UNKNOWN |= {"aten.tril", "aten.avg_pool1d", "aten.avg_pool2d", "aten.
 
 def unknown_labels(node: Node, shift: Shift) -> Shift:
     """Nothing is claimed equal, nothing zero: always sound for an operation that is linear in what is shifted."""
+    refuse_large(node)
     return Shift(fresh(node.shape, node.name, "moved"), torch.full(node.shape, MIXED, dtype=torch.int32), False)
 
 

@@ -29,7 +29,8 @@ def weight_view(graph: Graph, node: Node) -> WeightView | None:
     """The parameter behind a linear map or convolution, if it is used whole."""
     if node.op in CONVOLUTIONS:
         found = graph.node(node.args[1])
-        plain = found.op == "parameter" and groups_of(node) == 1 and not is_transposed(node)
+        batched = len(node.shape) == len(found.shape)
+        plain = found.op == "parameter" and batched and groups_of(node) == 1 and not is_transposed(node)
         return WeightView(found.name, 0, 1) if plain else None
     if node.op != "linear":
         return None

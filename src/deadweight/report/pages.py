@@ -44,6 +44,8 @@ def find_page(word: str) -> Page:
 def law_codes(words: list[str]) -> tuple[str, ...] | None:
     """Codes from what was typed after `--select`: codes or law names, separated by commas; nothing typed is None."""
     typed = [word for words_ in words for word in words_.split(",") if word.strip()]
+    if words and not typed:
+        raise DeadweightError(f"found {words[0]!r} where laws were to be named; expected codes like DW002 or law names")
     return tuple(find_page(word).code for word in typed) or None
 
 

@@ -237,13 +237,16 @@ def _completeness(c: Completeness) -> Text:
     return text
 
 
+LEAVE_OUT = ("DW001", "DW002", "DW004", "DW003", "DW017")  # a flag or one line of the model's code removes these
+
+
 def _advice(audit: Audit, groups: list[Group]) -> str:
-    """What to do first: the remedy of the first row, which is the dead law with most dof if there is one."""
+    """What to do first: the remedy of a law whose parameters can simply be left out, else of the first row."""
     if audit.untraced is not None:
         return "pass example inputs that torch.export can trace, or a smaller forward, to turn evidence into proof."
     if not groups:
         return "nothing to remove. `deadweight explain` lists the laws that were tried."
-    first = groups[0]
+    first = next((g for code in LEAVE_OUT for g in groups if g.code == code), groups[0])
     remedy = next((p.remedy for p in pages() if p.code == first.code), "")
     return f"{first.code} {printable(first.law)}: {remedy} See `deadweight explain {first.code}`."
 

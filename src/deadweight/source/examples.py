@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from deadweight.errors import DeadweightError
 from deadweight.source.inputs import Inputs, Span
 from deadweight.source.text import reason
 
@@ -149,9 +150,11 @@ SIGNALS = ("pixel_values", "input_values", "input_features", "pixel_values_video
 
 def text_length(config: Any, length: int | None) -> int:
     """The asked length, or a short one that the model's positions allow."""
-    positions = setting(config, *POSITIONS, default=LENGTH)
-    limit = int(first(positions)) if isinstance(first(positions), int) and first(positions) > 0 else LENGTH
-    return length or min(LENGTH, limit)
+    positions = first(setting(config, *POSITIONS, default=None))
+    limit = positions if isinstance(positions, int) and positions > 0 else None
+    if length is not None and limit is not None and length > limit:
+        raise DeadweightError(f"found length {length}; expected at most {limit}, the positions that the model has")
+    return length or min(LENGTH, limit or LENGTH)
 
 
 def candidates(module: nn.Module, config: Any, length: int | None = None) -> Iterator[Inputs]:

@@ -16,7 +16,7 @@ from deadweight.source.blocks import Blocks, Record, collapse
 from deadweight.source.examples import example_inputs, left_out, run
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
-from deadweight.source.text import printable
+from deadweight.source.text import printable, reason
 
 REFUSED = "no example input that was tried runs: "
 
@@ -77,12 +77,24 @@ def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bo
         return factory.from_module(spec)
     if not isinstance(spec, (str, Path)) or not str(spec):
         raise DeadweightError(f"found {printable(repr(spec))} as the model; expected a path, a hub id or an nn.Module")
+    _refuse_unthinkable(spec)
     if str(spec) == "demo" and not Path(spec).exists():
         return replace(hugging.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo")
     if factory.looks_like(str(spec)) and not Path(spec).exists():
         return factory.from_spec(str(spec))
     refuse_pickle(Path(spec))
     return hugging.from_spec(str(spec), weights=weights, trust_remote_code=trust_remote_code)
+
+
+def _refuse_unthinkable(spec: str | Path) -> None:
+    """Raise if the file system cannot even be asked about this name."""
+    try:
+        Path(spec).expanduser().exists()
+    except (OSError, RuntimeError) as error:
+        raise DeadweightError(
+            f"{printable(spec)} cannot be looked up ({reason(error)}); "
+            "expected a path, a hub id or package.module:callable"
+        ) from error
 
 
 def as_source(made: hugging.Built, given: Any, *, training: bool = False, length: int | None = None) -> Source:

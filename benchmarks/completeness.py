@@ -1,0 +1,180 @@
+"""Does anything redundant escape the laws? Explained over measured, for many architectures, through the public audit.
+
+python benchmarks/completeness.py --json benchmarks/results/completeness.json --markdown docs/completeness.md
+python benchmarks/completeness.py --read benchmarks/results/completeness.json --markdown docs/completeness.md
+
+Measured: the nullity of the Jacobian of all outputs with respect to all parameters, in float64 with random parameters.
+Explained: the rank of the motions of every claim. Models already in the JSON file are kept: a stopped run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import transformers
+import typer
+from rich.console import Console
+from torch import nn
+
+import deadweight
+from deadweight.errors import DeadweightError
+
+GPT2 = {"n_embd": 8, "n_head": 2, "n_layer": 2, "vocab_size": 11, "n_positions": 5, "n_inner": 12}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
+BERT = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 11, "intermediate_size": 12}
+BERT |= {"max_position_embeddings": 5, "type_vocab_size": 1, "layer_norm_eps": 1e-12, "pad_token_id": 0}
+LLAMA = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 11, "intermediate_size": 12}
+LLAMA |= {"rms_norm_eps": 0.0, "max_position_embeddings": 5, "bos_token_id": 0, "eos_token_id": 0}
+REFERENCES: dict[str, tuple[int, Callable[[], nn.Module]]] = {  # the count that is known, and the model
+    "GPT-2, tied": (345, lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))),
+    "GPT-2, untied": (
+        400,
+        lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, tie_word_embeddings=False)),
+    ),
+    "BERT, no pooler": (344, lambda: transformers.BertModel(transformers.BertConfig(**BERT), add_pooling_layer=False)),
+    "LLaMA": (173, lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))),
+    "LLaMA, one KV head": (
+        133,
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, num_key_value_heads=1)),
+    ),
+}
+CLONES = """
+    OPTForCausalLM RobertaForMaskedLM Qwen2ForCausalLM Qwen3ForCausalLM MistralForCausalLM GemmaForCausalLM
+    Gemma2ForCausalLM GPTNeoXForCausalLM GPTJForCausalLM BloomForCausalLM PhiForCausalLM FalconForCausalLM
+    T5ForConditionalGeneration ViTModel CLIPModel WhisperForConditionalGeneration
+""".split()
+LAYERS = {
+    f"nn.TransformerEncoder, {'pre' if first else 'post'}-norm, {act}": (first, act)
+    for first in (True, False)
+    for act in ("gelu", "relu")
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model."""
+
+    name: str
+    parameters: int
+    measured: int
+    explained: int
+    unsound: int
+    known: int | None  # the count that it must have
+    by_law: list[list[Any]]
+    clone: str
+    shortfall: list[str]
+    seconds: float
+    error: str = ""
+
+
+def models() -> dict[str, Callable[[], deadweight.Audit]]:
+    return {
+        **{name: (lambda make=make: audit_live(make)) for name, (_, make) in REFERENCES.items()},
+        **{name: (lambda name=name: audit_config(name)) for name in CLONES},
+        **{name: (lambda pair=pair: audit_encoder(*pair)) for name, pair in LAYERS.items()},
+    }
+
+
+def audit_live(make: Callable[[], nn.Module]) -> deadweight.Audit:
+    return deadweight.audit(make(), complete=True)
+
+
+def audit_config(architecture: str) -> deadweight.Audit:
+    """The default config of the architecture, from its file as a user would; it is counted on a narrow clone."""
+    config = getattr(transformers, architecture).config_class()
+    config.architectures = [architecture]
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        return deadweight.audit(str(Path(folder) / "config.json"), complete=True)
+
+
+def audit_encoder(norm_first: bool, activation: str) -> deadweight.Audit:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, activation, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return deadweight.audit(encoder, torch.randn(1, 5, 8), complete=True)
+
+
+def measure(name: str, audit: Callable[[], deadweight.Audit]) -> Row:
+    known = REFERENCES[name][0] if name in REFERENCES else None
+    start = time.perf_counter()
+    try:
+        found = audit()
+    except DeadweightError as error:
+        return Row(name, 0, 0, 0, 0, known, [], "", [], round(time.perf_counter() - start, 1), str(error))
+    count, seconds = found.completeness, round(time.perf_counter() - start, 1)
+    if count is None:
+        return Row(name, 0, 0, 0, 0, known, [], "", [], seconds, found.untraced or "no account was made")
+    short = [f"{u.parameter}: {u.why}" for u in found.unknown if u.why.startswith("unexplained")]
+    laws = [list(pair) for pair in count.by_law]
+    return Row(
+        name, count.parameters, count.measured, count.explained, count.unsound, known, laws, count.clone, short, seconds
+    )
+
+
+def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
+    whole = sum(r.measured == r.explained and not r.unsound and not r.error for r in rows)
+    lines = [
+        "# Completeness: does anything redundant escape the laws?",
+        "",
+        f"`deadweight.audit(…, complete=True)` in float64 with random parameters; torch {setting['torch']}, transformers "
+        f"{setting['transformers']}. *Measured* is the nullity of the Jacobian of the outputs, *explained* the rank of "
+        f"what the laws claim. {whole} of {len(rows)} models are explained to the last dimension; no claim is unsound "
+        "unless the table says so. Written by `benchmarks/completeness.py`.",
+        "",
+        "| model | parameters | measured | explained | known | unsound | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in rows:
+        measured = r.error or f"{r.measured}"
+        explained = f"{r.explained}" if r.measured == r.explained else f"**{r.explained}**"
+        lines.append(
+            f"| {r.name} | {r.parameters} | {measured} | {explained} | {r.known or ''} | {r.unsound} | {r.seconds:.0f} |"
+        )
+    lines += ["", "## By law", "", "The rank that each law adds to those before it.", ""]
+    lines += [f"- {r.name}: {', '.join(f'{code} {n}' for code, n in r.by_law if n)}." for r in rows if r.by_law]
+    short = [r for r in rows if r.shortfall]
+    lines += ["", "## What is not explained", ""] + ["Nothing."] * (not short)
+    lines += [f"- {r.name}: {'; '.join(r.shortfall)}." for r in short]
+    return "\n".join(lines) + "\n"
+
+
+def write(file: Path, setting: dict[str, Any], rows: list[Row]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = ",\n".join("  " + json.dumps(asdict(r)) for r in rows)
+    file.write_text(f'{{"setting": {json.dumps(setting)},\n "rows": [\n{text}\n]}}\n', encoding="utf-8")
+
+
+def main(
+    only: Annotated[str, typer.Option(help="only models whose name contains this")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="write every row here")] = None,
+    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
+    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+) -> None:
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    setting = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    file = recorded or json_file
+    rows = [Row(**r) for r in json.loads(file.read_text())["rows"]] if file is not None and file.exists() else []
+    console = Console()
+    for name, audit in models().items() if recorded is None else ():
+        if only in name and name not in {r.name for r in rows}:
+            rows.append(measure(name, audit))
+            r = rows[-1]
+            console.print(f"{name}: {r.explained} / {r.measured} {r.error} {r.seconds} s", highlight=False)
+            if json_file is not None:
+                write(json_file, setting, rows)
+    if page is not None:
+        page.write_text(markdown(rows, setting), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
