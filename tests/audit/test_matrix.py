@@ -29,10 +29,59 @@ from deadweight.source.narrow import shallow_config
 
 Values = dict[str, Tensor]
 
-CAUSAL = ["BloomForCausalLM", "BioGptForCausalLM", "CodeGenForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM", "FalconForCausalLM", "Gemma2ForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTJForCausalLM", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "GptOssForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "MptForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM", "OPTForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "PersimmonForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "XGLMForCausalLM", "DeepseekV3ForCausalLM"]
-MASKED = ["AlbertForMaskedLM", "BertForMaskedLM", "CamembertForMaskedLM", "ConvBertForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "MPNetForMaskedLM", "ModernBertForMaskedLM", "RobertaForMaskedLM", "SqueezeBertForMaskedLM"]
+CAUSAL = [
+    "BloomForCausalLM",
+    "BioGptForCausalLM",
+    "CodeGenForCausalLM",
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "FalconForCausalLM",
+    "Gemma2ForCausalLM",
+    "GemmaForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoForCausalLM",
+    "GPTNeoXForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "MptForCausalLM",
+    "OlmoForCausalLM",
+    "Olmo2ForCausalLM",
+    "OPTForCausalLM",
+    "PhiForCausalLM",
+    "Phi3ForCausalLM",
+    "PersimmonForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+    "XGLMForCausalLM",
+    "DeepseekV3ForCausalLM",
+]
+MASKED = [
+    "AlbertForMaskedLM",
+    "BertForMaskedLM",
+    "CamembertForMaskedLM",
+    "ConvBertForMaskedLM",
+    "DistilBertForMaskedLM",
+    "ElectraForMaskedLM",
+    "MPNetForMaskedLM",
+    "ModernBertForMaskedLM",
+    "RobertaForMaskedLM",
+    "SqueezeBertForMaskedLM",
+]
 ENCODERS = ["BertModel", "MPNetModel", "RobertaModel", "XLMRobertaModel"]
-ENCODER_DECODERS = ["BartForConditionalGeneration", "MarianMTModel", "PegasusForConditionalGeneration", "T5ForConditionalGeneration", "M2M100ForConditionalGeneration"]
+ENCODER_DECODERS = [
+    "BartForConditionalGeneration",
+    "MarianMTModel",
+    "PegasusForConditionalGeneration",
+    "T5ForConditionalGeneration",
+    "M2M100ForConditionalGeneration",
+]
 VISION = ["BeitModel", "CLIPVisionModel", "DeiTModel", "Dinov2Model", "SiglipVisionModel", "ViTModel", "ViTMAEModel"]
 SOUND = ["ASTModel", "HubertModel", "Wav2Vec2Model", "WhisperForConditionalGeneration"]
 ARCHITECTURES = [*CAUSAL, *MASKED, *ENCODERS, *ENCODER_DECODERS, *VISION, *SOUND]

@@ -115,12 +115,6 @@ def test_key_bias_is_dead_and_value_bias_folds(examine: Callable, stream: Tensor
     assert told.dof("DW009") == told.dof("DW010") == HEADS * HEAD**2
 
 
-MISNAMED = pytest.mark.xfail(
-    strict=True, reason="the concatenation inside rotary positions is called an attention sink"
-)
-RANDOM = pytest.mark.xfail(strict=True, reason="evidence and replay draw another dropout mask for each run")
-ONE_MEAN = pytest.mark.xfail(strict=True, reason="the mean of all heads together is found, not of each head")
-
 BLOCKED = [
     ({"rotary": HEAD}, "softmax", "rotary"),
     ({"norm": "rms"}, "core.rms", "RMSNorm subtracts no mean"),
@@ -170,7 +164,6 @@ def test_the_shift_of_a_norm_on_the_keys_is_itself_a_key_bias(examine: Callable,
     assert told.dead("key_norm.bias") and not told.dead("query_norm.bias") and not told.dead("key.bias")
 
 
-@ONE_MEAN
 def test_a_per_head_layernorm_leaves_the_mean_of_each_head_of_the_key_bias_dead(
     examine: Callable, stream: Tensor
 ) -> None:

@@ -297,7 +297,6 @@ def agree(before: Any, after: Any, value: Any, amounts: dict[int, float], name: 
             assert abs(known - amount) < CLOSE * (1 + abs(known)), (name, label, known, amount)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="a PReLU's slopes lie along axis 1, not along the last")
 def test_a_prelu_with_one_slope_per_channel_can_be_a_factor(traced: Callable) -> None:
     def forward(m: Any, y: Tensor) -> Tensor:
         return (torch.sin(y) + m.p.view(CHANNELS)) * F.prelu(y, m.slope)

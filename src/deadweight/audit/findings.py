@@ -81,14 +81,11 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
     if home is None or len(spread) > 2:
         yield replace(finding, into=tuple(everywhere(blocks, finding.into, source)))
         return
-    for index in range(len(blocks.kinds)):
-        if blocks.representative(index) == home:
-            offset = index - home
-            into = tuple(
-                blocks.moved(n, i + offset) if (i := blocks.index_in(n)) is not None else n for n in finding.into
-            )
-            into = tuple(name for name in into if name in source.shapes)
-            yield replace(finding, parameter=blocks.moved(finding.parameter, index), into=into)
+    for index in blocks.represented(home):
+        offset = index - home
+        into = tuple(blocks.moved(n, i + offset) if (i := blocks.index_in(n)) is not None else n for n in finding.into)
+        into = tuple(name for name in into if name in source.shapes)
+        yield replace(finding, parameter=blocks.moved(finding.parameter, index), into=into)
 
 
 def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterator[str]:
@@ -99,9 +96,8 @@ def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterat
         if index is None:
             seen[name] = None
             continue
-        for i in range(len(blocks.kinds)):
-            if blocks.representative(i) == index and blocks.moved(name, i) in source.shapes:
-                seen[blocks.moved(name, i)] = None
+        for i in blocks.represented(index):
+            seen[blocks.moved(name, i)] = None
     yield from seen
 
 
@@ -112,7 +108,7 @@ def everywhere_unknown(source: Source, unknowns: Iterable[Unknown]) -> Iterator[
         spread = []
         for unknown in found:
             home = blocks.index_in(unknown.parameter)
-            places = [i for i in range(len(blocks.kinds)) if home is not None and blocks.representative(i) == home]
+            places = [] if home is None else blocks.represented(home)
             spread += [replace(unknown, parameter=blocks.moved(unknown.parameter, i)) for i in places] or [unknown]
         found = spread
     yield from found

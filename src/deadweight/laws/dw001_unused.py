@@ -24,7 +24,9 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         if not node.is_float or 0 in node.shape:
             continue
         if not graph.users[name] and name not in graph.outputs:
-            yield claim(node, everything(node), "no operation on the way to the output reads it", "")
+            yield claim(
+                node, everything(node), "no operation on the way to the output reads it", "for inputs like the example"
+            )
             continue
         for reader in graph.users[name]:
             if reader.op == "aten.embedding" and len(graph.users[name]) == 1:

@@ -24,8 +24,9 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
         if any(c.node == node.name and c.index is None and c.code in ("DW001", "DW002") for c in prover.claims):
             continue
-        found = list(common(prover, CODE, NAME, node, dies_in_layernorm))
-        yield from found or [*behind_scale(prover, node), *line_means(prover, node)]
+        parts = list(line_means(prover, node))
+        found = parts or list(common(prover, CODE, NAME, node, dies_in_layernorm))
+        yield from found or behind_scale(prover, node)
 
 
 def dies_in_layernorm(prover: Prover, node: Node, outcome: Outcome) -> bool:

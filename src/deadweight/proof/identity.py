@@ -55,6 +55,9 @@ class Identity:
         return self.of(name)
 
     def elementwise(self, node: Node) -> Labels:
+        shapes = [self.graph.node(a).shape for a in node.args if isinstance(a, Ref)]
+        if node.op == "aten.prelu" or torch.broadcast_shapes(node.shape, *shapes) != torch.Size(node.shape):
+            return fresh(node.shape, node.name)  # operands meet along other axes than the last ones
         operands = [self.of(a).expand(node.shape) for a in node.args if isinstance(a, Ref)]
         constants = [a for a in node.args if not isinstance(a, Ref)]
         seed = torch.full((), key(node.op, *constants, *sorted(map(str, node.kwargs.items()))), dtype=torch.int64)

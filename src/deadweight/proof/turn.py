@@ -207,10 +207,7 @@ class TurnWalk:
             first = sites[0]
             uses = sum(1 for _ in uses_of(self.graph, parameter))
             alike = all(torch.equal(s.coordinate, first.coordinate) and s.axis == first.axis for s in sites)
-            distinct = len({tuple(s.coordinate.nonzero().reshape(-1).tolist()) for s in sites}) == len(sites)
-            if not (alike and len(sites) == uses) and not distinct:
-                raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
-            if alike and len(sites) != uses:
+            if not alike or len(sites) != uses:
                 raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
             self.turned.sites.append(first)
 

@@ -1,7 +1,7 @@
 """Repeated blocks: a deep model is analysed on as few of its blocks as show every kind of them.
 
-A list of blocks is cut to its shortest prefix that holds each kind up to three times: a first, a middle and a last
-one. What is proved of a kept block holds for every block of its kind in the same position, because a proof speaks of
+A list of blocks is cut to its shortest prefix in which every block finds one like itself: of the same kind, with the
+same neighbours and the same kinds after it. What is proved of a kept block holds for every block of its kind in the same position, because a proof speaks of
 operations and not of weights. That needs blocks of one kind to be the same operations, used in the same way: equal
 settings, equal arguments, equal steps of the model between them, and no reader of a stream in the middle of the list.
 One run of the whole model on shapes alone shows the last three.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-OCCURRENCES = 3
+LEAST = 3  # blocks: a first, a middle and a last
 List = nn.ModuleList | nn.Sequential
 POSITION_ATTRIBUTES = {"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "layer_num", "block_idx"}
 
@@ -30,19 +30,15 @@ NOT_SETTINGS = POSITION_ATTRIBUTES | set(vars(nn.Module()))
 
 @dataclass(frozen=True)
 class Blocks:
-    """One list of blocks: where it is, the kind of each block, and how many are kept."""
+    """One list of blocks: where it is, how many are kept, and which kept block stands for each."""
 
     path: str
-    kinds: tuple[int, ...]
     kept: int
+    representatives: tuple[int, ...]
 
-    def representative(self, index: int) -> int:
-        """The kept block that stands for this one: the first, a middle or the last of its kind."""
-        places = [i for i, kind in enumerate(self.kinds) if kind == self.kinds[index]]
-        kept = [i for i in places if i < self.kept]
-        if index == places[0]:
-            return kept[0]
-        return kept[-1] if index == places[-1] else kept[min(1, len(kept) - 1)]
+    def represented(self, kept: int) -> list[int]:
+        """Every block that a kept one stands for."""
+        return [i for i, found in enumerate(self.representatives) if found == kept]
 
     def index_in(self, name: str) -> int | None:
         """Which block of this list a parameter belongs to."""
@@ -62,9 +58,9 @@ def collapse(module: nn.Module, record: Record) -> tuple[Blocks, ...]:
         if uses is None:
             continue
         kinds = number(tuple(record.signatures[id(b)] + use for b, use in zip(blocks, uses, strict=True)))
-        kept = shortest_prefix(kinds)
+        kept, representatives = shortest_prefix(kinds)
         if kept < len(blocks):
-            cut.append(Blocks(path, kinds, kept))
+            cut.append(Blocks(path, kept, representatives))
             short = list(blocks)[:kept]
             whole = nn.Sequential(*short) if isinstance(blocks, nn.Sequential) else nn.ModuleList(short)
             replace_list(module, path, whole)
@@ -83,7 +79,7 @@ def outermost_lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, 
 
 def is_long_list(found: List) -> bool:
     """More blocks than are kept, in a plain list: a class of its own may do more than run through them."""
-    return type(found) in (nn.ModuleList, nn.Sequential) and len(found) > OCCURRENCES and all(map(is_block, found))
+    return type(found) in (nn.ModuleList, nn.Sequential) and len(found) > LEAST and all(map(is_block, found))
 
 
 def is_block(module: nn.Module) -> bool:
@@ -224,13 +220,24 @@ def number(signatures: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(order[s] for s in signatures)
 
 
-def shortest_prefix(kinds: tuple[int, ...]) -> int:
-    """Up to three blocks of every kind."""
-    needed = 0
-    for kind in set(kinds):
-        places = [i for i, k in enumerate(kinds) if k == kind]
-        needed = max(needed, places[min(OCCURRENCES, len(places)) - 1] + 1)
-    return needed
+def shortest_prefix(kinds: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """How many blocks to keep, and which of them stands for each block of the whole list.
+
+    A kept block may stand for another if both have the same kind, the same neighbours, and the same kinds of blocks
+    after them: then whatever follows a change in one follows it in the other. The last block stands for the last.
+    """
+    whole = [surroundings(kinds, i) for i in range(len(kinds))]
+    for kept in range(LEAST, len(kinds)):
+        place = {surroundings(kinds[:kept], i): i for i in reversed(range(kept))}
+        if kinds[kept - 2 : kept] == kinds[-2:] and all(key in place for key in whole):
+            return kept, tuple(place[key] for key in whole)
+    return len(kinds), tuple(range(len(kinds)))
+
+
+def surroundings(kinds: tuple[int, ...], i: int) -> tuple[object, ...]:
+    before = kinds[i - 1] if i else None
+    after = kinds[i + 1] if i + 1 < len(kinds) else None
+    return before, kinds[i], after, frozenset(kinds[i + 1 :])
 
 
 def replace_list(module: nn.Module, path: str, blocks: List) -> None:
