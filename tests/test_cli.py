@@ -151,7 +151,7 @@ def test_explain_shows_a_law_by_code_and_by_name(run) -> None:
 def test_explain_without_a_law_lists_all(run) -> None:
     out = run("explain")[1]
     assert [line.split()[0] for line in out.splitlines() if line.startswith("DW")] == [
-        f"DW{i:03}" for i in range(1, 19)
+        f"DW{i:03}" for i in range(1, 20)
     ]
 
 

@@ -29,6 +29,7 @@ LAWS = {
     "DW016": "logit-shift",
     "DW017": "biases-at-one-place",
     "DW018": "softmax-elsewhere",
+    "DW019": "linear-chain",
 }
 SECTIONS = ["What", "Why", "Example", "When it fails", "Safety", "What to do"]
 
@@ -83,7 +84,7 @@ def test_a_page_is_found_by_code_or_name_in_any_case(word: str) -> None:
 def test_an_unknown_law_is_answered_with_its_neighbours() -> None:
     with pytest.raises(DeadweightError, match=r"no law is called 'key_bias': did you mean key-bias"):
         find_page("key_bias")
-    with pytest.raises(DeadweightError, match=r"no law is called 'zzz': `deadweight explain` lists all 18 laws"):
+    with pytest.raises(DeadweightError, match=r"no law is called 'zzz': `deadweight explain` lists all 19 laws"):
         find_page("zzz")
 
 
