@@ -46,7 +46,24 @@ REFERENCES: dict[str, tuple[int, Callable[[], nn.Module]]] = {  # the count that
         lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, num_key_value_heads=1)),
     ),
 }
-CLONES = ["OPTForCausalLM", "RobertaForMaskedLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "GPTNeoXForCausalLM", "GPTJForCausalLM", "BloomForCausalLM", "PhiForCausalLM", "FalconForCausalLM", "T5ForConditionalGeneration", "ViTModel", "CLIPModel", "WhisperForConditionalGeneration"]
+CLONES = [
+    "OPTForCausalLM",
+    "RobertaForMaskedLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MistralForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "GPTNeoXForCausalLM",
+    "GPTJForCausalLM",
+    "BloomForCausalLM",
+    "PhiForCausalLM",
+    "FalconForCausalLM",
+    "T5ForConditionalGeneration",
+    "ViTModel",
+    "CLIPModel",
+    "WhisperForConditionalGeneration",
+]
 LAYERS = {
     f"nn.TransformerEncoder, {'pre' if first else 'post'}-norm, {act}": (first, act)
     for first in (True, False)

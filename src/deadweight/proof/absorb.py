@@ -67,7 +67,7 @@ def producers(graph: Graph, name: str, taken: frozenset[str]) -> Iterator[tuple[
     node = graph.nodes[name]
     if len(graph.users[name]) != 1 or name in taken or name in graph.outputs:
         return
-    if node.op == "parameter":
+    if node.op == "parameter" and node.is_float:
         size = torch.Size(node.shape).numel()
         yield name, "bias", torch.arange(size).reshape(node.shape)
     elif node.op == "aten.embedding":

@@ -141,7 +141,7 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         found = walk.graph.node(found.args[0])
         chain.append(found.name)
     once = all(len(walk.graph.users[name]) == 1 for name in chain)
-    if found.op != "parameter" or not once or slot is None:
+    if found.op != "parameter" or not found.is_float or not once or slot is None:
         walk.missing[other.name] = node.name
         return
     axis = coordinate_axis(slot.coordinate)

@@ -181,6 +181,7 @@ EXCEPTIONS: dict[str, dict[str, Shrunk]] = {
     "zamba": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
     "zamba2": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
     "codegen": {"n_head": lambda s, old, d: 4},
+    "mpnet": {"relative_attention_num_buckets": lambda s, old, d: 32},  # its code counts on 32, whatever the config says
 }
 
 # What a family's own default config leaves out and its code cannot do without; by type, or type.nested.
