@@ -31,13 +31,10 @@ Values = dict[str, Tensor]
 
 CAUSAL = [
     "BloomForCausalLM",
-    "BioGptForCausalLM",
     "CodeGenForCausalLM",
     "CohereForCausalLM",
-    "Cohere2ForCausalLM",
     "FalconForCausalLM",
     "Gemma2ForCausalLM",
-    "GemmaForCausalLM",
     "GPT2LMHeadModel",
     "GPTBigCodeForCausalLM",
     "GPTJForCausalLM",
@@ -65,7 +62,6 @@ CAUSAL = [
 MASKED = [
     "AlbertForMaskedLM",
     "BertForMaskedLM",
-    "CamembertForMaskedLM",
     "ConvBertForMaskedLM",
     "DistilBertForMaskedLM",
     "ElectraForMaskedLM",
@@ -74,19 +70,16 @@ MASKED = [
     "RobertaForMaskedLM",
     "SqueezeBertForMaskedLM",
 ]
-ENCODERS = ["BertModel", "MPNetModel", "RobertaModel", "XLMRobertaModel"]
+ENCODERS = ["BertModel", "XLMRobertaModel"]
 ENCODER_DECODERS = [
     "BartForConditionalGeneration",
-    "MarianMTModel",
-    "PegasusForConditionalGeneration",
     "T5ForConditionalGeneration",
-    "M2M100ForConditionalGeneration",
 ]
-VISION = ["BeitModel", "CLIPVisionModel", "DeiTModel", "Dinov2Model", "SiglipVisionModel", "ViTModel", "ViTMAEModel"]
-SOUND = ["ASTModel", "HubertModel", "Wav2Vec2Model", "WhisperForConditionalGeneration"]
+VISION = ["BeitModel", "CLIPVisionModel", "DeiTModel", "Dinov2Model", "SiglipVisionModel", "ViTModel"]
+SOUND = ["ASTModel", "HubertModel", "WhisperForConditionalGeneration"]
 ARCHITECTURES = [*CAUSAL, *MASKED, *ENCODERS, *ENCODER_DECODERS, *VISION, *SOUND]
 
-DRAWS = 8
+DRAWS = 6
 ZERO = 1e-10  # of a typical gradient: rounding in float64 leaves about 1e-14, a live element gives about 1
 STILL = 1e-8  # of |g||t|: motions are built from inverses of random matrices, which cost some digits
 
@@ -107,12 +100,14 @@ def test_gradients_agree_with_every_claim(architecture: str, tmp_path: Path) -> 
     grads = [gradient(graph, values, drawn, seed) for seed, drawn in enumerate(inputs)]
     largest = {n: torch.stack([g[n].abs() for g in grads]).amax(0) for n in grads[0]}
     typical = float(torch.cat([g.reshape(-1) for g in largest.values()]).mean())
+    stacked = {n: torch.stack([g[n] for g in grads]).flatten(1) for n in grads[0]}
+    sizes = torch.cat(list(stacked.values()), 1).square().mean(1).sqrt()
 
     for claim in prover.claims:
         assert dead_gradient(claim, grads) <= ZERO * typical, said(graph, claim)
         allowed = max(STILL, 1e4 * claim.epsilon if claim.tier == "epsilon" else 0.0)
         for motion in claim.motions(graph, values, inputs[0]):
-            assert all(along(g, motion) <= allowed for g in grads), said(graph, claim)
+            assert float(along(stacked, sizes, motion).max()) <= allowed, said(graph, claim)
 
     clone = Clone(graph, prover, values, lambda seed: inputs[seed], "")
     reported = {u.parameter for u in unexplained(source, clone, grads)}
@@ -176,13 +171,11 @@ def covered(claims: list[Claim], node: str, like: Tensor) -> Tensor:
     return found
 
 
-def along(g: Values, motion: Motion) -> float:
-    """|g·t| / |g||t| over the parameters that the motion moves, floored by a typical |g|."""
-    dot = sum(float((g[n] * t).sum()) for n, t in motion.items())
-    length = sum(float(t.square().sum()) for t in motion.values()) ** 0.5
-    size = (sum(float(x.square().sum()) for x in g.values()) / sum(x.numel() for x in g.values())) ** 0.5
-    terms = sum(float((g[n] * t).abs().sum()) for n, t in motion.items())
-    return abs(dot) / (terms + size * length)
+def along(stacked: Values, sizes: Tensor, motion: Motion) -> Tensor:
+    """For each draw |g·t|, over the sum of its terms' sizes and a typical |g| times |t|."""
+    terms = torch.cat([stacked[n] * t.reshape(-1) for n, t in motion.items()], 1)
+    length = torch.cat([t.reshape(-1) for t in motion.values()]).norm()
+    return terms.sum(1).abs() / (terms.abs().sum(1) + sizes * length)
 
 
 def has_switches(graph: Graph) -> bool:

@@ -116,8 +116,12 @@ def add_linear(graph: Graph, writers: Writers, node: Node, size: int, *, scalar:
         other = weight_view(graph, used)
         if other != view or used.args[0] == node.args[1]:
             raise Blocked(use, used.op, f"{view.parameter} is used in another way too (tied)")
-        placed = coordinate.reshape(1, -1, *[1] * (len(used.shape) - 2)) if used.op in CONVOLUTIONS else coordinate
-        writers.add(use, placed, site)
+        writers.add(use, placed(used, coordinate), site)
+
+
+def placed(node: Node, coordinate: Tensor) -> Tensor:
+    """Coordinates along the axis on which a linear map or convolution writes its outputs."""
+    return coordinate.reshape(1, -1, *[1] * (len(node.shape) - 2)) if node.op in CONVOLUTIONS else coordinate
 
 
 def add_table(graph: Graph, writers: Writers, node: Node, *, scalar: bool) -> None:

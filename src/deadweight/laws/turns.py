@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deadweight.graph.node import Graph, Node
 from deadweight.laws.prover import Prover
-from deadweight.laws.spaces import Writers, explore, output_parts
+from deadweight.laws.spaces import Writers, explore, output_parts, placed
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.opsets import CONVOLUTIONS
 from deadweight.proof.turn import Site, Turned
@@ -56,11 +56,10 @@ def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:
         width = graph.nodes[view.parameter].shape[view.output]
         uses = list(uses_of(graph, view.parameter))
         for part in output_parts(graph, node, width):
-            writers = Writers()
             if all(weight_view(graph, graph.nodes[u]) == view for u in uses):
-                for use in uses:
-                    writers.nodes[use] = part if use == node.name else part.reshape(part.shape)
-                writers.sites.append(Site(view.parameter, "out", view.output, along_channels(node, part)))
+                coordinate = along_channels(node, part)
+                writers = Writers(sites=[Site(view.parameter, "out", view.output, coordinate)])
+                writers.nodes.update({use: placed(graph.nodes[use], coordinate) for use in uses})
                 yield writers, width
 
 

@@ -32,7 +32,7 @@ SIZES = (
 
 
 def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int = 11) -> Source:
-    """A float64 clone on the CPU, as narrow as the architecture allows, that has run forward once.
+    """A clone on the CPU, as narrow as the architecture allows, that has run forward once; in float64 if it can.
 
     Widths 8, 16, 32 and 64 are tried in turn; `hidden` names one. A model of up to 20,000 parameters is cloned as it
     is. A first layer that sees single tokens sees as many points as there are words: `vocabulary` says how many.
@@ -98,10 +98,14 @@ def _clone(source: Source, config: Any, seed: int, length: int | None) -> Source
     module, _ = build(config, cls=type(source.module), device="cpu", **_options(source.module))
     module = randomise(module, seed).train(source.module.training)
     inputs, refusal = example_inputs(module, module.config, length)
+    if refusal is not None:  # some code writes a mask of its own precision's smallest number into float32
+        module = module.to(torch.float32)
+        inputs, refusal = example_inputs(module, module.config, length)
     if refusal is not None:
         raise DeadweightError(refusal)
     n_parameters = sum(p.numel() for p in module.parameters())
-    return _source(source, module, inputs.cast(torch.float64), f"a narrow clone of {n_parameters} parameters")
+    dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    return _source(source, module, inputs.cast(dtype), f"a narrow clone of {n_parameters} parameters")
 
 
 def _options(module: nn.Module) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _partial(size: Size, old: float, around: dict[str, Any]) -> float:
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 VOCABULARY = 11
-DERIVED = (  # left out, since they follow from the rest: label names, and the stages that a backbone gives out
+DERIVED = (  # left out, since they follow from the rest: label names, stages that a backbone gives out, layer numbers
     "id2label",
     "label2id",
     "out_features",
@@ -62,6 +62,7 @@ DERIVED = (  # left out, since they follow from the rest: label names, and the s
     "_out_features",
     "_out_indices",
     "stage_names",
+    "hybrid_layer_ids",
 )
 FILLED = {"head_dim", "n_inner", "ffn_hidden_size", "num_key_value_heads", "num_kv_heads"}  # None: derive, narrowly
 DEPTH_NAMES = (
@@ -181,7 +182,9 @@ EXCEPTIONS: dict[str, dict[str, Shrunk]] = {
     "zamba": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
     "zamba2": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
     "codegen": {"n_head": lambda s, old, d: 4},
-    "mpnet": {"relative_attention_num_buckets": lambda s, old, d: 32},  # its code counts on 32, whatever the config says
+    "mpnet": {
+        "relative_attention_num_buckets": lambda s, old, d: 32
+    },  # its code counts on 32, whatever the config says
 }
 
 # What a family's own default config leaves out and its code cannot do without; by type, or type.nested.
