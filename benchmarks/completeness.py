@@ -137,9 +137,9 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     lines = [
         "# Completeness: does anything redundant escape the laws?",
         "",
-        f"`deadweight.audit(…, complete=True)` in float64 with random parameters; torch {setting['torch']}, transformers "
-        f"{setting['transformers']}. *Measured* is the nullity of the Jacobian of the outputs, *explained* the rank of "
-        f"what the laws claim. {whole} of {len(rows)} models are explained to the last dimension; no claim is unsound "
+        f"`deadweight.audit(…, complete=True)` in float64 with random parameters; torch {setting['torch']}, "
+        f"transformers {setting['transformers']}. *Measured* is the nullity of the Jacobian of the outputs, *explained* "
+        f"the rank of what the laws claim. {whole} of {len(rows)} models are explained to the last dimension; no claim is unsound "
         "unless the table says so. Written by `benchmarks/completeness.py`.",
         "",
         "| model | parameters | measured | explained | known | unsound | seconds |",
@@ -148,9 +148,8 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     for r in rows:
         measured = r.error or f"{r.measured}"
         explained = f"{r.explained}" if r.measured == r.explained else f"**{r.explained}**"
-        lines.append(
-            f"| {r.name} | {r.parameters} | {measured} | {explained} | {r.known or ''} | {r.unsound} | {r.seconds:.0f} |"
-        )
+        cells = (r.name, r.parameters, measured, explained, r.known or "", r.unsound, f"{r.seconds:.0f}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "## By law", "", "The rank that each law adds to those before it.", ""]
     lines += [f"- {r.name}: {', '.join(f'{code} {n}' for code, n in r.by_law if n)}." for r in rows if r.by_law]
     short = [r for r in rows if r.shortfall]

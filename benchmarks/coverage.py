@@ -209,8 +209,8 @@ def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
         "# Coverage: which model types get proofs",
         "",
         f"transformers {setting['transformers']}, torch {setting['torch']}; every type that transformers registers, "
-        f"from its default config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. Written by "
-        "`benchmarks/coverage.py`, which says what counts.",
+        f"from its default config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. "
+        "Written by `benchmarks/coverage.py`, which says what counts.",
         "",
         "| kind | types | " + " | ".join(WORDS.values()) + " |",
         "| --- " * (len(WORDS) + 2) + "|",

@@ -475,13 +475,30 @@ def test_at_one_position_a_query_bias_is_not_called_dead() -> None:
     assert all(start >= 8 and stop <= 16 for start, stop in pieces), pieces
 
 
+ESCAPING = r"""
+import torch
+from torch import nn
+
+NAME = "x\x1b[31m\n"
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.register_parameter(NAME, nn.Parameter(torch.randn(4)))
+
+    def forward(self, x):
+        return self.norm(self.linear(x) + self._parameters[NAME])
+
+
+def build():
+    return Model(), torch.randn(2, 4)
+"""
+
+
 def test_names_with_escapes_do_not_reach_the_terminal(run, tmp_path: Path) -> None:
-    text = "from torch import nn\nimport torch\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    text += "        self.a = nn.Linear(4, 4)\n        self.n = nn.LayerNorm(4)\n"
-    text += "        self.register_parameter('x\\x1b[31m\\n', nn.Parameter(torch.randn(4)))\n\n"
-    text += "    def forward(self, x):\n        return self.n(self.a(x) + self._parameters['x\\x1b[31m\\n'])\n\n\n"
-    text += "def build():\n    return M(), torch.randn(2, 4)\n"
-    (tmp_path / "escaping.py").write_text(text)
+    (tmp_path / "escaping.py").write_text(ESCAPING)
     status, out, err = run("audit", "escaping:build", "--proofs")
     assert status == 0
     assert "\x1b[31m" not in out + err
