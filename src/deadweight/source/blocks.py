@@ -1,7 +1,7 @@
 """Repeated blocks: a deep model is analysed on as few of its blocks as show every kind of them.
 
 A list of blocks is cut to its shortest prefix in which every block finds one like itself: of the same kind, with the
-same neighbours and the same kinds after it. What is proved of a kept block holds for every block of its kind in the same position, because a proof speaks of
+same neighbours and the same kinds after it. What is proved of the one holds for the other, because a proof speaks of
 operations and not of weights. That needs blocks of one kind to be the same operations, used in the same way: equal
 settings, equal arguments, equal steps of the model between them, and no reader of a stream in the middle of the list.
 One run of the whole model on shapes alone shows the last three.
