@@ -140,8 +140,8 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         f"`deadweight.audit(…, complete=True)` in float64 with random parameters; torch {setting['torch']}, "
         f"transformers {setting['transformers']}. *Measured* is the nullity of the Jacobian of the outputs, "
         "*explained* the rank of what the laws claim. "
-        f"{whole} of {len(rows)} models are explained to the last dimension; no claim is unsound "
-        "unless the table says so. Written by `benchmarks/completeness.py`.",
+        f"{whole} of {len(rows)} models are explained to the last dimension; no claim is "
+        "unsound unless the table says so. Written by `benchmarks/completeness.py`.",
         "",
         "| model | parameters | measured | explained | known | unsound | seconds |",
         "| --- | --- | --- | --- | --- | --- | --- |",
