@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,20 @@ def _gguf(spec: str, path: Path) -> Place:
     return Place(spec, str(path.parent), gguf=path.name)
 
 
+@contextlib.contextmanager
+def quiet_hub() -> Iterator[None]:
+    """The hub's client tells of every retry; what came of them is one line of ours."""
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "huggingface_hub.utils._http")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def read_config(place: Place, trust_remote_code: bool = False) -> Any:
     """The config, checked to name an architecture that transformers knows."""
     root = Path(place.root)
@@ -101,7 +117,8 @@ def read_config(place: Place, trust_remote_code: bool = False) -> Any:
         _check_type(place, read_json(local), trust_remote_code)
     options = {"gguf_file": place.gguf} if place.gguf else {"trust_remote_code": trust_remote_code}
     try:
-        return AutoConfig.from_pretrained(place.root, **options)
+        with quiet_hub():
+            return AutoConfig.from_pretrained(place.root, **options)
     except Exception as error:  # a stranger's config, read by code that raises whatever it likes
         raise DeadweightError(_refusal(place, error)) from error
 
