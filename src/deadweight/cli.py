@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from deadweight.report.terminal import make_console, print_audit, print_laws, pr
 from deadweight.report.text import one_line
 
 FOUND, BAD_INPUT, INTERRUPTED = 1, 2, 130
+PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing make millions of objects and hardly any garbage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -172,6 +174,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Greek letters still gets a report
+    gc.set_threshold(*PATIENT_COLLECTOR)
     try:
         app(prog_name="deadweight")
     except DeadweightError as error:

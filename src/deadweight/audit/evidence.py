@@ -62,9 +62,13 @@ def relative(g: Values, motion: Motion) -> float:
     total = sum(float((g[n] * t).sum()) for n, t in motion.items() if n in g)
     size = sum(float((g[n] * t).abs().sum()) for n, t in motion.items() if n in g)
     length = sum(float(t.square().sum()) for t in motion.values()) ** 0.5
-    count = sum(x.numel() for x in g.values())
-    typical = (sum(float(x.square().sum()) for x in g.values()) / max(count, 1)) ** 0.5
-    return abs(total) / (size + typical * length + 1e-300)
+    return abs(total) / (size + typical_size(g) * length + 1e-300)
+
+
+def typical_size(g: Values) -> float:
+    """The root mean square of a whole gradient."""
+    norms = torch._foreach_norm(list(g.values()))
+    return float(torch.stack(norms).norm()) / max(sum(x.numel() for x in g.values()), 1) ** 0.5
 
 
 def finite_step(graph: Graph, claim: Claim, values: Values, inputs: Values) -> float:
