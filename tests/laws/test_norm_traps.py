@@ -164,6 +164,36 @@ def test_batchnorm_on_batch_statistics_makes_the_bias_dead(examine: Callable) ->
     assert (found.verdict, found.tier, found.dof) == ("dead", "mode", 6) and "training" in found.note
 
 
+def test_the_whole_batchnorm_folds_in_eval_only(examine: Callable) -> None:
+    told = examine(convolution(nn.BatchNorm1d(6)), torch.randn(4, 3, 9))
+    (found,) = told.found("DW004", "norm.weight")
+    assert (found.verdict, found.tier, found.dof) == ("folds", "mode", 6)
+    assert found.into == ("conv.weight", "conv.bias", "norm.bias")
+    assert not examine(convolution(nn.BatchNorm1d(6)), torch.randn(4, 3, 9), training=True).found(
+        "DW004", "norm.weight"
+    )
+
+
+def test_a_batchnorm_does_not_fold_where_its_input_is_read_again(examine: Callable) -> None:
+    def forward(m: Lambda, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        return torch.tanh(m.norm(y)) + torch.sin(y)
+
+    told = examine(Lambda(forward, conv=nn.Conv1d(3, 6, 3), norm=nn.BatchNorm1d(6)), torch.randn(4, 3, 9))
+    assert not told.found("DW004", "norm.weight")
+
+
+@pytest.mark.parametrize(("between", "folds"), [(lambda y: y, True), (torch.tanh, False)])
+def test_layerscale_folds_into_the_linear_map_before_it(
+    examine: Callable, stream: Tensor, between: Callable, folds: bool
+) -> None:
+    def forward(m: Lambda, x: Tensor) -> Tensor:
+        return torch.tanh(x + m.scale * between(m.down(torch.tanh(x))))
+
+    told = examine(Lambda(forward, scale=vector(), down=nn.Linear(WIDTH, WIDTH)), stream)
+    assert [(f.dof, f.into) for f in told.found("DW011", "scale")] == [(WIDTH, ("down.weight", "down.bias"))] * folds
+
+
 def test_groupnorm_makes_only_the_mean_of_each_group_dead(examine: Callable) -> None:
     told = examine(convolution(nn.GroupNorm(2, 6)), torch.randn(4, 3, 9))
     assert [f.dof for f in told.found("DW004", "conv.bias")] == [2] and not told.dead("conv.bias")

@@ -17,6 +17,7 @@ from deadweight.graph.evaluate import evaluate, float64_arguments
 from deadweight.graph.node import Graph, Node, substitute
 from deadweight.laws.claim import Claim
 from deadweight.laws.dw009_query_key_basis import ContractionClaim
+from deadweight.laws.scale_claim import ScaleClaim, scaled_parameters
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.steps import Step
@@ -69,6 +70,8 @@ def replay(graph: Graph, claim: Claim, values: Values, inputs: Values, known: Va
         return replay_shift(graph, claim, known or node_values(graph, values, inputs))
     if isinstance(claim, (TurnClaim, ContractionClaim)) and claim.tier != "epsilon":
         return replay_turn(graph, claim, values, inputs)
+    if isinstance(claim, ScaleClaim):
+        return replay_scale(graph, claim, values, inputs)
     return None
 
 
@@ -174,6 +177,14 @@ def replay_turn(graph: Graph, claim: TurnClaim | ContractionClaim, values: Value
     moved = turned_parameters(graph, claim.sites, torch.linalg.matrix_exp(total), values, inputs)
     error = largest_difference(evaluate(graph, values, inputs), evaluate(graph, moved, inputs))
     return None if error < WHOLE else f"a finite turn changes the outputs by {error:.1e}"
+
+
+def replay_scale(graph: Graph, claim: ScaleClaim, values: Values, inputs: Values) -> str | None:
+    """Scale every channel by a factor of its own, undo it in the gain, and compare the outputs."""
+    s = torch.rand(claim.dof, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
+    moved = scaled_parameters(claim, graph, values, inputs, s)
+    error = largest_difference(evaluate(graph, values, inputs), evaluate(graph, moved, inputs))
+    return None if error < WHOLE else f"scaling the channels changes the outputs by {error:.1e}"
 
 
 def turned_parameters(graph: Graph, sites: Iterable, matrix: Tensor, values: Values, inputs: Values) -> Values:

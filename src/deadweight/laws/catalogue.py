@@ -10,6 +10,7 @@ from types import ModuleType
 
 from deadweight.graph.node import Graph
 from deadweight.laws import (
+    batch_gain,
     dw001_unused,
     dw002_key_bias,
     dw003_value_bias,
@@ -47,6 +48,7 @@ SEARCH_ORDER: tuple[ModuleType, ...] = (
     dw007_post_norm_shift,
     dw008_lost_direction,
     norm_gain,
+    batch_gain,
     dw009_query_key_basis,
     dw010_value_output_basis,
     dw011_hidden_unit_scale,

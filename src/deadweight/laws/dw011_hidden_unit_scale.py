@@ -1,10 +1,14 @@
-"""DW011 hidden-unit scale: a ReLU unit, or the linear branch of a gated one, can trade scale with what reads it."""
+"""DW011 hidden-unit scale: a ReLU unit, or the linear branch of a gated one, can trade scale with what reads it.
+
+A factor per channel right behind a linear map (LayerScale) is such a reader, and folds into the map's rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from deadweight.laws.prover import Prover
+from deadweight.laws.scale_claim import ScaleClaim, scale_claims
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.laws.turns import spaces, turn_claim
 from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
@@ -12,9 +16,10 @@ from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
 CODE, NAME = "DW011", "hidden-unit-scale"
 
 
-def find(prover: Prover) -> Iterator[TurnClaim]:
+def find(prover: Prover) -> Iterator[TurnClaim | ScaleClaim]:
     for space in spaces(prover):
         between = space.passed("aten.mul", *POSITIVELY_HOMOGENEOUS)
         alone = len(space.writers.nodes) == 1 and not space.passed("aten.matmul")
         if space.turned.proved and alone and between and max(space.turned.block_sizes()) == 1:
             yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)
+    yield from scale_claims(prover.graph, CODE, NAME, statistics=False)
