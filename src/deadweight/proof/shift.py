@@ -16,7 +16,7 @@ from torch import Tensor
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber
 from deadweight.proof.identity import Identity
-from deadweight.proof.labels import Labels, compact, constant_along
+from deadweight.proof.labels import Labels, compact, constant_along, fresh
 from deadweight.proof.opsets import FREE
 from deadweight.proof.steps import Blocked, Step, refuse_large
 
@@ -180,3 +180,9 @@ def merge_sources(a: Tensor, b: Tensor) -> Tensor:
 
 def with_label(shift: Shift, label: Labels, *, fixed: bool = True) -> Shift:
     return replace(shift, label=label, source=shift.source.expand(label.shape), fixed=shift.fixed and fixed)
+
+
+def unknown_labels(node: Node) -> Shift:
+    """Nothing is claimed equal, nothing zero: always sound for an operation that is linear in what is shifted."""
+    refuse_large(node)
+    return Shift(fresh(node.shape, node.name, "moved"), torch.full(node.shape, MIXED, dtype=torch.int32), False)

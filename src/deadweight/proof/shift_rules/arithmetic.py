@@ -1,0 +1,185 @@
+"""Sums, products and contractions carry a shift on; a non-linear function of one number stops it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from deadweight.graph.node import Node, Ref
+from deadweight.proof.labels import Labels, constant_along, fold, fresh, key, mix, varying_along
+from deadweight.proof.opsets import CONVOLUTIONS, POINTWISE
+from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, unknown_labels, with_label
+from deadweight.proof.steps import Blocked
+from deadweight.proof.stochastic import rows_sum_to_one
+
+
+@shift_rule("aten.add", "aten.sub")
+def addition(walk: ShiftWalk, node: Node) -> Shift:
+    """Shifts of summands add; equal shifts of both sides of a difference cancel."""
+    sign = -1 if node.op == "aten.sub" else 1
+    left, right = walk.get(node.args[0]), walk.get(node.args[1])
+    alpha = node.kwargs.get("alpha", 1)
+    label = torch.zeros(node.shape, dtype=torch.int64)
+    source = torch.zeros(node.shape, dtype=torch.int32)
+    fixed = True
+    for shift, factor in ((left, 1), (right, sign)):
+        if shift is not None:
+            own = shift.label if alpha == 1 or (factor == 1 and shift is left) else mix(shift.label, key(alpha))
+            label = label + factor * own.expand(node.shape)
+            source = merge_sources(source, shift.source.expand(node.shape))
+            fixed = fixed and shift.fixed
+    return Shift(label, source, fixed)
+
+
+@shift_rule("aten.neg")
+def negation(walk: ShiftWalk, node: Node) -> Shift:
+    """The opposite shift."""
+    shift = walk.shifts[node.args[0].name]
+    return with_label(shift, -shift.label)
+
+
+@shift_rule("aten.mul")
+def product(walk: ShiftWalk, node: Node) -> Shift:
+    """A shift times a factor: equal where shift and factor are equal."""
+    left, right = walk.get(node.args[0]), walk.get(node.args[1])
+    if left is not None and right is not None:
+        return both_shifted(walk, node, left, right)
+    shift, factor = (left, node.args[1]) if left is not None else (right, node.args[0])
+    assert shift is not None
+    return scaled(walk, node, shift, factor)
+
+
+@shift_rule("aten.div")
+def quotient(walk: ShiftWalk, node: Node) -> Shift:
+    """A shift divided by an unshifted number: equal where both are equal."""
+    if walk.get(node.args[1]) is not None or node.kwargs.get("rounding_mode"):
+        raise Blocked(node.name, node.op, "the divisor is shifted, or the quotient rounded")
+    shift = walk.get(node.args[0])
+    assert shift is not None
+    return scaled(walk, node, shift, node.args[1])
+
+
+def scaled(walk: ShiftWalk, node: Node, shift: Shift, factor: Any) -> Shift:
+    label = shift.label.expand(node.shape)
+    if not isinstance(factor, Ref):
+        return with_label(shift, mix(label, key(node.op, factor)))
+    other = walk.identity.of(factor).expand(node.shape)
+    return with_label(shift, mix(label, key(node.op), other), fixed=not walk.depends_on_input(factor))
+
+
+def both_shifted(walk: ShiftWalk, node: Node, left: Shift, right: Shift) -> Shift:
+    """(x + s)(y + t) − xy = s·y + x·t + s·t."""
+    a, b = left.label.expand(node.shape), right.label.expand(node.shape)
+    x, y = (walk.identity.of(arg).expand(node.shape) for arg in node.args[:2])
+    label = mix(a, y) + mix(b, x) + mix(mix(a, 1), b)
+    sources = merge_sources(left.source.expand(node.shape), right.source.expand(node.shape))
+    return Shift(torch.where((a == 0) & (b == 0), 0, label), sources, False)
+
+
+@shift_rule("linear")
+def linear(walk: ShiftWalk, node: Node) -> Shift:
+    """x ↦ W·x: rows with the same shift before have the same shift after, output by output."""
+    x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    label = torch.zeros(node.shape, dtype=torch.int64)
+    fixed = True
+    if x is not None:
+        outputs = fresh((node.shape[-1],), node.args[1].name)
+        label = label + mix(fold(x.label, -1).unsqueeze(-1).expand(node.shape), outputs)
+        fixed = x.fixed and not walk.depends_on_input(node.args[1])
+    if weight is not None:
+        rows = fold(weight.label, -1).expand(node.shape)
+        label = label + mix(rows, fold(walk.identity.of(node.args[0]), -1).unsqueeze(-1))
+        fixed = False
+    source = torch.full((), MIXED, dtype=torch.int32).expand(node.shape)
+    return Shift(label, torch.where(label == 0, 0, source), fixed)
+
+
+@shift_rule(*CONVOLUTIONS)
+def convolution(walk: ShiftWalk, node: Node) -> Shift:
+    """A weight changed alike for several outputs shifts these outputs alike, at every place."""
+    x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    if len(node.args) > 2 and node.args[2] is not None:
+        raise Blocked(node.name, node.op, "a convolution without a batch axis")
+    if weight is None or x is not None:
+        return unknown_labels(node)
+    kernels = weight.label.flatten(1) if weight.label.stride(0) != 0 else weight.label[:1].flatten(1)
+    per_output = fold(kernels, -1)
+    if len(per_output) not in (1, node.shape[1]):
+        return unknown_labels(node)
+    per_output = per_output.expand(node.shape[1]).reshape(1, -1, *[1] * (len(node.shape) - 2))
+    places = fresh((node.shape[0], 1, *node.shape[2:]), node.name)
+    label = mix(per_output.expand(node.shape), places)
+    if transposed(node) or argument_groups(node) != 1:
+        return unknown_labels(node)
+    return Shift(label, torch.full(node.shape, MIXED, dtype=torch.int32), False)
+
+
+def transposed(node: Node) -> bool:
+    return node.op == "aten.convolution" and bool(node.args[6])
+
+
+def argument_groups(node: Node) -> int:
+    position = 8 if node.op == "aten.convolution" else 6
+    return int(node.args[position]) if len(node.args) > position else int(node.kwargs.get("groups", 1))
+
+
+@shift_rule("aten.matmul")
+def matmul(walk: ShiftWalk, node: Node) -> Shift:
+    """Products of equal rows and columns are shifted equally; weights that sum to one hand a common shift on."""
+    left, right = walk.get(node.args[0]), walk.get(node.args[1])
+    a, b = walk.graph.node(node.args[0]), walk.graph.node(node.args[1])
+    if len(a.shape) < 2 or len(b.shape) < 2:
+        return unknown_labels(node)
+    handed_on = right is not None and left is None and rows_sum_to_one(walk.graph, a.name, -1)
+    if handed_on and right is not None and constant_along(right.label, (-2,)):
+        label = right.label.narrow(-2, 0, 1).expand(node.shape)
+        return Shift(label, right.source.narrow(-2, 0, 1).expand(node.shape), right.fixed)
+    label, fixed = torch.zeros(node.shape, dtype=torch.int64), True
+    for shift, other, axis, _name in ((left, b, -1, a), (right, a, -2, b)):
+        if shift is not None:
+            label = label + contracted(walk, shift, other, axis, node.shape)
+            fixed = fixed and shift.fixed and not walk.graph.depends[other.name][1]
+            suspect(walk, shift, axis)
+    if left is not None and right is not None:
+        cross = mix(fold(left.label, -1).unsqueeze(-1).expand(node.shape), fold(right.label, -2).unsqueeze(-2))
+        label, fixed = label + cross, False
+    source = torch.full((), MIXED, dtype=torch.int32).expand(node.shape)
+    return Shift(label, torch.where(label == 0, 0, source), fixed)
+
+
+def contracted(walk: ShiftWalk, shift: Shift, other: Node, axis: int, out: tuple[int, ...]) -> Labels:
+    """Σ_r s_r·y_r: named by the line of shifts and the line of unshifted numbers that meet."""
+    other_axis = -2 if axis == -1 else -1
+    moved = fold(shift.label, axis).unsqueeze(axis)
+    partner = fold(walk.identity.of(other.name), other_axis).unsqueeze(other_axis)
+    return mix(moved.expand(out), partner)
+
+
+def suspect(walk: ShiftWalk, shift: Shift, axis: int) -> None:
+    """Remember the source elements whose shift varies along the free axis: they are what a softmax may stumble on."""
+    free = -2 if axis == -1 else -1
+    varying = shift.source[varying_along(shift.label, free)]
+    walk.outcome.suspects.update(int(s) for s in varying.unique() if s > 0)
+
+
+@shift_rule("aten.dropout")
+def dropout(walk: ShiftWalk, node: Node) -> Shift:
+    """Dropout multiplies each element by a random factor of its own."""
+    shift = walk.shifts[node.args[0].name]
+    return with_label(shift, mix(shift.label, fresh(node.shape, node.name)), fixed=False)
+
+
+@shift_rule(*POINTWISE)
+def pointwise(walk: ShiftWalk, node: Node) -> None:
+    """A non-linear function of a shifted number is another number."""
+    raise Blocked(node.name, node.op, WHY.get(node.op, "a non-linear function of a shifted number"))
+
+
+WHY = {
+    "aten.tanh": "tanh (a soft-cap, say) does not ignore a shift",
+    "aten.sigmoid": "a sigmoid does not ignore a shift as a softmax does",
+    "aten.relu": "ReLU does not ignore a shift",
+    "aten.gelu": "GELU does not ignore a shift",
+    "aten.pow": "a power (of a norm, say) does not ignore a shift",
+}

@@ -1,0 +1,131 @@
+"""Operations that move, pick, repeat or fill elements: a shift goes where its element goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from deadweight.graph.constants import known_indices
+from deadweight.graph.node import Node, substitute
+from deadweight.proof.labels import constant_along, fold, mix
+from deadweight.proof.opsets import MINUS_INFINITY, SHAPE
+from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule, unknown_labels, with_label
+from deadweight.proof.steps import Blocked
+
+INDEXED = {"aten.index", "aten.index_select", "aten.gather", "aten.masked_select", "aten.take_along_dim"}
+REARRANGES_UNKNOWN = {"aten.cumsum", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.index_add"}
+REARRANGES_UNKNOWN |= {"aten.slice_scatter", "aten.select_scatter", "aten.index_copy", "aten.copy", "aten.triu"}
+REARRANGES_UNKNOWN |= {"aten.tril", "aten.avg_pool1d", "aten.avg_pool2d", "aten.upsample_bilinear2d"}
+
+
+@shift_rule(*(SHAPE - INDEXED))
+def shape(walk: ShiftWalk, node: Node) -> Any:
+    """It moves elements, and their shifts with them."""
+    if node.op == "getitem":
+        return walk.shifts[node.args[0].name][node.args[1]]
+    run = lambda lookup: node.target(*substitute(node.args, lookup), **node.kwargs)  # type: ignore[misc]  # noqa: E731
+    assert node.target is not None
+    shifts = [walk.shifts[n] for n in node.inputs if n in walk.shifts]
+    zero = {n: torch.zeros(walk.graph.nodes[n].shape, dtype=torch.int64) for n in node.inputs if n not in walk.shifts}
+    label = run(lambda n: walk.shifts[n].label if n in walk.shifts else zero[n])
+    source = run(lambda n: walk.shifts[n].source if n in walk.shifts else zero[n].to(torch.int32))
+    fixed = all(s.fixed for s in shifts)
+    if isinstance(label, (list, tuple)):
+        return [Shift(a, b, fixed) for a, b in zip(label, source, strict=True)]
+    return Shift(label, source, fixed)
+
+
+@shift_rule(*INDEXED)
+def index(walk: ShiftWalk, node: Node) -> Shift:
+    """It picks elements: where all that it may pick are shifted equally, so is the result."""
+    shift = walk.get(node.args[0])
+    if shift is None:
+        raise Blocked(node.name, node.op, "the index itself is shifted")
+    if node.op != "aten.index" or node.target is None:
+        return unknown_labels(node)
+    known = known_indices(walk.graph, node)
+    if known is not None:
+        return Shift(node.target(shift.label, known), node.target(shift.source, known), shift.fixed)
+    axes = tuple(a for a, i in enumerate(node.args[1]) if i is not None)
+    if not constant_along(shift.label, axes):
+        return unknown_labels(node)
+    zeros = [None if i is None else torch.zeros(walk.graph.node(i).shape, dtype=torch.int64) for i in node.args[1]]
+    label = node.target(shift.label, zeros)
+    return Shift(label, node.target(shift.source, zeros), shift.fixed)
+
+
+@shift_rule(*REARRANGES_UNKNOWN)
+def linear_unknown(walk: ShiftWalk, node: Node) -> Shift:
+    """It is linear in its argument: the result is shifted by amounts of which nothing more is known."""
+    return unknown_labels(node)
+
+
+@shift_rule("aten.embedding")
+def embedding(walk: ShiftWalk, node: Node) -> Shift:
+    """A row of a table: where all rows are shifted alike, so is whichever row is read."""
+    shift = walk.get(node.args[0])
+    if shift is None:
+        raise Blocked(node.name, node.op, "the index is shifted")
+    if constant_along(shift.label, (0,)):
+        return Shift(shift.label[0].expand(node.shape), shift.source[0].expand(node.shape), shift.fixed)
+    columns = fold(shift.label, 0).expand(node.shape) if shift.label.stride(1) else fold(shift.label[:, :1], 0)
+    label = mix(columns.expand(node.shape), walk.identity.of(node.args[1]).unsqueeze(-1))
+    return Shift(label, torch.full(node.shape, MIXED, dtype=torch.int32), False)
+
+
+@shift_rule("aten.masked_fill", "aten.where")
+def masked(walk: ShiftWalk, node: Node) -> Shift:
+    """A place filled with −∞ may count as shifted by anything; any other choice must agree on both sides."""
+    picks = node.args[1:] if node.op == "aten.where" else (node.args[0], node.args[2])
+    mask = node.args[0] if node.op == "aten.where" else node.args[1]
+    if walk.get(mask) is not None:
+        raise Blocked(node.name, node.op, "the mask itself is shifted")
+    kept = [p for p in picks if not minus_infinity(p)]
+    shifts = [walk.get(p) for p in kept]
+    moved = [s for s in shifts if s is not None]
+    if len(kept) == 1:
+        return with_label(moved[0], moved[0].label.expand(node.shape))
+    zero = torch.zeros(node.shape, dtype=torch.int64)
+    labels = [zero if s is None else s.label.expand(node.shape) for s in shifts]
+    chosen = mix(labels[0], 1, walk.identity.of(mask)) + mix(labels[1], 2, walk.identity.of(mask))
+    label = torch.where(labels[0] == labels[1], labels[0], chosen)
+    fixed = all(s.fixed for s in moved) and not walk.depends_on_input(mask)
+    return Shift(label, torch.full(node.shape, MIXED, dtype=torch.int32), fixed)
+
+
+def minus_infinity(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value <= MINUS_INFINITY
+
+
+@shift_rule("aten.topk", "aten.sort")
+def ranking(walk: ShiftWalk, node: Node) -> list[Shift | None]:
+    """A common shift keeps the order: the values carry it, the places do not change."""
+    shift = walk.shifts[node.args[0].name]
+    place = 2 if node.op == "aten.topk" else 1
+    axis = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
+    if isinstance(axis, bool):
+        raise Blocked(node.name, node.op, "an unusual way to sort")
+    if not constant_along(shift.label, (axis,)):
+        raise Blocked(node.name, node.op, "the numbers it ranks are shifted differently")
+    count = node.args[1] if node.op == "aten.topk" else shift.label.shape[axis]
+    label, source = (x.narrow(axis, 0, 1).expand(*resized(x.shape, axis, count)) for x in (shift.label, shift.source))
+    return [Shift(label, source, shift.fixed), None]
+
+
+def resized(shape: torch.Size, axis: int, count: int) -> list[int]:
+    sizes = list(shape)
+    sizes[axis] = count
+    return sizes
+
+
+@shift_rule("aten.constant_pad_nd", "aten.pad")
+def padding(walk: ShiftWalk, node: Node) -> Shift:
+    """Padding adds unshifted elements."""
+    assert node.target is not None
+    shift = walk.shifts[node.args[0].name]
+    if (node.args[2] if len(node.args) > 2 and node.op == "aten.pad" else "constant") != "constant":
+        return unknown_labels(node)
+    if node.kwargs.get("mode", "constant") != "constant":
+        return unknown_labels(node)
+    return Shift(node.target(shift.label, node.args[1]), node.target(shift.source, node.args[1]), shift.fixed)

@@ -1,0 +1,114 @@
+"""Softmax, norms and statistics: what is constant along their axes is ignored or handed on."""
+
+from __future__ import annotations
+
+import torch
+
+from deadweight.graph.node import Node
+from deadweight.proof.labels import constant_along, fold, key, mix
+from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule
+from deadweight.proof.steps import Blocked
+
+
+@shift_rule("softmax", "aten.log_softmax", "aten._log_softmax")
+def softmax(walk: ShiftWalk, node: Node) -> None:
+    """Softmax ignores what is constant along its axis."""
+    shift = walk.shifts[node.args[0].name]
+    if shift.label.shape[node.args[1]] == 1:
+        raise Blocked(node.name, node.op, "the example gives it one number to compare: a longer one could tell")
+    if not constant_along(shift.label, (node.args[1],)):
+        raise Blocked(node.name, node.op, softmax_reason(walk, node))
+
+
+def softmax_reason(walk: ShiftWalk, node: Node) -> str:
+    """Say what made the shift vary along the axis, where the steps tell."""
+    if walk.outcome.suspects:
+        return "the shift differs from key to key behind a position-dependent factor (rotary)"
+    steps = walk.outcome.steps
+    product = max((i for i, s in enumerate(steps) if s.op == "aten.matmul"), default=len(steps))
+    if any(s.op == "aten.cat" for s in steps[product:]):
+        return "a logit that is not shifted stands beside the shifted ones (attention sink)"
+    return "the shift varies along the softmax axis"
+
+
+@shift_rule("core.layer")
+def layer_core(walk: ShiftWalk, node: Node) -> None:
+    """LayerNorm ignores what is constant along its axes."""
+    shift = walk.shifts[node.args[0].name]
+    if not constant_along(shift.label, tuple(range(-node.args[1], 0))):
+        walk.outcome.lines = shift.source if node.args[1] == 1 else None
+        raise Blocked(node.name, node.op, "LayerNorm ignores only what is constant along its axis")
+
+
+@shift_rule("core.instance")
+def instance_core(walk: ShiftWalk, node: Node) -> None:
+    """InstanceNorm ignores what is constant over the places of a channel."""
+    shift = walk.shifts[node.args[0].name]
+    if not constant_along(shift.label, tuple(range(2, shift.label.ndim))):
+        raise Blocked(node.name, node.op, "InstanceNorm ignores only what is constant over a channel's places")
+
+
+@shift_rule("core.batch")
+def batch_core(walk: ShiftWalk, node: Node) -> None:
+    """BatchNorm on batch statistics ignores what is constant over samples and places of a channel."""
+    shift = walk.shifts[node.args[0].name]
+    axes = tuple(a for a in range(shift.label.ndim) if a != 1)
+    if not (shift.fixed and constant_along(shift.label, axes)):
+        raise Blocked(node.name, node.op, "BatchNorm ignores only what is the same for all samples and places")
+
+
+@shift_rule("core.group")
+def group_core(walk: ShiftWalk, node: Node) -> None:
+    """GroupNorm ignores what is constant over a group of channels and its places."""
+    shift = walk.shifts[node.args[0].name]
+    grouped = shift.label.reshape(shift.label.shape[0], node.args[1], -1)
+    if not constant_along(grouped, (-1,)):
+        raise Blocked(node.name, node.op, "GroupNorm ignores only what is constant over each group")
+
+
+@shift_rule("core.rms")
+def rms_core(walk: ShiftWalk, node: Node) -> None:
+    """RMSNorm subtracts no mean, so it ignores no shift."""
+    raise Blocked(node.name, node.op, "RMSNorm subtracts no mean: nothing is ignored")
+
+
+def reduction_axes(node: Node, rank: int) -> tuple[int, ...]:
+    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    axes = range(rank) if axes is None or axes == [] else [axes] if isinstance(axes, int) else axes
+    return tuple(a % rank for a in axes)
+
+
+@shift_rule("aten.mean", "aten.amax", "aten.amin", "aten.logsumexp")
+def mean(walk: ShiftWalk, node: Node) -> Shift:
+    """The mean, maximum or log-sum-exp of equally shifted numbers is shifted as they are."""
+    shift = walk.shifts[node.args[0].name]
+    axes = reduction_axes(node, shift.label.ndim)
+    if constant_along(shift.label, axes):
+        label = shift.label.amin(axes, keepdim=False).reshape(node.shape)
+        return Shift(label, shift.source.amin(axes).reshape(node.shape), shift.fixed)
+    if node.op != "aten.mean":
+        raise Blocked(node.name, node.op, "the numbers it compares are shifted differently")
+    return folded(node, shift, axes)
+
+
+@shift_rule("aten.sum")
+def total(walk: ShiftWalk, node: Node) -> Shift:
+    """A sum is shifted by the sum of the shifts: equal lines give equal sums."""
+    shift = walk.shifts[node.args[0].name]
+    return folded(node, shift, reduction_axes(node, shift.label.ndim))
+
+
+def folded(node: Node, shift: Shift, axes: tuple[int, ...]) -> Shift:
+    label = shift.label
+    for axis in sorted(axes, reverse=True):
+        label = fold(label, axis)
+    label = mix(label.reshape(node.shape), key(node.op))
+    return Shift(label, torch.where(label == 0, 0, torch.full((), MIXED, dtype=torch.int32)), shift.fixed)
+
+
+@shift_rule("aten.var", "aten.std", "aten.var_mean")
+def variance(walk: ShiftWalk, node: Node) -> None:
+    """Variance ignores a common shift."""
+    shift = walk.shifts[node.args[0].name]
+    if node.op == "aten.var_mean" or not constant_along(shift.label, reduction_axes(node, shift.label.ndim)):
+        raise Blocked(node.name, node.op, "variance ignores only what is constant along its axes")
