@@ -149,6 +149,11 @@ def softmax_elsewhere() -> tuple[dict, Function]:
     return {"router": router}, lambda: torch.softmax(router(x), dim=-1)
 
 
+def linear_chain() -> tuple[dict, Function]:
+    first, second, x = linear(d, 4), linear(4, d), inputs()
+    return {"A": first, "B": second, "n": 4}, lambda: second(first(x))
+
+
 CASES = [
     ("DW003", value_bias),
     ("DW005", mean_before_layernorm),
@@ -165,6 +170,7 @@ CASES = [
     ("DW016", logit_shift),
     ("DW017", biases_at_one_place),
     ("DW018", softmax_elsewhere),
+    ("DW019", linear_chain),
 ]
 
 
