@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import evaluate, float64_arguments
+from deadweight.graph.evaluate import evaluate, float64_arguments, largest_difference
 from deadweight.graph.node import Graph, Node, substitute
 from deadweight.laws.claim import Claim
 from deadweight.laws.dw009_query_key_basis import ContractionClaim
@@ -224,11 +224,3 @@ def embedded(matrix: Tensor, coordinate: Tensor, copy: Tensor | None) -> Tensor:
 def value_at(graph: Graph, name: str | None, values: Values, inputs: Values) -> Tensor:
     assert name is not None
     return values[name] if name in values else node_values(graph, values, inputs)[name]
-
-
-def largest_difference(before: list[Tensor], after: list[Tensor]) -> float:
-    worst = 0.0
-    for a, b in zip(before, after, strict=True):
-        if isinstance(a, Tensor) and a.is_floating_point() and a.numel():
-            worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)))
-    return worst

@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import evaluate
+from deadweight.graph.evaluate import evaluate, largest_difference
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim, Motion
 from deadweight.laws.dw009_query_key_basis import ContractionClaim
@@ -79,12 +79,7 @@ def finite_step(graph: Graph, claim: Claim, values: Values, inputs: Values) -> f
         step = STEP * float(torch.randn((), generator=generator))
         for name, t in motion.items():
             moved[name] = moved[name] + step * t
-    before, after = evaluate(graph, values, inputs), evaluate(graph, moved, inputs)
-    worst = 0.0
-    for a, b in zip(before, after, strict=True):
-        if isinstance(a, Tensor) and a.is_floating_point() and a.numel():
-            worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)))
-    return worst
+    return largest_difference(evaluate(graph, values, inputs), evaluate(graph, moved, inputs))
 
 
 def zero_elements(graph: Graph, grads: list[Values]) -> Values:

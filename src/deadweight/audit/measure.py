@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.account import Account, account
-from deadweight.audit.checker import largest_difference, node_values, replay
+from deadweight.audit.checker import node_values, replay
 from deadweight.audit.evidence import Draw, Values, claim_evidence, gradients, zero_elements
 from deadweight.audit.finding import Completeness, Unknown
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
 from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
 from deadweight.graph.cores import without_epsilon
-from deadweight.graph.evaluate import evaluate
+from deadweight.graph.evaluate import evaluate, largest_difference
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import search

@@ -37,6 +37,15 @@ def evaluate(
     return [values[name] for name in graph.outputs]
 
 
+def largest_difference(before: list[Tensor], after: list[Tensor]) -> float:
+    """How far the outputs of two runs lie apart, relative to each output's largest entry."""
+    worst = 0.0
+    for a, b in zip(before, after, strict=True):
+        if isinstance(a, Tensor) and a.is_floating_point() and a.numel():
+            worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)))
+    return worst
+
+
 def value_of(node: Node, values: Values, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Any:
     if node.op in ("parameter", "buffer"):
         return as_float64(tensors[node.name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from torch.export.graph_signature import InputKind
 from deadweight.errors import DeadweightError
 from deadweight.graph.attention import decompositions
 from deadweight.graph.node import Graph, Node, Ref
+from deadweight.silence import silenced
 
 IGNORED = {"aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_constrain_range_for_size"}
 
@@ -62,15 +62,9 @@ def needs_lowering(program: ExportedProgram) -> bool:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """torch.export logs and warns about what it cannot guard; the reason reaches the user as TraceError instead."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with silenced("torch"), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def first_line(error: BaseException) -> str:

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import added_once, each_element, is_vector, norm_behind, passed
+from deadweight.laws.shifts import each_norm_shift, passed
 from deadweight.proof.shift import Outcome
 
 CODE, NAME = "DW006", "norm-affine"
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
-    for node in prover.parameters():
-        if is_vector(node) and norm_behind(prover.graph, added_once(prover.graph, node)) is not None:
-            yield from each_element(prover, CODE, NAME, node, readers_take_it, "weights")
+    return each_norm_shift(prover, CODE, NAME, readers_take_it)
 
 
 def readers_take_it(prover: Prover, node: Node, outcome: Outcome) -> bool:

@@ -76,6 +76,13 @@ def each_element(
             yield make_claim(prover, code, name, node, kept, outcome)
 
 
+def each_norm_shift(prover: Prover, code: str, name: str, accept: Accept) -> Iterator[ShiftClaim]:
+    """What any norm adds behind itself, element by element; biases and weights may take it over."""
+    for node in prover.parameters():
+        if is_vector(node) and norm_behind(prover.graph, added_once(prover.graph, node)) is not None:
+            yield from each_element(prover, code, name, node, accept, "weights")
+
+
 def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
     """Whether an earlier law has already made these elements redundant, one by one."""
     of_node = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from deadweight.errors import DeadweightError
+from deadweight.silence import silenced
 from deadweight.source.inputs import Inputs, Span
 from deadweight.source.text import reason
 
@@ -235,21 +235,11 @@ def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextMana
         with watch:
             return module(*args, **kwargs)
     # Fake tensors, as when tracing: stock code asks no values of them, as it would of tensors on the meta device.
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode, quiet():
+    # Torch logs a traceback for each op that refuses them; here a refusal is an answer.
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with fake as mode, silenced("torch._subclasses.fake_tensor"):
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (args, kwargs)
         )
         with watch:
             return module(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Torch logs a traceback for each op that refuses fake tensors; here a refusal is an answer."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

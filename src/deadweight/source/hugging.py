@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib.util
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from deadweight.errors import DeadweightError
+from deadweight.silence import silenced
 from deadweight.source.files import check_weights, read_json
 from deadweight.source.text import printable, reason
 
@@ -31,6 +30,7 @@ FALLBACKS: tuple[dict[str, str], ...] = (
 DECODER = (transformers.AutoModelForCausalLM, transformers.AutoModel)
 ENCODER = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel)
 BOTH = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
+HUB = ("huggingface_hub", "huggingface_hub.utils._http")  # its client logs every retry
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,6 @@ def _gguf(spec: str, path: Path) -> Place:
     return Place(spec, str(path.parent), gguf=path.name)
 
 
-@contextlib.contextmanager
-def quiet_hub() -> Iterator[None]:
-    """The hub's client tells of every retry; what came of them is one line of ours."""
-    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "huggingface_hub.utils._http")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
 def read_config(place: Place, trust_remote_code: bool = False) -> Any:
     """The config, checked to name an architecture that transformers knows."""
     root = Path(place.root)
@@ -117,7 +103,7 @@ def read_config(place: Place, trust_remote_code: bool = False) -> Any:
         _check_type(place, read_json(local), trust_remote_code)
     options = {"gguf_file": place.gguf} if place.gguf else {"trust_remote_code": trust_remote_code}
     try:
-        with quiet_hub():
+        with silenced(*HUB):
             return AutoConfig.from_pretrained(place.root, **options)
     except Exception as error:  # a stranger's config, read by code that raises whatever it likes
         raise DeadweightError(_refusal(place, error)) from error

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from deadweight.silence import silenced
+
+NAMES = ("deadweight.tests.one", "deadweight.tests.two")
+
+
+def test_silenced_loggers_are_quiet_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    with silenced(*NAMES):
+        for name in (*NAMES, "deadweight.tests.three"):
+            logging.getLogger(name).error("from %s", name)
+    assert caplog.messages == ["from deadweight.tests.three"]
+
+
+def test_levels_come_back_after_an_error() -> None:
+    logging.getLogger(NAMES[0]).setLevel(logging.INFO)
+    with pytest.raises(KeyError), silenced(*NAMES):
+        raise KeyError
+    assert [logging.getLogger(name).level for name in NAMES] == [logging.INFO, logging.NOTSET]
