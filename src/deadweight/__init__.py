@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Audit", "Completeness", "DeadweightError", "Finding", "Unknown", "__version__", "audit"]
+__all__ = [
+    "Audit",
+    "Completeness",
+    "DeadweightError",
+    "Finding",
+    "Reduction",
+    "Unknown",
+    "Verification",
+    "__version__",
+    "audit",
+    "load",
+    "reduce",
+    "verify",
+]
 
 _HOME = {
     "Audit": "deadweight.audit.finding",
@@ -22,6 +35,10 @@ _HOME = {
     "Finding": "deadweight.audit.finding",
     "Unknown": "deadweight.audit.finding",
     "DeadweightError": "deadweight.errors",
+    "Reduction": "deadweight.reduce.result",
+    "Verification": "deadweight.reduce.verify",
+    "load": "deadweight.save.load",
+    "verify": "deadweight.reduce.same",
 }  # public name -> the module that defines it, imported on first use
 
 
@@ -37,12 +54,18 @@ class _Stage(ModuleType):
         return getattr(import_module(f"{self.__name__}.run"), name)(*args, **options)
 
 
-import_module("deadweight.audit").__class__ = _Stage
+for _name in ("audit", "reduce"):
+    import_module(f"deadweight.{_name}").__class__ = _Stage
 
 if TYPE_CHECKING:
     from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
     from deadweight.errors import DeadweightError
+    from deadweight.reduce.result import Reduction
+    from deadweight.reduce.run import reduce
+    from deadweight.reduce.same import verify
+    from deadweight.reduce.verify import Verification
+    from deadweight.save.load import load
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,15 @@ import torch
 from deadweight.audit.checker import structure
 from deadweight.audit.finding import Audit, Finding, Unknown
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
-from deadweight.audit.measure import measure, untraced_evidence
+from deadweight.audit.measure import Measured, measure, untraced_evidence
 from deadweight.audit.unknowns import unknowns
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical, read_as_probabilities
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
+from deadweight.laws.claim import Claim
+from deadweight.laws.prover import Prover
 from deadweight.source.model import Source, open_model
 
 TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live direction gives about 1
@@ -92,17 +94,35 @@ def traced(source: Source, model: Any, inputs: Any, options: dict[str, Any]) -> 
     return whole, canonical(trace(whole.module, whole.args, whole.kwargs))
 
 
-def prove(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Audit:
-    """Search for claims, replay every proof, measure, and say it all in terms of the whole model."""
+@dataclass(frozen=True)
+class Proved:
+    """Claims that were found, that replay, and that the evidence bears out; and what became of the others."""
+
+    prover: Prover
+    measured: Measured
+    claims: tuple[Claim, ...]
+    contradicted: tuple[Claim, ...]
+    refused: dict[int, str]  # claims by place, and the gap in the proof
+
+
+def proved(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Proved:
+    """Search for claims, replay every proof, and measure."""
     prover = search(graph, progress=say)
     say("replaying the proofs")
     refused = structure(graph, prover.claims)
     say("looking for evidence")
     measured = measure(source, prover, complete=complete)
     kept = [c for i, c in enumerate(prover.claims) if i not in refused and not measured.refuses(c)]
-    findings = [replace(to_finding(graph, c), evidence=measured.evidence_of(c)) for c in kept]
-    lost = [f for f in findings if (f.evidence or 0.0) > TOLERANCE]
-    findings = [f for f in findings if f not in lost]
+    lost = tuple(c for c in kept if (measured.evidence_of(c) or 0.0) > TOLERANCE)
+    return Proved(prover, measured, tuple(c for c in kept if not any(c is x for x in lost)), lost, refused)
+
+
+def prove(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Audit:
+    """What is proved, in terms of the whole model."""
+    found = proved(source, graph, complete=complete, say=say)
+    prover, measured, refused = found.prover, found.measured, found.refused
+    findings = [replace(to_finding(graph, c), evidence=measured.evidence_of(c)) for c in found.claims]
+    lost = [to_finding(graph, c) for c in found.contradicted]
     unknown = [*everywhere_unknown(source, unknowns(prover)), *measured.unexplained]
     unknown += [Unknown(f.parameter, None, f"{f.code} was proved but the evidence contradicts it") for f in lost]
     for place, gap in refused.items():

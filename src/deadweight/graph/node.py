@@ -74,6 +74,11 @@ class Graph:
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)  # state-dict name: its other names
     unused: tuple[str, ...] = ()  # parameters no node reads
     training: bool = False
+    buffers: dict[str, str] = field(default_factory=dict)  # stored buffers: node name to state-dict name
+
+    def stored_name(self, node: str) -> str:
+        """The state-dict name of a parameter or stored buffer."""
+        return self.parameters[node] if node in self.parameters else self.buffers[node]
 
     @cached_property
     def users(self) -> dict[str, tuple[Node, ...]]:

@@ -81,6 +81,7 @@ class GraphBuilder:
         self.nodes: dict[str, Node] = {}
         self.parameters: dict[str, str] = {}
         self.tensors: dict[str, torch.Tensor] = {}
+        self.buffers: dict[str, str] = {}
         self.inputs: list[str] = []
         self.aliases: dict[str, str] = {}
         self.tied = tied_names(module)
@@ -107,6 +108,7 @@ class GraphBuilder:
             self.tied,
             unused,
             training=self.module.training,
+            buffers=self.buffers,
         )
 
     def placeholder(self, fx_node: torch.fx.Node) -> None:
@@ -115,6 +117,8 @@ class GraphBuilder:
             self.parameter(fx_node, str(spec.target))
         elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             self.constant(fx_node.name, self.stored_tensor(spec))
+            if spec.kind == InputKind.BUFFER and spec.persistent:
+                self.buffers[fx_node.name] = str(spec.target)
         elif spec.kind == InputKind.USER_INPUT and isinstance(fx_node.meta.get("val"), torch.Tensor):
             self.add(fx_node, "input")
             self.inputs.append(fx_node.name)

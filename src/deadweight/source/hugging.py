@@ -14,9 +14,11 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
+from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
 from deadweight.source.files import check_weights, read_json
+from deadweight.source.slim_modeling import slim_class
 from deadweight.source.text import printable, reason
 
 # Eager attention shows its softmax to the tracer. Batched experts have no control flow that depends on the data.
@@ -138,17 +140,44 @@ def _refusal(place: Place, error: Exception) -> str:
     )
 
 
+def local_folder(spec: str) -> Path | None:
+    """The folder that holds a model's files: itself, or where the hub's client has put them; None for other forms."""
+    path = Path(spec).expanduser()
+    if spec == "demo" and not path.exists():
+        return embedded.path()
+    if path.is_dir():
+        return path
+    if path.exists() or ":" in spec or spec.startswith((".", "/", "~")) or path.suffix in (".gguf", ".json"):
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        with quiet_hub():
+            return Path(snapshot_download(spec, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model"]))
+    except Exception as error:  # the hub's client raises many kinds
+        raise DeadweightError(f"{printable(spec)} could not be fetched from the hub ({reason(error)})") from error
+
+
 def model_class(config: Any) -> type[PreTrainedModel] | None:
     """The class that the config names, or else the one that transformers keeps for its type."""
     for name in getattr(config, "architectures", None) or ():
         found = getattr(transformers, name, None) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, PreTrainedModel):
-            return found
+            return _slim_or_not(found, config)
     for auto in _autos(config):
         if type(config) in auto._model_mapping:
             found = auto._model_mapping[type(config)]
-            return found[0] if isinstance(found, (tuple, list)) else found
+            return _slim_or_not(found[0] if isinstance(found, (tuple, list)) else found, config)
     return None
+
+
+def _slim_or_not(cls: type[PreTrainedModel], config: Any) -> type[PreTrainedModel]:
+    """A slim checkpoint of ours has the same class with smaller layers."""
+    return slim_class(cls) if is_slim(config) else cls
+
+
+def is_slim(config: Any) -> bool:
+    return isinstance(getattr(config, "deadweight", None), dict)
 
 
 def _autos(config: Any) -> tuple[Any, ...]:

@@ -1,0 +1,1 @@
+"""From proofs to a smaller model: plan, apply, verify."""

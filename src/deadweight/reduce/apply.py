@@ -1,0 +1,103 @@
+"""Carrying a plan out: a few weights at a time, each released as soon as no later rewrite needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deadweight.errors import DeadweightError
+from deadweight.reduce.facts import Fact
+from deadweight.reduce.plan import Skipped
+from deadweight.reduce.rewrite import NotDone, Rewrite
+from deadweight.reduce.effect import NotFollowed
+from deadweight.source.text import printable
+
+Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision
+
+
+class Weights(MutableMapping[str, Tensor]):
+    """Weights in float64, read when first asked for; what was changed is kept until it is released."""
+
+    def __init__(self, read: Read) -> None:
+        self.read = read
+        self.open: dict[str, Tensor] = {}
+        self.changed: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.open:
+            self.open[name] = checked(name, self.read(name)).to(torch.float64)
+        return self.open[name]
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self.open[name] = value
+        self.changed.add(name)
+
+    def __delitem__(self, name: str) -> None:
+        del self.open[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.open)
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+
+def checked(name: str, tensor: Tensor) -> Tensor:
+    """The tensor, refused if a number in it is not finite."""
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise DeadweightError(
+            f"{printable(name)} holds NaN or infinite numbers; nothing can be said about such a model: repair it first"
+        )
+    return tensor
+
+
+@dataclass
+class Applied:
+    """What came of a plan."""
+
+    facts: list[Fact] = field(default_factory=list)
+    done: list[Rewrite] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def apply(
+    rewrites: Sequence[Rewrite],
+    weights: Weights,
+    applied: Applied,
+    *,
+    started: Callable[[Rewrite], None] | None = None,
+) -> Iterator[tuple[str, Tensor | None]]:
+    """Do the rewrites in order, giving out every weight once it is final: its float64 value, or None if unchanged."""
+    for rewrite in rewrites[:1]:
+        rewrite.notes.clear()
+    last = {name: n for n, r in enumerate(rewrites) for name in r.touches}
+    for n, rewrite in enumerate(rewrites):
+        if started is not None:
+            started(rewrite)
+        one(rewrite, weights, applied)
+        for name in rewrite.touches:
+            if last[name] == n:
+                value = weights.open.pop(name, None)
+                yield name, value if name in weights.changed else None
+                weights.changed.discard(name)
+
+
+def one(rewrite: Rewrite, weights: Weights, applied: Applied) -> None:
+    """Do one rewrite, or note why it is left out; a rewrite that fails leaves no trace."""
+    before = {name: weights.open[name] for name in rewrite.touches if name in weights.open}
+    changed = set(weights.changed)
+    try:
+        facts = rewrite.apply(weights)
+    except (NotDone, NotFollowed) as reason:
+        for name in rewrite.touches:
+            weights.open.pop(name, None)
+        weights.open.update(before)
+        weights.changed = changed
+        claim = rewrite.claim
+        applied.skipped.append(Skipped(claim.code, claim.name, rewrite.target, str(reason), claim.dof))
+        return
+    applied.facts.extend(facts)
+    applied.done.append(rewrite)

@@ -1,0 +1,96 @@
+"""A rewrite: one claim, carried out on the weights of one place in the model, in float64."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.errors import DeadweightError
+from deadweight.graph.node import Graph
+from deadweight.laws.claim import Claim
+from deadweight.reduce.facts import Fact
+
+Tensors = MutableMapping[str, Tensor]  # the model's weights by state-dict name, float64 when read
+
+
+class NotDone(DeadweightError):
+    """A rewrite that is possible by proof, and is left out for this reason."""
+
+
+@dataclass
+class Notes:
+    """What earlier rewrites have settled, and later ones must respect."""
+
+    choices: dict[str, int] = field(default_factory=dict)  # which row or column of a weight was emptied
+    dead: dict[str, Tensor] = field(default_factory=dict)  # which elements of a vector have no effect at all
+    empty_columns: dict[str, set[int]] = field(default_factory=dict)  # where no identity block may be laid
+    worst: float = 1e3  # condition number of an identity block: beyond it float32 would lose too many digits
+
+    def clear(self) -> None:
+        for settled in (self.choices, self.dead, self.empty_columns):
+            settled.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite(ABC):
+    """`names` takes the graph's parameter names to those of the place it is done at."""
+
+    graph: Graph
+    claim: Claim
+    names: Mapping[str, str]
+    notes: Notes = field(default_factory=lambda: Notes(), compare=False, repr=False)  # shared by all rewrites
+
+    @property
+    def target(self) -> str:
+        """The parameter that is, in part or whole, no longer needed."""
+        return self.name(self.claim.node)
+
+    def name(self, node: str) -> str:
+        return self.names[self.graph.stored_name(node)]
+
+    @property
+    @abstractmethod
+    def nodes(self) -> tuple[str, ...]:
+        """Every parameter node that is read or written."""
+
+    @property
+    @abstractmethod
+    def saves(self) -> int:
+        """How many numbers need not be stored afterwards."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the target becomes a constant, all of it."""
+        return False
+
+    @abstractmethod
+    def apply(self, tensors: Tensors) -> list[Fact]:
+        """Change the weights, and say what is known of them now. Raises NotDone before anything is changed."""
+
+    @property
+    def touches(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.name(n) for n in self.nodes))
+
+    def value(self, tensors: Mapping[str, Tensor], node: str) -> Tensor:
+        return tensors[self.name(node)]
+
+
+def chosen_place(weight: Tensor, axis: int, allowed: Tensor | None = None) -> int:
+    """The slice with the smallest norm: what is subtracted from all others should be small."""
+    norms = weight.movedim(axis, 0).flatten(1).norm(dim=1) if weight.ndim > 1 else weight.abs()
+    if allowed is not None:
+        norms = torch.where(allowed, norms, torch.inf)
+    return int(norms.argmin())
+
+
+def module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def as_index(places: Any) -> tuple[int, ...]:
+    return tuple(int(p) for p in places)

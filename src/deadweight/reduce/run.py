@@ -1,0 +1,381 @@
+"""The reduction, stage by stage: prove, plan, apply, verify, write."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.audit.run import one_thread, proved, traced
+from deadweight.errors import DeadweightError
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import TraceError
+from deadweight.reduce.apply import Applied, Weights, apply
+from deadweight.reduce.facts import Fact
+from deadweight.reduce.plan import Layout, Plan, Skipped, make_plan
+from deadweight.reduce.result import Reduction, step_of
+from deadweight.reduce.rewrite import Rewrite, module_of
+from deadweight.reduce.verify import (
+    EXACT,
+    FLOORS,
+    LENGTH,
+    Subject,
+    Verification,
+    gathered,
+    in_float64,
+    in_own_precision,
+    names_of,
+    relative,
+    subject,
+)
+from deadweight.save.slim import Slim, can_shrink, layout as slim_layout, public
+from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, open_checkpoint
+from deadweight.source.hugging import is_slim, local_folder
+from deadweight.source.model import Source, open_model
+from deadweight.source.slim_modeling import install
+from deadweight.source.text import printable
+from deadweight.source.tokens import text_pieces
+
+Say = Callable[[str], None]
+BYTES_PER_PARAMETER = 32  # original and reduced, each in its own precision and in float64
+TIGHTER = (1e3, 100.0, 20.0)  # condition numbers allowed for identity blocks, tried in turn
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model with a plan for it, and where its weights are."""
+
+    source: Source  # on shapes alone, repeated blocks cut
+    whole: nn.Module  # all of it, on shapes alone unless it was given with its weights
+    graph: Graph
+    plan: Plan
+    checkpoint: Checkpoint
+    layout: Layout
+    folder: Path | None
+
+    def read(self, name: str) -> Tensor:
+        """A weight in its own precision, by whichever of its names it is stored."""
+        return self.checkpoint.read(self.stored_name(name))
+
+    def stored_name(self, name: str) -> str:
+        if name in self.checkpoint:
+            return name
+        for first, others in self.graph.tied.items():
+            for alias in (first, *others):
+                if name in (first, *others) and alias in self.checkpoint:
+                    return alias
+        raise DeadweightError(f"{printable(name)} is not in the checkpoint, though the model needs it")
+
+
+def reduce(
+    model: Any,
+    out: str | Path | None = None,
+    *,
+    layout: Layout = "slim",
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    dry_run: bool = False,
+    overwrite: bool = False,
+    inputs: Any = None,
+    trust_remote_code: bool = False,
+    progress: Say | None = None,
+) -> Reduction:
+    """Take out of a model what was proved redundant, check that it is the same function, and write it to OUT.
+
+    With an nn.Module and no OUT, the reduced module is in the result's `module`.
+    """
+    from deadweight.save.write import check_out, write
+
+    if layout not in ("stock", "slim"):
+        raise DeadweightError(f"found layout={layout!r}; expected 'stock' or 'slim'")
+    if out is None and not dry_run and not isinstance(model, nn.Module):
+        raise DeadweightError("no folder to write to; expected OUT, or dry_run=True")
+    start, say = time.perf_counter(), progress or (lambda _: None)
+    target = None if out is None else Path(out).expanduser()
+    if target is not None and not dry_run:
+        check_out(target, model, overwrite=overwrite)
+    options = {"inputs": inputs, "trust_remote_code": trust_remote_code}
+    with one_thread():
+        job = prepare(model, layout, select, ignore, options, say)
+        if dry_run:
+            found = planned(job)
+        else:
+            found = carried_out(job, model, options, target, overwrite, say, write)
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def prepare(model: Any, layout: Layout, select: Any, ignore: Any, options: dict[str, Any], say: Say) -> Job:
+    """Prove what can be proved of the model, and plan."""
+    say("opening the model")
+    source = open_model(model, collapsed=True, **options)
+    refuse_unfit(source, layout)
+    try:
+        say("tracing")
+        source, graph = traced(source, model, options["inputs"], {"trust_remote_code": options["trust_remote_code"]})
+    except TraceError as error:
+        raise DeadweightError(f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}") from error
+    claims = proved(source, graph, complete=False, say=say).claims
+    if any(c.code == "DW015" for c in claims) and source.blocks:
+        source = open_model(model, collapsed=False, **options)
+        source, graph = traced(source, model, options["inputs"], {"trust_remote_code": options["trust_remote_code"]})
+        claims = proved(source, graph, complete=False, say=say).claims
+    whole = source.module if not source.blocks else open_model(model, collapsed=False, **options).module
+    say("planning")
+    shrinks = lambda name, is_whole: can_shrink(whole, name, whole=is_whole)  # noqa: E731
+    plan = make_plan(source, graph, claims, layout, select, ignore, shrinks)
+    checkpoint, folder = weights_of(model, source, graph, whole, options)
+    return Job(source, whole, graph, plan, checkpoint, layout, folder)
+
+
+def refuse_unfit(source: Source, layout: Layout) -> None:
+    if is_slim(source.config):
+        raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
+    if any("quantised" in note for note in source.notes):
+        raise DeadweightError(f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising")
+    if not source.shapes:
+        raise DeadweightError(f"{printable(source.name)} has no parameters; expected a module with something to reduce")
+
+
+def weights_of(
+    model: Any, source: Source, graph: Graph, whole: nn.Module, options: dict[str, Any]
+) -> tuple[Checkpoint, Path | None]:
+    """The weights where they lie; or, if their names there are not the model's own, loaded."""
+    folder = None if isinstance(model, nn.Module) else local_folder(str(model))
+    if folder is not None:
+        spare = [n for first, others in graph.tied.items() for n in (first, *others)]
+        found = open_checkpoint(folder, source.shapes, spare)
+        if found is not None:
+            return found, folder
+    if source.has_weights:
+        return ModuleCheckpoint(whole), folder
+    return ModuleCheckpoint(open_model(model, weights=True, **options).module), folder
+
+
+def planned(job: Job) -> Reduction:
+    """The plan alone: nothing is read, nothing is written."""
+    steps = tuple(step_of(r) for r in job.plan.rewrites)
+    before = sum(torch.Size(s).numel() for s in job.source.shapes.values())
+    saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
+    return Reduction(
+        model=job.source.name,
+        layout=job.layout,
+        steps=steps,
+        skipped=tuple(job.plan.skipped),
+        parameters_before=before,
+        parameters_after=before - saved,
+        bytes_before=job.checkpoint.bytes,
+        flops_saved=flops(job, job.plan.rewrites),
+        notes=job.source.notes,
+    )
+
+
+def flops(job: Job, rewrites: Iterable[Rewrite]) -> int:
+    """Two per stored weight of a matrix that is not multiplied by any more, per token."""
+    if job.layout == "stock":
+        return 0
+    matrices = [r.saves for r in rewrites if len(job.source.shapes.get(r.target, (1,))) > 1]
+    return 2 * sum(matrices)
+
+
+def carried_out(
+    job: Job, model: Any, options: dict[str, Any], out: Path | None, overwrite: bool, say: Say, write: Callable[..., Any]
+) -> Reduction:
+    full = affordable(job, model, options, say)
+    rewrites, skipped = list(job.plan.rewrites), list(job.plan.skipped)
+    verification, module, notes = None, None, job.source.notes
+    if full is not None:
+        trial = Trial(job, full)
+        say("measuring the model's own noise")
+        rewrites, left_out = trial.within_noise(rewrites, say)
+        skipped += left_out
+        say("verifying")
+        verification, module = trial.verify(rewrites)
+        if not verification.same:
+            worst = verification.worst
+            raise DifferentError(
+                f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64 "
+                f"and by {worst.own or 0:.1e} in its own precision (noise floor {worst.floor or 0:.1e}); nothing was "
+                "written",
+                verification,
+            )
+    else:
+        verification = windows(job, rewrites, say)
+        notes += ("the model does not fit into memory beside itself: checked in float64 on a few layers at a time",)
+    applied = Applied()
+    found = replace(planned(job), verification=verification, notes=notes, skipped=tuple(skipped), out=out, module=module)
+    if out is not None:
+        say("writing")
+        return write(job, rewrites, applied, found, out, overwrite=overwrite, say=say)  # type: ignore[no-any-return]
+    for _ in apply(rewrites, Weights(job.read), applied):
+        pass
+    return settled(job, found, applied)
+
+
+def settled(job: Job, found: Reduction, applied: Applied) -> Reduction:
+    """The result with what was really done."""
+    steps = tuple(step_of(r) for r in applied.done)
+    saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
+    return replace(
+        found,
+        steps=steps,
+        skipped=(*found.skipped, *applied.skipped),
+        parameters_after=found.parameters_before - saved,
+        flops_saved=flops(job, applied.done),
+    )
+
+
+class DifferentError(DeadweightError):
+    """The reduced model is not the same function as the original; it is not written."""
+
+    def __init__(self, message: str, verification: Verification) -> None:
+        super().__init__(message)
+        self.verification = verification
+
+
+def affordable(job: Job, model: Any, options: dict[str, Any], say: Say) -> Subject | None:
+    """The whole model with its weights, traced, if it fits into memory beside its reduced self; else None."""
+    count = sum(torch.Size(s).numel() for s in job.source.shapes.values())
+    if count * BYTES_PER_PARAMETER > free_memory() * 0.7:
+        return None
+    say("loading the weights")
+    text = text_pieces(job.folder) if job.folder is not None else ()
+    for length in (LENGTH, None) if job.source.config is not None and options["inputs"] is None else (None,):
+        try:
+            source = open_model(model, weights=True, length=length, **options)
+            return subject(source, text)
+        except (DeadweightError, TraceError):
+            if length is None:
+                raise
+    return None
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+class Trial:
+    """Trying rewrites on the whole model in memory."""
+
+    def __init__(self, job: Job, full: Subject) -> None:
+        self.job, self.full = job, full
+        self.truth = in_float64(full, self.original)
+        own = in_own_precision(full.module, full.calls, full.source.inputs)
+        self.floor = relative(own, self.truth)
+
+    def original(self, name: str) -> Tensor:
+        tensor = self.job.read(name)
+        return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+    def changed(self, rewrites: Sequence[Rewrite]) -> tuple[dict[str, Tensor], Applied]:
+        """Every weight that these rewrites change, in float64."""
+        applied = Applied()
+        found = {n: v for n, v in apply(rewrites, Weights(self.job.read), applied) if v is not None}
+        return found, applied
+
+    def within_noise(self, rewrites: list[Rewrite], say: Say) -> tuple[list[Rewrite], list[Skipped]]:
+        """The rewrites that stay within three noise floors together; laws that do not are left out."""
+        if self.fits(rewrites):
+            return rewrites, []
+        kept: list[Rewrite] = []
+        left: list[Skipped] = []
+        for code in dict.fromkeys(r.claim.code for r in sorted(rewrites, key=lambda r: r.claim.code)):
+            mine = [r for r in rewrites if r.claim.code == code]
+            say(f"measuring {code}")
+            best = next((t for t in self.milder(mine) if self.fits(in_plan_order(rewrites, kept, t))), [])
+            kept = in_plan_order(rewrites, kept, best)
+            chosen = {id(r) for r in best}
+            why = f"would exceed {FLOORS:g} times the noise of the model's own precision"
+            left += [
+                Skipped(code, r.claim.name, r.target, why, r.claim.dof) for r in mine if id(r) not in chosen
+            ]
+        return kept, left
+
+    def milder(self, mine: list[Rewrite]) -> Iterator[list[Rewrite]]:
+        """All of a law's rewrites; then, for identity blocks, only the well-conditioned ones."""
+        yield mine
+        notes = mine[0].notes
+        if mine[0].claim.code in ("DW009", "DW010"):
+            for worst in TIGHTER[1:]:
+                notes.worst = worst
+                yield mine
+            notes.worst = TIGHTER[0]
+
+    def fits(self, rewrites: Sequence[Rewrite]) -> bool:
+        if not rewrites:
+            return True
+        weights, _ = self.changed(rewrites)
+        own = relative(in_own_precision(self.dense(weights), self.full.calls, self.full.source.inputs), self.truth)
+        return all(e <= max(FLOORS * f, 1e-13) for e, f in zip(own, self.floor, strict=True))
+
+    def dense(self, weights: dict[str, Tensor]) -> nn.Module:
+        """The original class with these weights, in its own precision."""
+        module = copy.deepcopy(self.full.module)
+        put(module, weights)
+        return module
+
+    def verify(self, rewrites: Sequence[Rewrite]) -> tuple[Verification, nn.Module]:
+        weights, applied = self.changed(rewrites)
+
+        def reduced(name: str) -> Tensor:
+            return weights[name] if name in weights else self.original(name)
+
+        exact = relative(in_float64(self.full, reduced), self.truth)
+        module = self.slim(weights, applied.facts) if self.job.layout == "slim" else self.dense(weights)
+        own = relative(in_own_precision(module, self.full.calls, self.full.source.inputs), self.truth)
+        names = names_of(self.full, len(exact))
+        return gathered(names, exact, own, self.floor, self.full.words), module
+
+    def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
+        """The model as it will be loaded from the slim checkpoint."""
+        form = slim_layout(self.full.module, facts)
+        module = copy.deepcopy(self.full.module)
+        before = module.state_dict()
+
+        def whole(name: str) -> Tensor:
+            like = before[name]
+            return weights[name].to(like.dtype) if name in weights else like
+
+        install(module, {"modules": public(form.modules)})
+        for path in form.modules:
+            put(module, form.tensors(path, whole))
+        put(module, {n: w for n, w in weights.items() if n not in form.replaces})
+        return module.eval()
+
+
+def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy tensors into a module by name, in the module's precision."""
+    own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name, value in tensors.items():
+            own[name].copy_(value.to(own[name].dtype))
+
+
+def in_plan_order(every: Sequence[Rewrite], *parts: Sequence[Rewrite]) -> list[Rewrite]:
+    chosen = {id(r) for part in parts for r in part}
+    return [r for r in every if id(r) in chosen]
+
+
+def windows(job: Job, rewrites: Sequence[Rewrite], say: Say) -> Verification | None:
+    """For a model that is too large: a few layers at a time, in float64, in the short model that was proved about."""
+    from deadweight.reduce.windows import check_windows
+
+    return check_windows(job, rewrites, say)
+
+
+def modules_of(slim: Slim) -> set[str]:
+    return set(slim.modules)
+
+
+__all__ = ["EXACT", "DifferentError", "Job", "module_of", "reduce"]

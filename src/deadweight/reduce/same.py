@@ -1,0 +1,50 @@
+"""Are two checkpoints, whoever made them, the same function?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from deadweight.audit.run import one_thread
+from deadweight.errors import DeadweightError
+from deadweight.graph.trace import TraceError
+from deadweight.reduce.verify import LENGTH, Subject, Verification, compare, subject
+from deadweight.source.hugging import local_folder
+from deadweight.source.model import open_model
+from deadweight.source.tokens import text_pieces
+
+
+def verify(
+    a: Any,
+    b: Any,
+    *,
+    inputs: Any = None,
+    trust_remote_code: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Verification:
+    """Compare B with A on random inputs (and text, where A has a tokenizer): in float64, and in their own precision."""
+    say = progress or (lambda _: None)
+    with one_thread():
+        say("loading the first model")
+        first = opened(a, inputs, trust_remote_code)
+        say("loading the second model")
+        second = opened(b, inputs, trust_remote_code)
+        say("comparing")
+        return compare(first, second)
+
+
+def opened(model: Any, inputs: Any, trust_remote_code: bool) -> Subject:
+    folder = None if isinstance(model, nn.Module) else local_folder(str(model))
+    text = text_pieces(Path(folder)) if folder is not None else ()
+    lengths = (LENGTH, None) if inputs is None else (None,)
+    for length in lengths:
+        try:
+            source = open_model(model, weights=True, inputs=inputs, length=length, trust_remote_code=trust_remote_code)
+            return subject(source, text)
+        except (DeadweightError, TraceError) as error:
+            if length is None:
+                raise DeadweightError(str(error)) from error
+    raise AssertionError("unreachable")

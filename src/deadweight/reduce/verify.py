@@ -1,0 +1,179 @@
+"""Are two models the same function? In float64, and in the model's own precision against its own noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from deadweight.errors import DeadweightError
+from deadweight.graph.bind import bind
+from deadweight.graph.canonical import canonical
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import first_line, trace
+from deadweight.source.inputs import Inputs
+from deadweight.source.model import Source
+
+EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
+FLOORS = 3.0  # how many times its own noise a rewrite may add
+DRAWS = 3
+LENGTH = 24  # tokens
+Read = Callable[[str], Tensor]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far one output is off, relative to its size."""
+
+    output: str
+    float64: float  # reduced against original, both in float64
+    own: float | None = None  # reduced in its own precision, against the original in float64
+    floor: float | None = None  # the original in its own precision, against itself in float64
+
+    @property
+    def floors(self) -> float | None:
+        return None if self.own is None or self.floor is None else self.own / max(self.floor, 1e-16)
+
+    @property
+    def same(self) -> bool:
+        within = self.own is None or self.floor is None or self.own <= max(FLOORS * self.floor, 1e-13)
+        return self.float64 <= EXACT and within
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The errors of all outputs, over all inputs that were tried."""
+
+    errors: tuple[Error, ...]
+    inputs: str = ""
+
+    @property
+    def same(self) -> bool:
+        return all(e.same for e in self.errors)
+
+    @property
+    def worst(self) -> Error:
+        return max(self.errors, key=lambda e: (e.float64 > EXACT, e.floors or 0.0, e.float64))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its weights, its graph, and inputs to run it on."""
+
+    source: Source
+    graph: Graph
+    calls: tuple[Call, ...]
+    words: str  # what the inputs are
+
+    @property
+    def module(self) -> nn.Module:
+        return self.source.module
+
+
+def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
+    """Trace a model that has its weights, and draw inputs for it; `text` gives token ids to run it on too."""
+    graph = canonical(trace(source.module, source.args, source.kwargs))
+    calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(DRAWS)]
+    words = f"{DRAWS} random inputs"
+    ids = source.kwargs.get("input_ids")
+    if ids is not None:
+        for tokens in text:
+            if tokens.shape[-1] >= ids.shape[-1]:
+                calls.append(((), {**source.inputs.kwargs, "input_ids": tokens[:, : ids.shape[-1]]}))
+                words = f"{DRAWS} random inputs and {len(calls) - DRAWS} pieces of text"
+    return Subject(source, graph, tuple(calls), words)
+
+
+def in_float64(one: Subject, read: Read | None = None) -> list[list[Tensor]]:
+    """The outputs for every input, all arithmetic in float64; `read` gives weights in place of the model's own."""
+    values = {n: t.detach() for n, t in one.graph.tensors.items()}
+    if read is not None:
+        for node, name in (*one.graph.parameters.items(), *one.graph.buffers.items()):
+            values[node] = read(name)
+    found = []
+    with torch.no_grad():
+        for args, kwargs in one.calls:
+            outputs = evaluate(one.graph, values, bind(one.graph, args, kwargs))
+            found.append([o for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
+    return found
+
+
+def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -> list[list[Tensor]]:
+    """The outputs of the module as it is."""
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    found = []
+    with torch.no_grad():
+        for args, kwargs in calls:
+            here = Inputs(args, kwargs).on(torch.device("cpu"), dtype)
+            try:
+                output = module(*here[0], **here[1])
+            except Exception as error:
+                raise DeadweightError(f"the model does not run on its example inputs ({first_line(error)})") from error
+            found.append(list(distinct(output)))
+    return found
+
+
+def distinct(output: Any) -> Iterator[Tensor]:
+    """Every floating tensor that is returned, once."""
+    seen: set[int] = set()
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and id(leaf) not in seen:
+            seen.add(id(leaf))
+            yield leaf
+
+
+def relative(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
+    """Per output: the root mean square of the difference over that of the truth, the worst input."""
+    worst: list[float] = []
+    for a, b in zip(found, truth, strict=True):
+        if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
+            raise DeadweightError(
+                f"the outputs differ in shape: {[list(x.shape) for x in a]} and {[list(y.shape) for y in b]}"
+            )
+        errors = [difference(x, y) for x, y in zip(a, b, strict=True)]
+        worst = [max(pair) for pair in zip(worst, errors, strict=True)] if worst else errors
+    return worst
+
+
+def difference(found: Tensor, truth: Tensor) -> float:
+    found, truth = found.to(torch.float64), truth.to(torch.float64)
+    closed = torch.isfinite(truth)  # a masked logit is −∞ in both
+    if not torch.equal(closed, torch.isfinite(found)):
+        return float("inf")
+    size = truth[closed].norm().clamp_min(1e-300)
+    return float((found[closed] - truth[closed]).norm() / size) if bool(closed.any()) else 0.0
+
+
+def names_of(one: Subject, count: int) -> list[str]:
+    """Outputs by the names the model gives them, where it gives names."""
+    with torch.no_grad():
+        try:
+            here = Inputs(*one.calls[0]).on(torch.device("cpu"))
+            output = one.module(*here[0], **here[1])
+        except Exception:  # noqa: BLE001 - only names are wanted
+            output = None
+    keys = [k for k, v in output.items() if isinstance(v, Tensor)] if isinstance(output, Mapping) else []
+    return keys if len(keys) == count else [f"output {i}" for i in range(count)]
+
+
+def compare(a: Subject, b: Subject) -> Verification:
+    """Two models, each with weights and graph of its own, on the inputs of the first."""
+    b = replace(b, calls=a.calls)
+    truth = in_float64(a)
+    exact = relative(in_float64(b), truth)
+    floor = relative(in_own_precision(a.module, a.calls, a.source.inputs), truth)
+    own = relative(in_own_precision(b.module, a.calls, a.source.inputs), truth)
+    return gathered(names_of(a, len(exact)), exact, own, floor, a.words)
+
+
+def gathered(
+    names: Sequence[str], exact: Sequence[float], own: Sequence[float], floor: Sequence[float], words: str
+) -> Verification:
+    errors = tuple(Error(*row) for row in zip(names, exact, own, floor, strict=True))
+    return Verification(errors, words)

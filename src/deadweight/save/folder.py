@@ -1,0 +1,87 @@
+"""A folder that appears complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deadweight.errors import DeadweightError
+from deadweight.source.text import printable, reason
+
+MARGIN = 64 << 20  # bytes left free on the disk
+
+
+def check_target(out: Path, *, overwrite: bool) -> None:
+    """Raise if OUT is taken, or has nowhere to be."""
+    if (out.exists() or out.is_symlink()) and not overwrite:
+        raise DeadweightError(f"{printable(out)} exists; expected a new folder: choose another, or pass --overwrite")
+    if out.exists() and not out.is_dir():
+        raise DeadweightError(f"{printable(out)} is a file; expected a folder, or nothing, there")
+    parent = out.absolute().parent
+    if not parent.is_dir():
+        raise DeadweightError(f"{printable(parent)} does not exist; expected the folder in which OUT will be")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DeadweightError(f"{printable(parent)} cannot be written to; expected a folder of your own")
+
+
+def check_space(out: Path, needed: int) -> None:
+    free = shutil.disk_usage(out.absolute().parent).free
+    if free < needed + MARGIN:
+        raise DeadweightError(
+            f"the disk of {printable(out)} has {free / 1e9:.2f} GB free; {(needed + MARGIN) / 1e9:.2f} GB are needed: "
+            "make room, or choose another disk"
+        )
+
+
+@contextmanager
+def complete_or_absent(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A folder beside OUT to write in; it becomes OUT when the block ends without an error, and else is removed.
+
+    A process that is killed leaves a folder named .OUT.part-…, never an OUT that is not complete.
+    """
+    out = out.absolute()
+    check_target(out, overwrite=overwrite)
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}.part-", dir=out.parent))
+    except OSError as error:
+        raise DeadweightError(f"{printable(out.parent)} cannot be written to ({reason(error)})") from error
+    draft.chmod(0o755)
+    try:
+        yield draft
+        sync(draft)
+        put_in_place(draft, out)
+    except OSError as error:
+        raise DeadweightError(
+            f"{printable(out)} could not be written ({reason(error)}); nothing was left behind"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def put_in_place(draft: Path, out: Path) -> None:
+    if not out.exists():
+        draft.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    out.rename(old / out.name)
+    try:
+        draft.rename(out)
+    except OSError:
+        (old / out.name).rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(folder: Path) -> None:
+    """Everything on disk before the name appears."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

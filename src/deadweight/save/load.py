@@ -1,0 +1,49 @@
+"""Loading what deadweight wrote, without running any code from the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from deadweight.errors import DeadweightError
+from deadweight.source.checkpoint import FileCheckpoint
+from deadweight.source.files import read_json
+from deadweight.source.hugging import local_folder, model_class, read_config, locate
+from deadweight.source.slim_modeling import install
+from deadweight.source.text import printable, reason
+
+
+def load(folder: str | Path, module: nn.Module | None = None, **options: Any) -> nn.Module:
+    """The model in a folder that deadweight wrote (or in any Hugging Face folder), ready to be used.
+
+    `options` go to transformers' from_pretrained (dtype, device_map, …). A reduced module of your own is loaded into
+    `module`, a fresh original.
+    """
+    if module is not None:
+        return into(module, Path(folder))
+    place = locate(str(folder))
+    config = read_config(place)
+    cls = model_class(config)
+    if cls is None:
+        raise DeadweightError(f"{printable(str(folder))} names no model class that transformers knows")
+    root = local_folder(str(folder)) or Path(place.root)
+    try:
+        found = cls.from_pretrained(str(root), config=config, use_safetensors=True, **options)
+    except Exception as error:  # a stranger's files
+        raise DeadweightError(f"{printable(str(folder))} cannot be loaded ({reason(error)})") from error
+    return found.eval()
+
+
+def into(module: nn.Module, folder: Path) -> nn.Module:
+    """The weights of a reduced module, in a fresh original that is given the same form."""
+    slim = read_json(folder / "slim.json") if (folder / "slim.json").is_file() else {"modules": {}}
+    install(module, slim)
+    weights = FileCheckpoint(folder)
+    found = {name: weights.read(name) for name in weights.names}
+    try:
+        module.load_state_dict(found, strict=True)
+    except RuntimeError as error:
+        raise DeadweightError(f"{printable(str(folder))} does not fit the module ({reason(error)})") from error
+    return module.eval()

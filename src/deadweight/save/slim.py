@@ -1,0 +1,295 @@
+"""The slim layout: from what is known of the parameters to layers that store only the rest."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from deadweight.reduce.facts import Constant, Fact, IdentityBlocks, Passed, ZeroPlaces
+from deadweight.reduce.rewrite import module_of
+from deadweight.source.slim_modeling import without
+
+Dense = Callable[[str], Tensor]  # a parameter of the reduced model, whole, by its state-dict name
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def can_shrink(module: nn.Module, parameter: str, *, whole: bool) -> str | None:
+    """None if the module that holds a parameter can do with less of it; else why it cannot.
+
+    `whole` parameters become constants; of others a row, a column or a block goes.
+    """
+    path = module_of(parameter)
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        return "no module holds it"
+    kind = type(owner)
+    if kind in (nn.Linear, Conv1D):
+        return None
+    if not whole:
+        plain = kind is nn.Embedding and owner.max_norm is None and parameter.endswith(".weight")
+        return None if plain else f"its module, {kind.__name__}, cannot store it in a smaller form"
+    norm_like = owner._parameters.get(parameter.rpartition(".")[2]) is not None and not any(owner.children())
+    known = isinstance(owner, (nn.LayerNorm, nn.RMSNorm, *CONVOLUTIONS, *BATCH_NORMS))
+    if known or (norm_like and is_scale_only(owner)):
+        return None
+    return f"its module, {kind.__name__}, expects it"
+
+
+def is_scale_only(owner: nn.Module) -> bool:
+    """A norm of somebody's own whose one parameter multiplies: a number can stand in its place.
+
+    Tried out, in two precisions: with all ones and with the number, the result must be the same to the bit.
+    """
+    names = list(owner._parameters)
+    if len(names) != 1 or owner._parameters[names[0]] is None:
+        return False
+    width = owner._parameters[names[0]].numel()  # type: ignore[union-attr]
+    for value in (0.0, 1.0):
+        for dtype in (torch.float32, torch.bfloat16):
+            full = copy.deepcopy(owner).to_empty(device="cpu").to(dtype)
+            full._parameters[names[0]] = nn.Parameter(torch.full((width,), value, dtype=dtype))
+            short = copy.deepcopy(full)
+            without(short, names[0], value)
+            x = torch.randn(2, 3, width).to(dtype)
+            try:
+                a, b = full(x), short(x)
+            except Exception:  # noqa: BLE001 - the module's own code: whatever it raises, it needs its parameter
+                return False
+            if not isinstance(a, Tensor) or a.dtype != b.dtype or not torch.equal(a, b):
+                return False
+    return True
+
+
+@dataclass
+class Known:
+    """All facts about the parameters of one module."""
+
+    constants: dict[str, float] = field(default_factory=dict)
+    zero: list[ZeroPlaces] = field(default_factory=list)
+    blocks: list[IdentityBlocks] = field(default_factory=list)
+    passed: Passed | None = None
+
+
+def by_module(facts: Iterable[Fact]) -> dict[str, Known]:
+    found: dict[str, Known] = defaultdict(Known)
+    for fact in facts:
+        if isinstance(fact, Passed):
+            found[fact.module].passed = fact
+            continue
+        known = found[module_of(fact.parameter)]
+        if isinstance(fact, Constant):
+            known.constants[fact.parameter.rpartition(".")[2]] = fact.value
+        elif isinstance(fact, ZeroPlaces):
+            known.zero.append(fact)
+        else:
+            known.blocks.append(fact)
+    return dict(found)
+
+
+@dataclass(frozen=True)
+class Slim:
+    """How the layers are stored: specs by module path, and which parameters of the original they replace."""
+
+    modules: dict[str, dict[str, Any]]
+    replaces: dict[str, str]  # original parameter or buffer to the module whose slim form holds it now
+
+    def tensors(self, path: str, dense: Dense) -> dict[str, Tensor]:
+        """What is stored for one module, from its whole parameters."""
+        return {f"{path}.{k}": v for k, v in stored(self.modules[path], path, dense).items()}
+
+
+def layout(module: nn.Module, facts: Iterable[Fact]) -> Slim:
+    """The specs of every module of which something is known."""
+    modules: dict[str, dict[str, Any]] = {}
+    replaces: dict[str, str] = {}
+    for path, known in by_module(facts).items():
+        owner = module.get_submodule(path)
+        spec = spec_of(owner, known)
+        if spec is None:
+            continue
+        modules[path] = spec
+        for name, _ in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)):
+            if spec["kind"] != "without" or name in spec["constants"]:
+                replaces[f"{path}.{name}"] = path
+        if known.passed is not None:
+            before = known.passed.before
+            modules[before] = with_bias(module.get_submodule(before), path, modules.get(before))
+            for name, _ in module.get_submodule(before).named_parameters(recurse=False):
+                replaces[f"{before}.{name}"] = before
+    return Slim(modules, replaces)
+
+
+def with_bias(owner: nn.Module, norm: str, known: dict[str, Any] | None) -> dict[str, Any]:
+    """The layer before a BatchNorm, with the norm's shift as its bias."""
+    if isinstance(owner, nn.Linear):
+        return {
+            "kind": "plain",
+            "inputs": owner.in_features,
+            "outputs": owner.out_features,
+            "bias": True,
+            "shift": f"{norm}.bias",
+        }
+    return {"kind": "bias", "outputs": owner.out_channels, "shift": f"{norm}.bias"}
+
+
+def spec_of(owner: nn.Module, known: Known) -> dict[str, Any] | None:
+    if known.passed is not None:
+        return {"kind": "identity"}
+    if type(owner) in (nn.Linear, Conv1D):
+        return linear_spec(owner, known)
+    if type(owner) is nn.Embedding and known.zero:
+        (zero,) = known.zero
+        return {
+            "kind": "embedding",
+            "rows": owner.num_embeddings,
+            "width": owner.embedding_dim,
+            "padding": owner.padding_idx,
+            "place": zero.places[0],
+        }
+    if known.constants:
+        return {"kind": "without", "constants": dict(known.constants)}
+    return None
+
+
+def linear_spec(owner: nn.Module, known: Known) -> dict[str, Any]:
+    """Rows with the same columns, the same identity block and the same need of a bias form a group."""
+    transposed = isinstance(owner, Conv1D)
+    weight = owner.weight
+    outputs, inputs = (weight.shape[1], weight.shape[0]) if transposed else (weight.shape[0], weight.shape[1])
+    has_bias = owner.bias is not None and "bias" not in known.constants
+    if not transposed and not known.zero and not known.blocks:
+        return {"kind": "plain", "inputs": inputs, "outputs": outputs, "bias": has_bias}
+    out_axis = 1 if transposed else 0
+    rows = Rows(outputs, inputs, has_bias)
+    for zero in known.zero:
+        if zero.parameter.endswith(".bias"):
+            rows.no_bias(zero.places)
+        elif zero.axis == out_axis:
+            rows.no_columns(zero.places)
+        else:
+            rows.drop_columns(zero.places, zero.others)
+    for block in known.blocks:
+        rows.lay(block)
+    return rows.spec(transposed)
+
+
+class Rows:
+    """What is stored of each row of a linear map."""
+
+    def __init__(self, outputs: int, inputs: int, bias: bool) -> None:
+        self.outputs, self.inputs = outputs, inputs
+        self.bias = [bias] * outputs
+        self.dropped: list[frozenset[int]] = [frozenset()] * outputs
+        self.constant = [False] * outputs
+        self.block: list[int] = [-1] * outputs  # which identity it belongs to
+        self.blocks: list[IdentityBlocks] = []
+
+    def no_bias(self, places: Iterable[int]) -> None:
+        for p in places:
+            self.bias[p] = False
+
+    def no_columns(self, places: Iterable[int]) -> None:
+        for p in places:
+            self.constant[p] = True
+
+    def drop_columns(self, places: Iterable[int], rows: Iterable[int] | None) -> None:
+        for r in range(self.outputs) if rows is None else rows:
+            self.dropped[r] = self.dropped[r] | frozenset(places)
+
+    def lay(self, block: IdentityBlocks) -> None:
+        self.blocks.append(block)
+        for rows in block.blocks:
+            for r in rows:
+                self.block[r] = len(self.blocks) - 1
+                self.dropped[r] = self.dropped[r] | frozenset(block.columns)
+
+    def spec(self, transposed: bool) -> dict[str, Any]:
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for r in self.sequence():
+            columns = frozenset(range(self.inputs)) if self.constant[r] else self.dropped[r]
+            groups.setdefault((columns, self.block[r], self.bias[r]), []).append(r)
+        order = [r for rows in groups.values() for r in rows]
+        return {
+            "kind": "linear",
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "transposed": transposed,
+            "shuffled": order != sorted(order),
+            "groups": [
+                {
+                    "rows": len(rows),
+                    "columns": self.inputs - len(dropped),
+                    "heads": self.heads(block, rows),
+                    "bias": bias,
+                }
+                for (dropped, block, bias), rows in groups.items()
+            ],
+            "_rows": [rows for rows in groups.values()],
+            "_columns": [sorted(set(range(self.inputs)) - dropped) for dropped, _, _ in groups],
+            "_through": [list(self.blocks[block].columns) if block >= 0 else [] for _, block, _ in groups],
+        }
+
+    def sequence(self) -> list[int]:
+        """Rows in their order, those of identity blocks block by block."""
+        laid = [r for b in self.blocks for rows in b.blocks for r in rows]
+        inside = set(laid)
+        first = [r for r in range(self.outputs) if r not in inside]
+        return sorted(first + laid, key=self.place(laid).__getitem__)
+
+    def place(self, laid: list[int]) -> dict[int, tuple[int, int]]:
+        position = {r: (min(laid), i) for i, r in enumerate(laid)} if laid else {}
+        return {r: position.get(r, (r, 0)) for r in range(self.outputs)}
+
+    def heads(self, block: int, rows: list[int]) -> int:
+        if block < 0:
+            return 0
+        size = len(self.blocks[block].columns)
+        assert len(rows) % size == 0, "an identity block whose rows differ in their biases"
+        return len(rows) // size
+
+
+def stored(spec: Mapping[str, Any], path: str, dense: Dense) -> dict[str, Tensor]:
+    """The tensors of one slim module, cut out of the whole ones."""
+    kind = spec["kind"]
+    if kind in ("identity", "without"):
+        return {}
+    if kind in ("plain", "bias"):
+        found = {"weight": dense(f"{path}.weight")}
+        if kind == "bias" or spec["bias"]:
+            found["bias"] = dense(spec.get("shift", f"{path}.bias"))
+        return found
+    if kind == "embedding":
+        table = dense(f"{path}.weight")
+        keep = [c for c in range(table.shape[1]) if c != spec["place"]]
+        return {"table": table[:, keep]}
+    weight = dense(f"{path}.weight")
+    weight = weight.T if spec["transposed"] else weight
+    found = {}
+    for i, group in enumerate(spec["groups"]):
+        rows, columns = torch.tensor(spec["_rows"][i]), torch.tensor(spec["_columns"][i], dtype=torch.int64)
+        if group["columns"]:
+            found[f"weight_{i}"] = weight[rows][:, columns]
+        if group["bias"]:
+            found[f"bias_{i}"] = dense(f"{path}.bias")[rows]
+        if 0 < group["columns"] < spec["inputs"]:
+            found[f"columns_{i}"] = columns.to(torch.int32)
+        if group["heads"]:
+            found[f"through_{i}"] = torch.tensor(spec["_through"][i], dtype=torch.int32)
+    if spec["shuffled"]:
+        order = torch.tensor([r for rows in spec["_rows"] for r in rows])
+        found["order"] = torch.argsort(order).to(torch.int32)
+    return found
+
+
+def public(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The specs as the config holds them: what is needed to build the layers, not what was needed to cut them."""
+    return {path: {k: v for k, v in spec.items() if not k.startswith("_")} for path, spec in modules.items()}

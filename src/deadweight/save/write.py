@@ -1,0 +1,263 @@
+"""Writing a reduced checkpoint: stock or slim, one module at a time, complete or absent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from torch import Tensor, nn
+
+from deadweight.errors import DeadweightError
+from deadweight.reduce.apply import Applied, Weights, apply, checked
+from deadweight.reduce.result import Reduction
+from deadweight.reduce.rewrite import Rewrite, module_of
+from deadweight.save.folder import check_space, check_target, complete_or_absent
+from deadweight.save.manifest import card, manifest
+from deadweight.save.slim import layout as slim_layout
+from deadweight.save.slim import public
+from deadweight.save.stream import PER_TENSOR, Writer
+from deadweight.source.files import PICKLES, read_json
+from deadweight.source.text import printable
+
+if TYPE_CHECKING:
+    from deadweight.reduce.run import Job
+
+MODELING = "modeling_deadweight.py"
+FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
+LEFT_BEHIND = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
+AUTOS = (
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForImageClassification",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageTextToText",
+    "AutoModelForPreTraining",
+    "AutoModel",
+)
+
+
+def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
+    """Raise before any work is done if OUT cannot be."""
+    check_target(out, overwrite=overwrite)
+    if not isinstance(model, nn.Module) and Path(str(model)).expanduser().exists():
+        here, there = Path(str(model)).expanduser().resolve(), out.resolve()
+        if here == there or here in there.parents:
+            raise DeadweightError(f"{printable(out)} is the model itself, or inside it; expected another folder")
+
+
+def write(
+    job: Job,
+    rewrites: Sequence[Rewrite],
+    applied: Applied,
+    found: Reduction,
+    out: Path,
+    *,
+    overwrite: bool,
+    say: Callable[[str], None],
+) -> Reduction:
+    """Apply the rewrites once more, streaming, and write what comes of them."""
+    from deadweight.reduce.run import settled
+
+    check_space(out, job.checkpoint.bytes)
+    with complete_or_absent(out, overwrite=overwrite) as draft:
+        room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
+        writer = Writer(draft, room)
+        numbers = Numbers(job)
+        specs: dict[str, dict[str, Any]] = {}
+        for name, tensor in stream(job, rewrites, applied, specs, say):
+            writer.add(job.checkpoint.outer(name), tensor)
+            numbers.count(name, tensor)
+        writer.close()
+        done = settled(job, found, applied)
+        done = replace(done, parameters_after=numbers.total, bytes_after=writer.bytes)
+        accompany(job, draft, specs)
+        loading = loading_words(job, out)
+        (draft / "deadweight.json").write_text(json.dumps(manifest(done), indent=1) + "\n", encoding="utf-8")
+        (draft / "README.md").write_text(card(done, loading), encoding="utf-8")
+    return done
+
+
+class Numbers:
+    """How many parameters the file holds: floating-point numbers that are not buffers of the original."""
+
+    def __init__(self, job: Job) -> None:
+        self.buffers = {n for n in job.checkpoint.names if n not in job.source.shapes}
+        self.buffers -= {n for first, others in job.graph.tied.items() for n in (first, *others)}
+        self.total = 0
+
+    def count(self, name: str, tensor: Tensor) -> None:
+        if tensor.is_floating_point() and name not in self.buffers:
+            self.total += tensor.numel()
+
+
+def stream(
+    job: Job, rewrites: Sequence[Rewrite], applied: Applied, specs: dict[str, Any], say: Callable[[str], None]
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the new checkpoint, by its name in the model."""
+    due = Due(rewrites)
+    ready: dict[str, Tensor] = {}
+    written: set[str] = set()
+    count = 0
+
+    def started(_: Rewrite) -> None:
+        nonlocal count
+        count += 1
+        say(f"writing: {count} of {len(rewrites)} rewrites")
+
+    for name, value in apply(rewrites, Weights(job.read), applied, started=started):
+        if value is not None:
+            ready[name] = value
+        for unit in due.released(name):
+            for item in finished(job, unit, ready, applied, specs):
+                written.add(item[0])
+                yield item
+    covered = {n for unit in due.units for n in names_in(job, unit)}
+    for name in job.checkpoint.names:
+        if name not in written and name not in covered:
+            yield name, checked(name, job.checkpoint.read(name))
+
+
+class Due:
+    """Which modules are complete: all their weights that any rewrite touches are final."""
+
+    def __init__(self, rewrites: Iterable[Rewrite]) -> None:
+        self.unit_of: dict[str, int] = {}
+        groups: list[set[str]] = []
+        waiting: list[set[str]] = []
+        for rewrite in rewrites:
+            for name in rewrite.touches:
+                path = module_of(name)
+                if path not in self.unit_of:
+                    self.unit_of[path] = len(groups)
+                    groups.append({path})
+                    waiting.append(set())
+                waiting[self.unit_of[path]].add(name)
+            if rewrite.claim.code == "DW004":  # a norm's shift becomes the bias of the layer before it
+                first, *others = dict.fromkeys(self.unit_of[module_of(n)] for n in rewrite.touches)
+                for other in others:
+                    for path in groups[other]:
+                        self.unit_of[path] = first
+                    groups[first] |= groups[other]
+                    waiting[first] |= waiting[other]
+                    groups[other], waiting[other] = set(), set()
+        self.groups, self.waiting = groups, waiting
+
+    @property
+    def units(self) -> list[set[str]]:
+        return [g for g in self.groups if g]
+
+    def released(self, name: str) -> Iterator[set[str]]:
+        number = self.unit_of[module_of(name)]
+        self.waiting[number].discard(name)
+        if not self.waiting[number]:
+            yield self.groups[number]
+
+
+def names_in(job: Job, modules: set[str]) -> list[str]:
+    """The stored names that belong to these modules themselves."""
+    return [n for n in job.checkpoint.names if module_of(n) in modules]
+
+
+def finished(
+    job: Job, modules: set[str], ready: dict[str, Tensor], applied: Applied, specs: dict[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of complete modules, in their own precision."""
+
+    def whole(name: str) -> Tensor:
+        if name in ready:
+            return ready[name].to(job.checkpoint.dtype(job.stored_name(name)))
+        return checked(name, job.read(name))
+
+    replaced: set[str] = set()
+    if job.layout == "slim":
+        facts = [f for f in applied.facts if path_of(f) in modules]
+        form = slim_layout(job.whole, facts)
+        specs.update(form.modules)
+        for path in form.modules:
+            yield from form.tensors(path, whole).items()
+        replaced = set(form.replaces)
+    for name in names_in(job, modules):
+        if name not in replaced:
+            yield name, whole(name)
+    for name in [n for n in ready if module_of(n) in modules]:
+        del ready[name]
+
+
+def path_of(fact: Any) -> str:
+    return str(getattr(fact, "module", "") or module_of(fact.parameter))
+
+
+def accompany(job: Job, draft: Path, specs: dict[str, Any]) -> None:
+    """Config, tokenizer and whatever else lies beside the weights; for slim, the code that builds its layers."""
+    if job.folder is not None:
+        for file in sorted(job.folder.rglob("*")):
+            inside = file.relative_to(job.folder)
+            plain = file.is_file() and not any(part.startswith(".") for part in inside.parts)
+            if plain and takes_along(file):
+                (draft / inside).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, draft / inside)
+    elif job.source.config is not None:
+        job.source.config.save_pretrained(draft)
+    if job.layout == "slim" and job.source.config is None:
+        (draft / "slim.json").write_text(json.dumps({"format": 1, "modules": public(specs)}) + "\n", encoding="utf-8")
+    elif job.layout == "slim":
+        file = draft / "config.json"
+        config = read_json(file)
+        cls = type(job.whole)
+        config["deadweight"] = {"format": 1, "modules": public(specs)}
+        config["auto_map"] = dict.fromkeys(autos_of(cls, job.source.config), f"{MODELING.removesuffix('.py')}.SlimModel")
+        config.setdefault("architectures", [cls.__name__])
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (draft / MODELING).write_text(modeling(cls), encoding="utf-8")
+
+
+def takes_along(file: Path) -> bool:
+    named = file.suffix.lower() in LEFT_BEHIND or file.name.endswith(".index.json")
+    return not named and file.name not in ("README.md", "deadweight.json") and file.stat().st_size <= FREIGHT
+
+
+def autos_of(cls: type[nn.Module], config: Any) -> list[str]:
+    """The Auto classes of transformers that stand for this model class."""
+    found = []
+    for name in AUTOS:
+        mapping = getattr(transformers, name, None)
+        known = mapping._model_mapping.get(type(config), None) if mapping is not None else None
+        classes = known if isinstance(known, (tuple, list)) else (known,)
+        if cls in classes:
+            found.append(name)
+    return found or ["AutoModel"]
+
+
+def modeling(cls: type[nn.Module]) -> str:
+    """The code that travels with a slim checkpoint: its layers, and the model class that uses them."""
+    source = Path(__file__).parent.parent / "source" / "slim_modeling.py"
+    return source.read_text(encoding="utf-8") + (
+        f"\n\nfrom transformers import {cls.__name__}  # noqa: E402\n\n\n"
+        f"class SlimModel({cls.__name__}):\n"
+        f'    """{cls.__name__} with the layers that its config describes."""\n\n'
+        "    def __init__(self, config, *args, **kwargs):\n"
+        "        super().__init__(config, *args, **kwargs)\n"
+        "        install(self, config.deadweight)\n"
+    )
+
+
+def loading_words(job: Job, out: Path) -> str:
+    if job.source.config is None:
+        return f'import deadweight\nmodel = deadweight.load("{out.name}", build())  # build() makes the original module'
+    auto = autos_of(type(job.whole), job.source.config)[0]
+    trust = ", trust_remote_code=True" if job.layout == "slim" else ""
+    lines = [f"from transformers import {auto}", f'model = {auto}.from_pretrained("{out.name}"{trust})']
+    if job.layout == "slim":
+        lines += ["# or, without running code from the folder:", "import deadweight", f'model = deadweight.load("{out.name}")']
+    return "\n".join(lines)
+
+

@@ -1,0 +1,178 @@
+"""The weights of a model, one at a time: from safetensors as they lie on disk, or from a module in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from deadweight.errors import DeadweightError
+from deadweight.source.files import weight_files
+from deadweight.source.text import printable, reason
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+class Checkpoint(ABC):
+    """Weights by the model's own state-dict names."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor: ...
+
+    @abstractmethod
+    def dtype(self, name: str) -> torch.dtype: ...
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def outer(self, name: str) -> str:
+        """The name under which the weight is stored in the file."""
+        return name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    @property
+    def bytes(self) -> int:
+        return sum(torch.Size(self.shape(n)).numel() * self.dtype(n).itemsize for n in self.names)
+
+
+class ModuleCheckpoint(Checkpoint):
+    """A module in memory."""
+
+    def __init__(self, module: nn.Module) -> None:
+        seen: dict[tuple[int, Any], str] = {}
+        self.tensors: dict[str, Tensor] = {}
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            key = (id(tensor), tensor.shape)
+            if key not in seen:
+                seen[key] = name
+                self.tensors[name] = tensor.detach()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.tensors[name].dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+
+class FileCheckpoint(Checkpoint):
+    """Safetensors files of one folder; `prefix` is what the model puts before (or, with −, leaves out of) a name."""
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        self.folder, self.prefix = folder, prefix
+        self.stack = ExitStack()
+        self.files: dict[str, Any] = {}
+        self.slices: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for file in weight_files(folder):
+            try:
+                opened = self.stack.enter_context(safe_open(file, framework="pt"))
+                for name in opened.keys():  # noqa: SIM118 - not a dict
+                    part = opened.get_slice(name)
+                    if part.get_dtype() not in DTYPES:
+                        raise DeadweightError(
+                            f"{printable(name)} is stored as {part.get_dtype()}; expected numbers in one of "
+                            f"{', '.join(DTYPES)}: quantised weights cannot be rewritten exactly"
+                        )
+                    self.files[name] = opened
+                    self.slices[name] = (DTYPES[part.get_dtype()], tuple(part.get_shape()))
+            except (SafetensorError, OSError) as error:
+                raise DeadweightError(f"{printable(file)} is damaged or truncated ({reason(error)})") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.inner(name) for name in self.files)
+
+    def outer(self, name: str) -> str:
+        if self.prefix.startswith("-"):
+            return self.prefix[1:] + name
+        return name.removeprefix(self.prefix)
+
+    def inner(self, name: str) -> str:
+        if self.prefix.startswith("-"):
+            return name.removeprefix(self.prefix[1:])
+        return self.prefix + name if self.prefix else name
+
+    def read(self, name: str) -> Tensor:
+        outer = self.outer(name)
+        try:
+            tensor: Tensor = self.files[outer].get_tensor(outer)
+        except (SafetensorError, OSError) as error:
+            raise DeadweightError(f"{printable(outer)} cannot be read ({reason(error)})") from error
+        return tensor
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.slices[self.outer(name)][0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.slices[self.outer(name)][1]
+
+
+def open_checkpoint(folder: Path, shapes: dict[str, tuple[int, ...]], optional: Iterable[str] = ()) -> Checkpoint | None:
+    """The folder's weights by the model's names; None if the names in the files are not the model's own.
+
+    `shapes` are the parameters that the model needs; of tied ones only one name need be stored.
+    """
+    if not weight_files(folder):
+        return None
+    wanted, spare = set(shapes), set(optional)
+    plain = FileCheckpoint(folder)
+    stored = set(plain.files)
+    for prefix in ("", *prefixes(wanted, stored)):
+        found = FileCheckpoint(folder, prefix) if prefix else plain
+        if wanted - spare <= set(found.names):
+            check_shapes(found, shapes)
+            return found
+    return None
+
+
+def prefixes(wanted: set[str], stored: set[str]) -> list[str]:
+    """A first name that all of the model's parameters may have and the stored ones not, or the other way round."""
+    first = {name.split(".")[0] + "." for name in wanted}
+    outer = {name.split(".")[0] + "." for name in stored}
+    return sorted(first) + ["-" + p for p in sorted(outer)]
+
+
+def check_shapes(found: Checkpoint, shapes: dict[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        if name not in found:
+            continue
+        if found.shape(name) != tuple(shape):
+            raise DeadweightError(
+                f"{printable(name)} has shape {list(found.shape(name))} in the checkpoint; "
+                f"expected {list(shape)}, which the config says"
+            )
+        if found.dtype(name) not in FLOATS:
+            raise DeadweightError(
+                f"{printable(name)} is stored as {found.dtype(name)}; expected floating-point numbers, "
+                "which alone can be rewritten exactly"
+            )

@@ -1,0 +1,170 @@
+"""The layers of a slim checkpoint. It needs torch alone, so that it can travel with the checkpoint.
+
+A slim layer computes what its original computes, with fewer numbers: rows and columns that are zero are not stored,
+identity blocks pass their input through, and norms whose gain is one have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
+
+
+class SlimLinear(nn.Module):
+    """A linear layer whose rows are stored in groups.
+
+    A group reads some columns (all, or those that `columns_N` lists) through a dense matrix. Where it has `heads`, each
+    head's rows also receive the inputs that `through_N` lists, unchanged: the identity block of its matrix. A group
+    without columns is constant. `order` puts the rows of all groups where they belong.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = spec["inputs"], spec["outputs"]
+        self.groups: list[dict[str, Any]] = spec["groups"]
+        self.transposed = spec.get("transposed", False)
+        for i, group in enumerate(self.groups):
+            if group["columns"]:
+                self.register_parameter(f"weight_{i}", nn.Parameter(torch.empty(group["rows"], group["columns"])))
+            if group["bias"]:
+                self.register_parameter(f"bias_{i}", nn.Parameter(torch.empty(group["rows"])))
+            if 0 < group["columns"] < self.in_features:
+                self.register_buffer(f"columns_{i}", torch.zeros(group["columns"], dtype=torch.int32))
+            if group["heads"]:
+                width = group["rows"] // group["heads"]
+                self.register_buffer(f"through_{i}", torch.zeros(width, dtype=torch.int32))
+        if spec["shuffled"]:
+            self.register_buffer("order", torch.zeros(self.out_features, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [self.group(x, i, group) for i, group in enumerate(self.groups)]
+        y = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+        order = getattr(self, "order", None)
+        return y if order is None else y.index_select(-1, order)
+
+    def group(self, x: Tensor, i: int, group: dict[str, Any]) -> Tensor:
+        bias = getattr(self, f"bias_{i}", None)
+        if not group["columns"]:
+            y = x.new_zeros(*x.shape[:-1], group["rows"])
+            y = y if bias is None else y + bias
+        else:
+            columns = getattr(self, f"columns_{i}", None)
+            read = x if columns is None else x.index_select(-1, columns)
+            y = linear(read, getattr(self, f"weight_{i}"), bias)
+        if group["heads"]:
+            through = x.index_select(-1, getattr(self, f"through_{i}"))
+            y = (y.unflatten(-1, (group["heads"], -1)) + through.unsqueeze(-2)).flatten(-2)
+        return y
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The whole bias, for code that looks at it; None where there is none."""
+        if not any(group["bias"] for group in self.groups):
+            return None
+        like = self.like()
+        parts = [
+            getattr(self, f"bias_{i}") if group["bias"] else like.new_zeros(group["rows"])
+            for i, group in enumerate(self.groups)
+        ]
+        return self.ordered(torch.cat(parts))
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole matrix, for code that looks at it: made when asked for."""
+        like = self.like()
+        eye = torch.eye(self.in_features, dtype=like.dtype, device=like.device)
+        bias = self.bias
+        dense = self.forward(eye) if bias is None else self.forward(eye) - bias
+        return dense if self.transposed else dense.T
+
+    def like(self) -> Tensor:
+        return next(self.parameters())
+
+    def ordered(self, value: Tensor) -> Tensor:
+        order = getattr(self, "order", None)
+        return value if order is None else value.index_select(0, order)
+
+    def extra_repr(self) -> str:
+        stored = sum(p.numel() for p in self.parameters())
+        return f"{self.in_features} → {self.out_features}, {stored:,} numbers stored"
+
+
+class SlimEmbedding(nn.Module):
+    """A table without the one column that is zero."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = spec["rows"], spec["width"]
+        self.padding_idx = spec["padding"]
+        self.place = spec["place"]
+        self.table = nn.Parameter(torch.empty(self.num_embeddings, self.embedding_dim - 1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.widened(embedding(ids, self.table, self.padding_idx))
+
+    def widened(self, found: Tensor) -> Tensor:
+        before, after = found[..., : self.place], found[..., self.place :]
+        return torch.cat([before, found.new_zeros(*found.shape[:-1], 1), after], -1)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.widened(self.table)
+
+
+def plain_linear(spec: dict[str, Any]) -> nn.Module:
+    return nn.Linear(spec["inputs"], spec["outputs"], bias=spec["bias"])
+
+
+def replaced(module: nn.Module, spec: dict[str, Any]) -> nn.Module:
+    """The slim form of one layer."""
+    kind = spec["kind"]
+    if kind == "linear":
+        return SlimLinear(spec)
+    if kind == "plain":
+        return plain_linear(spec)
+    if kind == "embedding":
+        return SlimEmbedding(spec)
+    if kind == "identity":
+        return nn.Identity()
+    if kind == "bias":  # a convolution that gets the shift of the norm behind it
+        module.register_parameter("bias", nn.Parameter(torch.empty(spec["outputs"])))
+        return module
+    if kind == "without":
+        for name, value in spec["constants"].items():
+            without(module, name, value)
+        return module
+    raise ValueError(f"a slim checkpoint of a later version: unknown kind {kind!r}")
+
+
+def without(module: nn.Module, name: str, value: float) -> None:
+    """Take a constant parameter out of a module; one that computes with it finds the number in its place."""
+    takes_none = isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    del module._parameters[name]
+    if takes_none:
+        module.register_parameter(name, None)
+    else:
+        setattr(module, name, torch.full((), value, device="cpu"))
+
+
+def install(model: nn.Module, slim: dict[str, Any]) -> None:
+    """Replace every layer that the checkpoint stores in a smaller form."""
+    for path, spec in slim["modules"].items():
+        parent, _, name = path.rpartition(".")
+        holder = model.get_submodule(parent) if parent else model
+        like = next(model.get_submodule(path).parameters(), None)
+        dtype = torch.get_default_dtype() if like is None else like.dtype
+        new = replaced(model.get_submodule(path), spec)
+        setattr(holder, name, new.to(dtype) if new is not model.get_submodule(path) else new)
+
+
+def slim_class(base: type[Any]) -> type[Any]:
+    """The same model class, built with the layers that its config describes."""
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, config, *args, **kwargs)
+        install(self, config.deadweight)
+
+    return type(f"Slim{base.__name__}", (base,), {"__init__": __init__, "__module__": __name__})
