@@ -29,7 +29,7 @@ class Notes:
     choices: dict[str, int] = field(default_factory=dict)  # which row or column of a weight was emptied
     dead: dict[str, Tensor] = field(default_factory=dict)  # which elements of a vector have no effect at all
     empty_columns: dict[str, set[int]] = field(default_factory=dict)  # where no identity block may be laid
-    worst: float = 1e3  # condition number of an identity block: beyond it float32 would lose too many digits
+    worst: float = 1e3  # how much an identity block may make rounding errors grow
 
     def clear(self) -> None:
         for settled in (self.choices, self.dead, self.empty_columns):

@@ -45,7 +45,7 @@ from deadweight.source.tokens import text_pieces
 
 Say = Callable[[str], None]
 BYTES_PER_PARAMETER = 32  # original and reduced, each in its own precision and in float64
-TIGHTER = (1e3, 100.0, 20.0)  # condition numbers allowed for identity blocks, tried in turn
+TIGHTER = (1e3, 100.0, 50.0, 25.0)  # growth of rounding errors allowed for identity blocks, tried in turn
 
 
 @dataclass(frozen=True)
