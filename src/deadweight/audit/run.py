@@ -113,7 +113,7 @@ def proved(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Pr
     say("looking for evidence")
     measured = measure(source, prover, complete=complete)
     kept = [c for i, c in enumerate(prover.claims) if i not in refused and not measured.refuses(c)]
-    lost = tuple(c for c in kept if (measured.evidence_of(c) or 0.0) > TOLERANCE)
+    lost = tuple(c for c in kept if not (measured.evidence_of(c) or 0.0) <= TOLERANCE)
     return Proved(prover, measured, tuple(c for c in kept if not any(c is x for x in lost)), lost, refused)
 
 

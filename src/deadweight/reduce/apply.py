@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
+from deadweight.reduce.effect import NotFollowed
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.plan import Skipped
 from deadweight.reduce.rewrite import NotDone, Rewrite
-from deadweight.reduce.effect import NotFollowed
 from deadweight.source.text import printable
 
 Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision

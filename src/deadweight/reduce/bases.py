@@ -16,7 +16,6 @@ from deadweight.proof.turn import Site
 from deadweight.reduce.facts import Fact, IdentityBlocks
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index
 
-
 SWAPS = 200
 
 
@@ -111,7 +110,7 @@ class BasisRewrite(Rewrite):
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return self.claim.sites  # type: ignore[attr-defined,no-any-return]
+        return self.claim.sites  # type: ignore[attr-defined]
 
     @property
     def saves(self) -> int:
@@ -248,10 +247,14 @@ def free_parts(shared: list[Products]) -> Iterator[Meeting]:
     linked = first.matrices[:, left].abs().amax(dim=(0, 1)) > TOLERANCE
     right = linked.nonzero().reshape(-1).tolist()
     strangers = [i for i in range(len(first.left)) if i not in left]
-    if len(right) != len(left) or (strangers and bool((first.matrices[:, strangers][:, :, right].abs() > TOLERANCE).any())):
+    if len(right) != len(left) or (
+        strangers and bool((first.matrices[:, strangers][:, :, right].abs() > TOLERANCE).any())
+    ):
         return
     best = max(first.matrices, key=lambda m: float(m[left][:, right].abs().max()))
-    yield Meeting([int(first.right[i]) for i in right], [[int(p.left[i]) for i in left] for p in shared], best[left][:, right])
+    yield Meeting(
+        [int(first.right[i]) for i in right], [[int(p.left[i]) for i in left] for p in shared], best[left][:, right]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

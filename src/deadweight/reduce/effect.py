@@ -82,7 +82,7 @@ def push(graph: Graph, node: Node, moved: dict[str, Any], known: Constants) -> A
         return -moved[changed[0].name]
     if len(changed) != 1:
         raise NotFollowed(f"{node.name} [{node.op}] reads the shift twice")
-    shift, place = moved[changed[0].name], [i for i, a in enumerate(node.args) if a is changed[0]][0]
+    shift, place = moved[changed[0].name], next(i for i, a in enumerate(node.args) if a is changed[0])
     other = node.args[1 - place] if len(node.args) > 1 and place < 2 else None
     if node.op == "aten.mul":
         return shift * (known.of(other.name) if isinstance(other, Ref) else other)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError
 from deadweight.reduce.apply import Applied, Weights, apply
 from deadweight.reduce.facts import Fact
-from deadweight.reduce.plan import Layout, Plan, Skipped, make_plan
-from deadweight.reduce.result import Reduction, step_of
-from deadweight.reduce.rewrite import Rewrite, module_of
+from deadweight.reduce.job import Job, planned, settled
+from deadweight.reduce.plan import Layout, Skipped, make_plan
+from deadweight.reduce.result import Reduction
+from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import (
-    EXACT,
     FLOORS,
     LENGTH,
     Subject,
@@ -35,7 +35,10 @@ from deadweight.reduce.verify import (
     relative,
     subject,
 )
-from deadweight.save.slim import Slim, can_shrink, layout as slim_layout, public
+from deadweight.reduce.windows import check_windows
+from deadweight.save.slim import can_shrink, public
+from deadweight.save.slim import layout as slim_layout
+from deadweight.save.write import check_out, write
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, open_checkpoint
 from deadweight.source.hugging import is_slim, local_folder
 from deadweight.source.model import Source, open_model
@@ -48,39 +51,13 @@ BYTES_PER_PARAMETER = 32  # original and reduced, each in its own precision and 
 TIGHTER = (1e3, 100.0, 50.0, 25.0)  # growth of rounding errors allowed for identity blocks, tried in turn
 
 
-@dataclass(frozen=True)
-class Job:
-    """A model with a plan for it, and where its weights are."""
-
-    source: Source  # on shapes alone, repeated blocks cut
-    whole: nn.Module  # all of it, on shapes alone unless it was given with its weights
-    graph: Graph
-    plan: Plan
-    checkpoint: Checkpoint
-    layout: Layout
-    folder: Path | None
-
-    def read(self, name: str) -> Tensor:
-        """A weight in its own precision, by whichever of its names it is stored."""
-        return self.checkpoint.read(self.stored_name(name))
-
-    def stored_name(self, name: str) -> str:
-        if name in self.checkpoint:
-            return name
-        for first, others in self.graph.tied.items():
-            for alias in (first, *others):
-                if name in (first, *others) and alias in self.checkpoint:
-                    return alias
-        raise DeadweightError(f"{printable(name)} is not in the checkpoint, though the model needs it")
-
-
 def reduce(
     model: Any,
     out: str | Path | None = None,
     *,
     layout: Layout = "slim",
-    select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
     inputs: Any = None,
@@ -91,8 +68,6 @@ def reduce(
 
     With an nn.Module and no OUT, the reduced module is in the result's `module`.
     """
-    from deadweight.save.write import check_out, write
-
     if layout not in ("stock", "slim"):
         raise DeadweightError(f"found layout={layout!r}; expected 'stock' or 'slim'")
     if out is None and not dry_run and not isinstance(model, nn.Module):
@@ -103,11 +78,8 @@ def reduce(
         check_out(target, model, overwrite=overwrite)
     options = {"inputs": inputs, "trust_remote_code": trust_remote_code}
     with one_thread():
-        job = prepare(model, layout, select, ignore, options, say)
-        if dry_run:
-            found = planned(job)
-        else:
-            found = carried_out(job, model, options, target, overwrite, say, write)
+        job = prepare(model, layout, select or (), ignore or (), options, say)
+        found = planned(job) if dry_run else carried_out(job, model, options, target, overwrite, say)
     return replace(found, seconds=time.perf_counter() - start)
 
 
@@ -120,7 +92,9 @@ def prepare(model: Any, layout: Layout, select: Any, ignore: Any, options: dict[
         say("tracing")
         source, graph = traced(source, model, options["inputs"], {"trust_remote_code": options["trust_remote_code"]})
     except TraceError as error:
-        raise DeadweightError(f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}") from error
+        raise DeadweightError(
+            f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}"
+        ) from error
     claims = proved(source, graph, complete=False, say=say).claims
     if any(c.code == "DW015" for c in claims) and source.blocks:
         source = open_model(model, collapsed=False, **options)
@@ -138,7 +112,9 @@ def refuse_unfit(source: Source, layout: Layout) -> None:
     if is_slim(source.config):
         raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
     if any("quantised" in note for note in source.notes):
-        raise DeadweightError(f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising")
+        raise DeadweightError(
+            f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"
+        )
     if not source.shapes:
         raise DeadweightError(f"{printable(source.name)} has no parameters; expected a module with something to reduce")
 
@@ -158,34 +134,8 @@ def weights_of(
     return ModuleCheckpoint(open_model(model, weights=True, **options).module), folder
 
 
-def planned(job: Job) -> Reduction:
-    """The plan alone: nothing is read, nothing is written."""
-    steps = tuple(step_of(r) for r in job.plan.rewrites)
-    before = sum(torch.Size(s).numel() for s in job.source.shapes.values())
-    saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
-    return Reduction(
-        model=job.source.name,
-        layout=job.layout,
-        steps=steps,
-        skipped=tuple(job.plan.skipped),
-        parameters_before=before,
-        parameters_after=before - saved,
-        bytes_before=job.checkpoint.bytes,
-        flops_saved=flops(job, job.plan.rewrites),
-        notes=job.source.notes,
-    )
-
-
-def flops(job: Job, rewrites: Iterable[Rewrite]) -> int:
-    """Two per stored weight of a matrix that is not multiplied by any more, per token."""
-    if job.layout == "stock":
-        return 0
-    matrices = [r.saves for r in rewrites if len(job.source.shapes.get(r.target, (1,))) > 1]
-    return 2 * sum(matrices)
-
-
 def carried_out(
-    job: Job, model: Any, options: dict[str, Any], out: Path | None, overwrite: bool, say: Say, write: Callable[..., Any]
+    job: Job, model: Any, options: dict[str, Any], out: Path | None, overwrite: bool, say: Say
 ) -> Reduction:
     full = affordable(job, model, options, say)
     rewrites, skipped = list(job.plan.rewrites), list(job.plan.skipped)
@@ -206,29 +156,18 @@ def carried_out(
                 verification,
             )
     else:
-        verification = windows(job, rewrites, say)
+        verification = check_windows(job, rewrites, say)
         notes += ("the model does not fit into memory beside itself: checked in float64 on a few layers at a time",)
     applied = Applied()
-    found = replace(planned(job), verification=verification, notes=notes, skipped=tuple(skipped), out=out, module=module)
+    found = replace(
+        planned(job), verification=verification, notes=notes, skipped=tuple(skipped), out=out, module=module
+    )
     if out is not None:
         say("writing")
-        return write(job, rewrites, applied, found, out, overwrite=overwrite, say=say)  # type: ignore[no-any-return]
+        return write(job, rewrites, applied, found, out, overwrite=overwrite, say=say)
     for _ in apply(rewrites, Weights(job.read), applied):
         pass
     return settled(job, found, applied)
-
-
-def settled(job: Job, found: Reduction, applied: Applied) -> Reduction:
-    """The result with what was really done."""
-    steps = tuple(step_of(r) for r in applied.done)
-    saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
-    return replace(
-        found,
-        steps=steps,
-        skipped=(*found.skipped, *applied.skipped),
-        parameters_after=found.parameters_before - saved,
-        flops_saved=flops(job, applied.done),
-    )
 
 
 class DifferentError(DeadweightError):
@@ -297,9 +236,7 @@ class Trial:
             kept = in_plan_order(rewrites, kept, best)
             chosen = {id(r) for r in best}
             why = f"would exceed {FLOORS:g} times the noise of the model's own precision"
-            left += [
-                Skipped(code, r.claim.name, r.target, why, r.claim.dof) for r in mine if id(r) not in chosen
-            ]
+            left += [Skipped(code, r.claim.name, r.target, why, r.claim.dof) for r in mine if id(r) not in chosen]
         return kept, left
 
     def milder(self, mine: list[Rewrite]) -> Iterator[list[Rewrite]]:
@@ -365,17 +302,3 @@ def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 def in_plan_order(every: Sequence[Rewrite], *parts: Sequence[Rewrite]) -> list[Rewrite]:
     chosen = {id(r) for part in parts for r in part}
     return [r for r in every if id(r) in chosen]
-
-
-def windows(job: Job, rewrites: Sequence[Rewrite], say: Say) -> Verification | None:
-    """For a model that is too large: a few layers at a time, in float64, in the short model that was proved about."""
-    from deadweight.reduce.windows import check_windows
-
-    return check_windows(job, rewrites, say)
-
-
-def modules_of(slim: Slim) -> set[str]:
-    return set(slim.modules)
-
-
-__all__ = ["EXACT", "DifferentError", "Job", "module_of", "reduce"]

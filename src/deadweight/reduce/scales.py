@@ -44,9 +44,9 @@ class FoldGain(Rewrite):
         factor = torch.ones(len(self.claim.blocks), dtype=torch.float64)
         factor[own.coordinate] = gain
         for site in self.claim.sites:
-            if site.role == "out" and bool((self.value(tensors, site.parameter) != 0).any()):
-                if float(gain.abs().min()) < 1e-3 * float(gain.abs().max()):
-                    raise NotDone("the norm keeps a shift, and its gain is too close to zero in some channel")
+            kept = site.role == "out" and bool((self.value(tensors, site.parameter) != 0).any())
+            if kept and float(gain.abs().min()) < 1e-3 * float(gain.abs().max()):
+                raise NotDone("the norm keeps a shift, and its gain is too close to zero in some channel")
         for site in self.claim.sites:
             name = self.name(site.parameter)
             if site.role in ("in", "out"):
@@ -145,4 +145,3 @@ class FoldScale(Rewrite):
             values[name] = node.target(*float64_arguments(args), **node.kwargs)
         last = list(values.values())[-1].movedim(claim.channel, 0)
         return last.reshape(last.shape[0], -1)[:, 0]
-

@@ -247,4 +247,3 @@ class LoseDirection(ShiftRewrite):
 def folds_into_weights(claim: ShiftClaim) -> bool:
     """Whether some absorber is a weight or a table instead of a bias."""
     return any(a.kind != "bias" for a in claim.absorbers)
-

@@ -35,6 +35,7 @@ class Error:
     float64: float  # reduced against original, both in float64
     own: float | None = None  # reduced in its own precision, against the original in float64
     floor: float | None = None  # the original in its own precision, against itself in float64
+    stored: bool = False  # both were read from files: their weights are rounded to their own precision already
 
     @property
     def floors(self) -> float | None:
@@ -42,8 +43,9 @@ class Error:
 
     @property
     def same(self) -> bool:
-        within = self.own is None or self.floor is None or self.own <= max(FLOORS * self.floor, 1e-13)
-        return self.float64 <= EXACT and within
+        noise = max(FLOORS * (self.floor or 0.0), 1e-13)
+        within = self.own is None or self.floor is None or self.own <= noise
+        return self.float64 <= (max(EXACT, noise) if self.stored else EXACT) and within
 
 
 @dataclass(frozen=True)
@@ -164,16 +166,30 @@ def names_of(one: Subject, count: int) -> list[str]:
 
 def compare(a: Subject, b: Subject) -> Verification:
     """Two models, each with weights and graph of its own, on the inputs of the first."""
+    if sorted(b.source.kwargs) != sorted(a.source.kwargs) or len(b.source.args) != len(a.source.args):
+        raise DeadweightError(
+            f"the models take different inputs: {takes(a)} and {takes(b)}; expected two of one architecture"
+        )
     b = replace(b, calls=a.calls)
     truth = in_float64(a)
     exact = relative(in_float64(b), truth)
     floor = relative(in_own_precision(a.module, a.calls, a.source.inputs), truth)
     own = relative(in_own_precision(b.module, a.calls, a.source.inputs), truth)
-    return gathered(names_of(a, len(exact)), exact, own, floor, a.words)
+    return gathered(names_of(a, len(exact)), exact, own, floor, a.words, stored=True)
+
+
+def takes(one: Subject) -> str:
+    return ", ".join(one.source.kwargs) or f"{len(one.source.args)} tensors"
 
 
 def gathered(
-    names: Sequence[str], exact: Sequence[float], own: Sequence[float], floor: Sequence[float], words: str
+    names: Sequence[str],
+    exact: Sequence[float],
+    own: Sequence[float],
+    floor: Sequence[float],
+    words: str,
+    *,
+    stored: bool = False,
 ) -> Verification:
-    errors = tuple(Error(*row) for row in zip(names, exact, own, floor, strict=True))
+    errors = tuple(Error(*row, stored) for row in zip(names, exact, own, floor, strict=True))
     return Verification(errors, words)

@@ -7,7 +7,6 @@ put into it, make a model of their own, before and after the reduction: both mus
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,11 +14,9 @@ from torch import Tensor
 from deadweight.graph.bind import bind
 from deadweight.graph.evaluate import evaluate
 from deadweight.reduce.apply import Applied, Weights, apply
+from deadweight.reduce.job import Job
 from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import Error, Verification, relative
-
-if TYPE_CHECKING:
-    from deadweight.reduce.run import Job
 
 
 def check_windows(job: Job, rewrites: Sequence[Rewrite], say: Callable[[str], None]) -> Verification | None:

@@ -31,8 +31,12 @@ def to_json(audit: Audit) -> dict[str, Any]:
 
 
 def json_text(audit: Audit) -> str:
-    """The report as text: ASCII, so that no name in it can steer a terminal or break an encoding."""
-    return json.dumps(to_json(audit), indent=1, allow_nan=False) + "\n"
+    return as_text(to_json(audit))
+
+
+def as_text(data: dict[str, Any]) -> str:
+    """Data as text: ASCII, so that no name in it can steer a terminal or break an encoding."""
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
 def _finding(f: Finding) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import nn
 from deadweight.errors import DeadweightError
 from deadweight.source.checkpoint import FileCheckpoint
 from deadweight.source.files import read_json
-from deadweight.source.hugging import local_folder, model_class, read_config, locate
+from deadweight.source.hugging import local_folder, locate, model_class, read_config
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
 import deadweight
 from deadweight.reduce.result import Reduction
+from deadweight.reduce.verify import Verification
 
 
 def manifest(found: Reduction) -> dict[str, Any]:
@@ -30,17 +32,24 @@ def manifest(found: Reduction) -> dict[str, Any]:
             for s in found.steps
         ],
         "skipped": [{"code": s.code, "law": s.law, "parameter": s.parameter, "why": s.why} for s in found.skipped],
-        "verification": None
-        if found.verification is None
-        else {
-            "inputs": found.verification.inputs,
-            "same": found.verification.same,
-            "outputs": [
-                {"output": e.output, "float64": e.float64, "own": e.own, "floor": e.floor}
-                for e in found.verification.errors
-            ],
-        },
+        "verification": None if found.verification is None else verification_data(found.verification),
     }
+
+
+def verification_data(found: Verification) -> dict[str, Any]:
+    return {
+        "inputs": found.inputs,
+        "same": found.same,
+        "outputs": [
+            {"output": e.output, "float64": finite(e.float64), "own": finite(e.own), "floor": finite(e.floor)}
+            for e in found.errors
+        ],
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no infinity: an error without bound is null."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def card(found: Reduction, loading: str) -> str:

@@ -35,7 +35,7 @@ def can_shrink(module: nn.Module, parameter: str, *, whole: bool) -> str | None:
     if kind in (nn.Linear, Conv1D):
         return None
     if not whole:
-        plain = kind is nn.Embedding and owner.max_norm is None and parameter.endswith(".weight")
+        plain = kind is nn.Embedding and getattr(owner, "max_norm", None) is None and parameter.endswith(".weight")
         return None if plain else f"its module, {kind.__name__}, cannot store it in a smaller form"
     norm_like = owner._parameters.get(parameter.rpartition(".")[2]) is not None and not any(owner.children())
     known = isinstance(owner, (nn.LayerNorm, nn.RMSNorm, *CONVOLUTIONS, *BATCH_NORMS))
@@ -163,8 +163,8 @@ def spec_of(owner: nn.Module, known: Known) -> dict[str, Any] | None:
 def linear_spec(owner: nn.Module, known: Known) -> dict[str, Any]:
     """Rows with the same columns, the same identity block and the same need of a bias form a group."""
     transposed = isinstance(owner, Conv1D)
-    weight = owner.weight
-    outputs, inputs = (weight.shape[1], weight.shape[0]) if transposed else (weight.shape[0], weight.shape[1])
+    rows_first = owner.get_parameter("weight").shape
+    outputs, inputs = (rows_first[1], rows_first[0]) if transposed else (rows_first[0], rows_first[1])
     has_bias = owner.bias is not None and "bias" not in known.constants
     if not transposed and not known.zero and not known.blocks:
         return {"kind": "plain", "inputs": inputs, "outputs": outputs, "bias": has_bias}
@@ -233,7 +233,7 @@ class Rows:
                 }
                 for (dropped, block, bias), rows in groups.items()
             ],
-            "_rows": [rows for rows in groups.values()],
+            "_rows": list(groups.values()),
             "_columns": [sorted(set(range(self.inputs)) - dropped) for dropped, _, _ in groups],
             "_through": [list(self.blocks[block].columns) if block >= 0 else [] for _, block, _ in groups],
         }

@@ -43,7 +43,7 @@ class Shard:
             "shape": list(tensor.shape),
             "data_offsets": [self.size, self.size + flat.numel()],
         }
-        self.file.write(memoryview(flat.numpy()))
+        self.file.write(flat.numpy().data)
         self.size += flat.numel()
 
     def fits(self, name: str) -> bool:

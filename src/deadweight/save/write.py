@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import transformers
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.reduce.apply import Applied, Weights, apply, checked
+from deadweight.reduce.job import Job, settled
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite, module_of
 from deadweight.save.folder import check_space, check_target, complete_or_absent
@@ -23,9 +24,6 @@ from deadweight.save.slim import public
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.source.files import PICKLES, read_json
 from deadweight.source.text import printable
-
-if TYPE_CHECKING:
-    from deadweight.reduce.run import Job
 
 MODELING = "modeling_deadweight.py"
 FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
@@ -65,8 +63,6 @@ def write(
     say: Callable[[str], None],
 ) -> Reduction:
     """Apply the rewrites once more, streaming, and write what comes of them."""
-    from deadweight.reduce.run import settled
-
     check_space(out, job.checkpoint.bytes)
     with complete_or_absent(out, overwrite=overwrite) as draft:
         room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
@@ -214,7 +210,9 @@ def accompany(job: Job, draft: Path, specs: dict[str, Any]) -> None:
         config = read_json(file)
         cls = type(job.whole)
         config["deadweight"] = {"format": 1, "modules": public(specs)}
-        config["auto_map"] = dict.fromkeys(autos_of(cls, job.source.config), f"{MODELING.removesuffix('.py')}.SlimModel")
+        config["auto_map"] = dict.fromkeys(
+            autos_of(cls, job.source.config), f"{MODELING.removesuffix('.py')}.SlimModel"
+        )
         config.setdefault("architectures", [cls.__name__])
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / MODELING).write_text(modeling(cls), encoding="utf-8")
@@ -257,7 +255,9 @@ def loading_words(job: Job, out: Path) -> str:
     trust = ", trust_remote_code=True" if job.layout == "slim" else ""
     lines = [f"from transformers import {auto}", f'model = {auto}.from_pretrained("{out.name}"{trust})']
     if job.layout == "slim":
-        lines += ["# or, without running code from the folder:", "import deadweight", f'model = deadweight.load("{out.name}")']
+        lines += [
+            "# or, without running code from the folder:",
+            "import deadweight",
+            f'model = deadweight.load("{out.name}")',
+        ]
     return "\n".join(lines)
-
-

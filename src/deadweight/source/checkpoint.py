@@ -137,7 +137,9 @@ class FileCheckpoint(Checkpoint):
         return self.slices[self.outer(name)][1]
 
 
-def open_checkpoint(folder: Path, shapes: dict[str, tuple[int, ...]], optional: Iterable[str] = ()) -> Checkpoint | None:
+def open_checkpoint(
+    folder: Path, shapes: dict[str, tuple[int, ...]], optional: Iterable[str] = ()
+) -> Checkpoint | None:
     """The folder's weights by the model's names; None if the names in the files are not the model's own.
 
     `shapes` are the parameters that the model needs; of tied ones only one name need be stored.

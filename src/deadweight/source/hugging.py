@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 from collections.abc import Iterator
@@ -152,7 +153,7 @@ def local_folder(spec: str) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        with quiet_hub():
+        with silenced(*HUB):
             return Path(snapshot_download(spec, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model"]))
     except Exception as error:  # the hub's client raises many kinds
         raise DeadweightError(f"{printable(spec)} could not be fetched from the hub ({reason(error)})") from error
@@ -276,6 +277,18 @@ def eager(module: Any) -> None:
             inner.use_cache = False
 
 
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers draws a bar for every load; ours says what goes on."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
 def load(place: Place, config: Any, trust_remote_code: bool = False) -> Built:
     """The model with its weights in their own precision, from safetensors or GGUF, never from a pickle."""
     cls = model_class(config) or transformers.AutoModel
@@ -283,7 +296,8 @@ def load(place: Place, config: Any, trust_remote_code: bool = False) -> Built:
     options |= {"gguf_file": place.gguf} if place.gguf else {"use_safetensors": True, "config": _cacheless(config)}
     options |= {"trust_remote_code": True} if trust_remote_code else {}
     try:
-        module, info = cls.from_pretrained(place.root, output_loading_info=True, **options)
+        with without_bars():
+            module, info = cls.from_pretrained(place.root, output_loading_info=True, **options)
     except Exception as error:  # a stranger's files
         raise DeadweightError(
             f"the weights of {printable(place.name)} cannot be loaded ({reason(error)}); "

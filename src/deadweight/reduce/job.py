@@ -1,0 +1,85 @@
+"""A model with a plan for it: what every later stage needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.errors import DeadweightError
+from deadweight.graph.node import Graph
+from deadweight.reduce.apply import Applied
+from deadweight.reduce.plan import Layout, Plan
+from deadweight.reduce.result import Reduction, step_of
+from deadweight.reduce.rewrite import Rewrite
+from deadweight.source.checkpoint import Checkpoint
+from deadweight.source.model import Source
+from deadweight.source.text import printable
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model with a plan for it, and where its weights are."""
+
+    source: Source  # on shapes alone, repeated blocks cut
+    whole: nn.Module  # all of it, on shapes alone unless it was given with its weights
+    graph: Graph
+    plan: Plan
+    checkpoint: Checkpoint
+    layout: Layout
+    folder: Path | None
+
+    def read(self, name: str) -> Tensor:
+        """A weight in its own precision, by whichever of its names it is stored."""
+        return self.checkpoint.read(self.stored_name(name))
+
+    def stored_name(self, name: str) -> str:
+        if name in self.checkpoint:
+            return name
+        for first, others in self.graph.tied.items():
+            for alias in (first, *others):
+                if name in (first, *others) and alias in self.checkpoint:
+                    return alias
+        raise DeadweightError(f"{printable(name)} is not in the checkpoint, though the model needs it")
+
+
+def planned(job: Job) -> Reduction:
+    """The plan alone: nothing is read, nothing is written."""
+    steps = tuple(step_of(r) for r in job.plan.rewrites)
+    before = sum(torch.Size(s).numel() for s in job.source.shapes.values())
+    saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
+    return Reduction(
+        model=job.source.name,
+        layout=job.layout,
+        steps=steps,
+        skipped=tuple(job.plan.skipped),
+        parameters_before=before,
+        parameters_after=before - saved,
+        bytes_before=job.checkpoint.bytes,
+        flops_saved=flops(job, job.plan.rewrites),
+        notes=job.source.notes,
+    )
+
+
+def flops(job: Job, rewrites: Iterable[Rewrite]) -> int:
+    """Two per stored weight of a matrix that is not multiplied by any more, per token."""
+    if job.layout == "stock":
+        return 0
+    matrices = [r.saves for r in rewrites if len(job.source.shapes.get(r.target, (1,))) > 1]
+    return 2 * sum(matrices)
+
+
+def settled(job: Job, found: Reduction, applied: Applied) -> Reduction:
+    """The result with what was really done."""
+    steps = tuple(step_of(r) for r in applied.done)
+    saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
+    return replace(
+        found,
+        steps=steps,
+        skipped=(*found.skipped, *applied.skipped),
+        parameters_after=found.parameters_before - saved,
+        flops_saved=flops(job, applied.done),
+    )
