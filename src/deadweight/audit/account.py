@@ -15,7 +15,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from deadweight.audit.finding import Completeness
-from deadweight.graph.evaluate import evaluate
+from deadweight.errors import DeadweightError
+from deadweight.graph.evaluate import evaluate, real_outputs
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim, Motion
 
@@ -48,7 +49,7 @@ def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *
             continue
         motions = flat_motions(claim, graph, values, inputs, order)
         error = distance(motions, null)
-        if error > UNSOUND:
+        if not error <= UNSOUND:  # a motion that is no number holds nowhere
             unsound.append((claim, error))
         else:
             spans.append((claim.code, motions))
@@ -86,12 +87,14 @@ def null_space(
             batch.append(jacobian_rows(graph, values, draw(drawn), order))
             drawn += 1
         rows, batch = compress(torch.cat([rows, *batch])), []
+        if not len(rows):
+            raise DeadweightError("no account can be made: the model's derivatives are not finite at random parameters")
         _, singular, right = torch.linalg.svd(rows)
         live = int((singular > NULL * singular[0]).sum())
         null = right[live:].T
         fresh = [jacobian_rows(graph, values, draw(drawn + i), order) for i in range(max(4, drawn // 2))]
         drawn += len(fresh)
-        moved = float((torch.cat(fresh) @ null).abs().max()) if null.shape[1] else 0.0
+        moved = float((torch.cat(fresh) @ null).abs().max()) if null.shape[1] and count(fresh) else 0.0
         faintest = float(singular[live - 1]) if live else 0.0
         settled = moved < max(NULL * float(singular[0]), 0.01 * faintest) or live == live_before
         if settled or drawn >= most:
@@ -139,11 +142,11 @@ def gap_of(singular: Tensor, live: int) -> float:
 
 
 def jacobian_rows(graph: Graph, values: Values, inputs: Values, order: list[str]) -> Float64[Tensor, "rows p"]:
-    """One row per output element; floating outputs only."""
+    """One row per output element; continuous outputs and finite derivatives only."""
     leaves = {name: values[name].detach().clone().requires_grad_() for name in order}
     fixed = {name: value for name, value in values.items() if name not in leaves}
     outputs = evaluate(graph, {**fixed, **leaves}, inputs)
-    real = [o.reshape(-1) for o in outputs if isinstance(o, Tensor) and o.is_floating_point() and o.requires_grad]
+    real = [o.reshape(-1) for o in real_outputs(outputs) if o.requires_grad]
     if not real:
         return torch.zeros(1, sum(values[n].numel() for n in order), dtype=torch.float64)
     flat = torch.cat(real)
@@ -154,7 +157,8 @@ def jacobian_rows(graph: Graph, values: Values, inputs: Values, order: list[str]
         torch.zeros(len(flat), values[n].numel(), dtype=torch.float64) if g is None else g.reshape(len(flat), -1)
         for n, g in zip(order, grads, strict=True)
     ]
-    return torch.cat(columns, 1)
+    found = torch.cat(columns, 1)
+    return found[torch.isfinite(found).all(1)]
 
 
 def flat_motions(claim: Claim, graph: Graph, values: Values, inputs: Values, order: list[str]) -> Tensor:

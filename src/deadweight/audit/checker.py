@@ -144,6 +144,8 @@ def contradicts(new: Tensor, old: Tensor, conclusion: object) -> str | None:
     if not new.is_floating_point():
         return None if torch.equal(new, old) else "an integer result changes"
     finite = torch.isfinite(old) & torch.isfinite(new)
+    if not bool((finite | (old == new) | (torch.isnan(old) & torch.isnan(new))).all()):
+        return "a number becomes none, or none a number"
     scale = float(old[finite].abs().max()) + 1.0 if bool(finite.any()) else 1.0
     moved = torch.where(finite & (old > -1e29), new - old, 0.0)
     labels = torch.zeros(old.shape, dtype=torch.int64) if conclusion is None else conclusion.label.expand(old.shape)  # type: ignore[attr-defined]

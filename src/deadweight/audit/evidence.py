@@ -6,13 +6,14 @@ nothing has g·t = 0 to rounding; and a finite step along a dead direction leave
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import evaluate, largest_difference
+from deadweight.graph.evaluate import evaluate, largest_difference, real_outputs
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim, Motion
 from deadweight.laws.dw009_query_key_basis import ContractionClaim
@@ -25,8 +26,9 @@ STEP = 3.0  # "by a lot": parameters are of order one
 
 
 def gradients(graph: Graph, values: Values, draw: Draw) -> list[Values]:
-    """The gradient of a random functional of the outputs, for several draws of inputs."""
-    return [gradient(graph, values, draw(seed), seed) for seed in range(DRAWS)]
+    """The gradient of a random functional of the outputs, for several draws of inputs; those that are finite."""
+    found = [gradient(graph, values, draw(seed), seed) for seed in range(DRAWS)]
+    return [g for g in found if all(bool(torch.isfinite(x).all()) for x in g.values())]
 
 
 def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
@@ -35,10 +37,9 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
     outputs = evaluate(graph, {**values, **leaves}, inputs)
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=torch.float64)
-    for out in outputs:
-        if isinstance(out, Tensor) and out.is_floating_point():
-            weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-            total = total + (out * weights).sum()
+    for out in real_outputs(outputs):
+        weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+        total = total + (out * weights).sum()
     if not total.requires_grad:
         return {n: torch.zeros_like(values[n]) for n in names}  # nothing that is returned depends on a parameter
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -49,12 +50,10 @@ def claim_evidence(graph: Graph, claim: Claim, values: Values, draw: Draw, grads
     """The largest |g·t| over sampled motions, relative to what a live direction of that size would give."""
     if isinstance(claim, ContractionClaim) and not claim.diagonal and len(claim.products[0].left) > 16:
         return None  # solving for its motions takes too long at this width; a narrow clone shows them
-    worst = None
-    for motion in islice(claim.motions(graph, values, draw(0)), MOTIONS):
-        for g in grads:
-            worst = max(worst or 0.0, relative(g, motion))
-    if worst is not None and claim.verdict == "dead":
-        worst = max(worst, finite_step(graph, claim, values, draw(1)))
+    motions = list(islice(claim.motions(graph, values, draw(0)), MOTIONS))
+    worst = max((relative(g, motion) for motion in motions for g in grads), default=None)
+    if motions and claim.verdict == "dead":
+        worst = max(worst or 0.0, finite_step(graph, claim, values, draw(1)))
     return worst
 
 
@@ -62,7 +61,8 @@ def relative(g: Values, motion: Motion) -> float:
     total = sum(float((g[n] * t).sum()) for n, t in motion.items() if n in g)
     size = sum(float((g[n] * t).abs().sum()) for n, t in motion.items() if n in g)
     length = sum(float(t.square().sum()) for t in motion.values()) ** 0.5
-    return abs(total) / (size + typical_size(g) * length + 1e-300)
+    share = abs(total) / (size + typical_size(g) * length + 1e-300)
+    return share if math.isfinite(share) else math.inf  # a motion that is no number is no evidence
 
 
 def typical_size(g: Values) -> float:

@@ -102,6 +102,8 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
 def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
     """Replay and test every claim of the clone; list the zeros that nobody claims."""
     grads = gradients(clone.graph, clone.values, clone.draw)
+    if not grads:
+        measured.notes += ("no gradients were taken: they are not finite for any inputs drawn",)
     inputs = clone.draw(2)
     known = node_values(clone.graph, clone.values, inputs)
     exact = without_epsilon(clone.graph)
@@ -273,6 +275,8 @@ def untraced_evidence(source: Source) -> Iterator[Unknown]:
             grad = torch.zeros_like(p) if p.grad is None else p.grad.abs()
             totals[name] = torch.maximum(totals.get(name, torch.zeros_like(grad)), grad)
     typical = torch.cat([t.reshape(-1) for t in totals.values()]).mean()
+    if not bool(torch.isfinite(typical)):
+        yield Unknown("*", None, "no evidence either: the gradients are not finite")
     for name, total in totals.items():
         count = int((total < 1e-12 * typical).sum())
         if count and total.ndim <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor
 from deadweight.graph.node import Graph, Node, substitute
 
 Values = dict[str, Any]
+FILL = 1e29  # what a mask fills in, and more: beside it no other entry of an output would count
 RANDOM = {
     f"aten.{name}" for name in ("dropout", "native_dropout", "bernoulli", "rand", "rand_like", "randn_like", "randn")
 }
@@ -38,12 +40,38 @@ def evaluate(
 
 
 def largest_difference(before: list[Tensor], after: list[Tensor]) -> float:
-    """How far the outputs of two runs lie apart, relative to each output's largest entry."""
-    worst = 0.0
-    for a, b in zip(before, after, strict=True):
-        if isinstance(a, Tensor) and a.is_floating_point() and a.numel():
-            worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)))
-    return worst
+    """How far the outputs of two runs lie apart, relative to each output's largest entry.
+
+    Infinite where only one run gives a finite number, where both give different ones that are not finite, and where
+    an integer changes. NaN in both runs at one place is no difference, and so is the same infinity.
+    """
+    pairs = [(a, b) for a, b in zip(before, after, strict=True) if isinstance(a, Tensor) and a.numel()]
+    return max((difference(a, b) for a, b in pairs), default=0.0)
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    if not (a.is_floating_point() or a.is_complex()):
+        return 0.0 if torch.equal(a, b) else math.inf
+    finite = torch.isfinite(a)
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    if not bool(torch.where(finite, torch.isfinite(b), same).all()):
+        return math.inf
+    fill = a.abs() >= FILL
+    return max(relative_gap(a[part], b[part]) for part in (finite & ~fill, finite & fill))
+
+
+def relative_gap(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)) if a.numel() else 0.0
+
+
+def real_outputs(outputs: list[Tensor]) -> list[Tensor]:
+    """The outputs that vary continuously, complex ones as pairs of real numbers."""
+    tensors = [out for out in outputs if isinstance(out, Tensor)]
+    return [
+        torch.view_as_real(out) if out.is_complex() else out
+        for out in tensors
+        if out.is_complex() or out.is_floating_point()
+    ]
 
 
 def value_of(node: Node, values: Values, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Any:

@@ -1,0 +1,128 @@
+"""The evidence contradicts a false claim even where the model answers with something that is no number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import deadweight
+from deadweight.audit.account import account
+from deadweight.audit.checker import contradicts
+from deadweight.audit.evidence import claim_evidence, finite_step, gradients, relative
+from deadweight.errors import DeadweightError
+from deadweight.graph.canonical import canonical
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import trace
+from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.proof.steps import Step
+
+WIDTH = 3
+
+
+class Root(nn.Module):
+    """√(x²w² + b + 1/1000): a bias that moves far takes numbers out of the root's domain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sqrt(x.square() * self.weight.square() + 1e-3 + self.bias)
+
+
+def graph_of(module: nn.Module) -> tuple[Graph, dict[str, Tensor], Callable[[int], dict[str, Tensor]]]:
+    graph = canonical(trace(module.double(), (torch.randn(2, WIDTH, dtype=torch.float64),)))
+    values = {n: t.detach() for n, t in graph.tensors.items()}
+
+    def draw(seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {graph.inputs[0]: torch.randn(2, WIDTH, generator=generator, dtype=torch.float64)}
+
+    return graph, values, draw
+
+
+def dead(graph: Graph, parameter: str) -> ShiftClaim:
+    """What a careless prover might say."""
+    groups = torch.arange(1, WIDTH + 1)
+    step = Step(graph.node_of[parameter], "parameter", "by assertion", "nothing follows")
+    return ShiftClaim(
+        code="DW000",
+        name="careless",
+        node=graph.node_of[parameter],
+        dof=WIDTH,
+        verdict="dead",
+        steps=(step,),
+        groups=groups,
+    )
+
+
+def test_a_step_that_leaves_the_numbers_is_infinitely_far() -> None:
+    graph, values, draw = graph_of(Root())
+    assert finite_step(graph, dead(graph, "bias"), values, draw(1)) == math.inf
+
+
+def test_a_false_claim_is_contradicted_where_gradients_are_no_numbers() -> None:
+    graph, values, draw = graph_of(Root())
+    values[graph.node_of["bias"]] = torch.tensor([1.0, -100.0, -100.0], dtype=torch.float64)
+    assert gradients(graph, values, draw) == []
+    found = claim_evidence(graph, dead(graph, "bias"), values, draw, [])
+    assert found is not None and found > 0.1
+
+
+def test_a_motion_that_is_no_number_is_no_evidence() -> None:
+    g = {"p": torch.ones(2, dtype=torch.float64)}
+    assert relative(g, {"p": torch.tensor([math.nan, 0.0])}) == math.inf
+    assert relative(g, {"p": torch.tensor([1.0, -1.0])}) == 0.0
+
+
+@pytest.mark.parametrize(("old", "new"), [(1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0), (1.0, math.inf)])
+def test_a_replayed_step_that_leaves_the_numbers_is_refused(old: float, new: float) -> None:
+    wide = lambda x: torch.tensor([2.0, x], dtype=torch.float64)  # noqa: E731
+    assert contradicts(wide(new), wide(old), None) is not None
+    assert contradicts(wide(old), wide(old), None) is None
+
+
+def test_a_claim_whose_motion_is_no_number_counts_as_unsound() -> None:
+    class Broken(ShiftClaim):
+        def motions(self, *_: object) -> object:
+            yield {self.node: torch.full((WIDTH,), math.nan, dtype=torch.float64)}
+
+    graph, values, draw = graph_of(Root())
+    claim = Broken(**vars(dead(graph, "weight")))
+    counted = account(graph, values, draw, [claim])
+    assert counted.completeness.unsound == 1 and counted.completeness.explained == 0
+
+
+class Nowhere(nn.Module):
+    """No number at all, whatever the parameters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sqrt(-1 - self.read(x).square())
+
+
+def test_gradients_that_are_no_numbers_are_said_to_be_missing() -> None:
+    result = deadweight.audit(Nowhere(), torch.randn(2, WIDTH))
+    assert any("not finite" in note for note in result.notes)
+    with pytest.raises(DeadweightError, match="not finite"):
+        deadweight.audit(Nowhere(), torch.randn(2, WIDTH), complete=True)
+
+
+def test_a_parameter_that_only_a_complex_output_reads_is_not_unexplained() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.real, self.turned = nn.Linear(WIDTH, 2), nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.tanh(self.real(x)), torch.view_as_complex(torch.tanh(self.turned(x)))
+
+    result = deadweight.audit(Complex(), torch.randn(4, WIDTH), complete=True)
+    assert not result.unknown and result.completeness is not None and result.completeness.measured == 0
