@@ -48,6 +48,17 @@ KERNEL = torch.randn(4, 4, 3, dtype=torch.float64)
 ALIKE = torch.arange(1, 13).reshape(1, 4, 3).expand(4, 4, 3)
 CHANNELS = (1, 4, 1)
 
+
+def twice(y: Tensor, alpha: float) -> Tensor:
+    return torch.add(y, y, alpha=alpha)
+
+
+def doubled(y: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        y = y + y
+    return y
+
+
 SOUND: dict[str, list[dict]] = {
     "shape": [
         case(lambda m, x: (x + m.p).transpose(1, 2).reshape(2, 12).flip(0).roll(1, 1)),
@@ -69,6 +80,8 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x: (x + m.p) + (x * x + m.p) - m.p),
         case(lambda m, x: torch.sub(x + m.p, x * x + m.p, alpha=2)),
         case(lambda m, x: torch.add(x + m.p, x + m.p, alpha=3) - (x + m.p)),
+        case(lambda m, x: twice(x + m.p, 2) - twice(torch.sin(x) + m.p, 3)),
+        case(lambda m, x: twice(x + m.p, 0.5) - (torch.sin(x) + m.p) * 1.5),
         case(lambda m, x: (x + m.p) - (torch.tanh(x) + m.p)),
     ],
     "negation": [case(lambda m, x: -(x + m.p) + (torch.tanh(x) + m.p))],
@@ -140,7 +153,13 @@ SILENT: dict[str, list[dict]] = {
     "shape": [case(lambda m, x: soft(torch.cat([x + m.p, x], -1)), groups=ONES)],
     "index": [case(lambda m, x, i: soft((x + m.p)[..., i[0] % 4]), X, TOKENS)],
     "linear_unknown": [case(lambda m, x: soft(torch.cumsum(x + m.p, -1)), groups=ONES)],
-    "addition": [case(lambda m, x: soft(x + m.p)), case(lambda m, x: torch.add(x + m.p, x + m.p, alpha=-2))],
+    "addition": [
+        case(lambda m, x: soft(x + m.p)),
+        case(lambda m, x: torch.add(x + m.p, x + m.p, alpha=-2)),
+        case(lambda m, x: twice(x + m.p, 2) - 2 * (x + m.p)),
+        case(lambda m, x: twice(x + m.p, 2) - twice(torch.sin(x) + m.p, 1)),
+        case(lambda m, x: doubled(x + m.p, 64)),
+    ],
     "negation": [case(lambda m, x: -(x + m.p))],
     "product": [case(lambda m, x: soft((x + m.p) * torch.tanh(x)), groups=ONES)],
     "quotient": [case(lambda m, x: x / (x + m.p)), case(lambda m, x: soft((x + m.p) / x), groups=ONES)],
@@ -295,6 +314,13 @@ def agree(before: Any, after: Any, value: Any, amounts: dict[int, float], name: 
         if amount == amount:  # −∞ stays −∞: the difference is no number, and any label is true
             known = amounts.setdefault(label, amount)
             assert abs(known - amount) < CLOSE * (1 + abs(known)), (name, label, known, amount)
+
+
+def test_a_sum_that_weighs_one_value_twice_with_opposite_signs_is_not_shifted(traced: Callable) -> None:
+    graph = traced(lambda m, x: torch.tanh(x) + twice(x + m.p, -1), (X,), p=b())
+    assert Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).proved
+    graph = traced(lambda m, x: torch.tanh(x) + twice(x + m.p, -2), (X,), p=b())
+    assert not Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).proved
 
 
 def test_a_prelu_with_one_slope_per_channel_can_be_a_factor(traced: Callable) -> None:

@@ -56,6 +56,7 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x: m.read(m.write(x) + m.bias), bias=torch.randn(6), free=36),
         case(lambda m, x: m.read(m.write(x) - m.other(x)), other=nn.Linear(4, 6), free=36),
         case(lambda m, x: m.read(m.write(x) + m.write(x * x)), free=36),
+        case(lambda m, x: m.read(torch.sub(m.write(x), m.write(x)[:, :1], alpha=3)), free=36),
     ],
     "negation": [case(lambda m, x: m.read(-m.write(x)), free=36)],
     "product": [
@@ -181,12 +182,17 @@ UNSOUND = {
     "one weight in series with itself": lambda m, x: m.read(m.square(m.square(m.write(x)))),
     "a query that is also read unit by unit": lambda m, x: products(m, x, torch.relu),
     "a query behind a gate": lambda m, x: products(m, x, lambda q: q * torch.tanh(m.gate(x))),
+    "a query added to itself, moved on and weighed": lambda m, x: weighed(m.write(x), 2.0) @ m.other(x).mT,
     "a position table as wide as it is long": lambda m, x: m.mix(torch.relu(m.conv(m.grow(x).mT) + m.table)),
 }
 
 
 def stacked(m: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x + m.square(F.rms_norm(x, (6,), eps=1e-6)), (6,), eps=1e-6)
+
+
+def weighed(h: Tensor, alpha: float) -> Tensor:
+    return torch.add(3.0 * h, h.roll(1, -1), alpha=alpha)
 
 
 def products(m: Any, x: Tensor, change: Callable) -> tuple[Tensor, Tensor]:

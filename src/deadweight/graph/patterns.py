@@ -38,7 +38,7 @@ def under_root(nodes: Nodes, name: str, *, inverse: bool) -> str | None:
 def mean_square(nodes: Nodes, name: str, x: str) -> float | None:
     """ε if the node is mean(x²) + ε over the last axis."""
     node, eps = nodes[name], 0.0
-    if node.op == "aten.add" and isinstance(node.args[1], (int, float)):
+    if node.op == "aten.add" and isinstance(node.args[1], (int, float)) and not node.kwargs:
         eps, node = float(node.args[1]), nodes[node.args[0].name]
     if node.op != "aten.mean" or not over_last_axis(nodes, node):
         return None

@@ -173,7 +173,7 @@ def parameter_behind(graph: Graph, name: str) -> str:
 def shift_behind(graph: Graph, product: Node, channel: int) -> str | None:
     """β, if adding it is all that is done with the product."""
     readers = graph.users[product.name]
-    if len(readers) != 1 or readers[0].op != "aten.add" or product.name in graph.outputs:
+    if len(readers) != 1 or readers[0].op != "aten.add" or readers[0].kwargs or product.name in graph.outputs:
         return None
     others = [a for a in readers[0].args if isinstance(a, Ref) and a.name != product.name]
     if len(others) != 1 or long_axis(graph.node(others[0]).shape, product.shape) != channel:

@@ -115,10 +115,12 @@ def uniform(walk: TurnWalk, node: Node, slot: Slot) -> None:
 def addition(walk: TurnWalk, node: Node) -> Form:
     """A sum of vectors of the space is a vector of the space; an added parameter turns along."""
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
+    alpha = float(node.kwargs.get("alpha", 1)) * (-1.0 if node.op == "aten.sub" else 1.0)
+    right = right if right is None or alpha == 1 else scaled(right, alpha)
     if left is not None and right is not None:
         if left.gain != right.gain:
             raise Blocked(node.name, node.op, "it adds values behind different gains")
-        total = added(left, scaled(right, -1.0) if node.op == "aten.sub" else right, node.shape)
+        total = added(left, right, node.shape)
         if total is None:
             raise Blocked(node.name, node.op, "too many coordinates in one sum")
         return total

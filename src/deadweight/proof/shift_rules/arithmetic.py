@@ -7,29 +7,42 @@ from typing import Any
 import torch
 
 from deadweight.graph.node import Node, Ref
-from deadweight.proof.labels import Labels, constant_along, fold, fresh, key, mix, varying_along
+from deadweight.proof.labels import Labels, constant_along, fold, fresh, key, mix, scramble, varying_along
 from deadweight.proof.opsets import CONVOLUTIONS, POINTWISE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, unknown_labels, with_label
 from deadweight.proof.steps import Blocked
 from deadweight.proof.stochastic import rows_sum_to_one
 
+WHOLE = 8  # factors up to this keep 61 of a label's 64 bits, whatever powers of two they hold
+
 
 @shift_rule("aten.add", "aten.sub")
 def addition(walk: ShiftWalk, node: Node) -> Shift:
     """Shifts of summands add; equal shifts of both sides of a difference cancel."""
-    sign = -1 if node.op == "aten.sub" else 1
-    left, right = walk.get(node.args[0]), walk.get(node.args[1])
     alpha = node.kwargs.get("alpha", 1)
     label = torch.zeros(node.shape, dtype=torch.int64)
     source = torch.zeros(node.shape, dtype=torch.int32)
     fixed = True
-    for shift, factor in ((left, 1), (right, sign)):
+    for argument, factor in ((node.args[0], 1), (node.args[1], -alpha if node.op == "aten.sub" else alpha)):
+        shift = walk.get(argument)
         if shift is not None:
-            own = shift.label if alpha == 1 or (factor == 1 and shift is left) else mix(shift.label, key(alpha))
-            label = label + factor * own.expand(node.shape)
+            label = label + times(shift.label, factor).expand(node.shape)
             source = merge_sources(source, shift.source.expand(node.shape))
             fixed = fixed and shift.fixed
-    return Shift(label, source, fixed)
+    return Shift(renewed(label), source, fixed)
+
+
+def times(label: Labels, factor: float) -> Labels:
+    """An amount times a number: labels add, so a small whole number is a sum of so many."""
+    if isinstance(factor, int) and abs(factor) <= WHOLE:
+        return label * factor
+    return mix(label, key(factor))
+
+
+def renewed(label: Labels) -> Labels:
+    """The same labels, with a new one for each that doublings have emptied by half: 64 of them would make it 0."""
+    emptied = (label != 0) & ((label & 0xFFFFFFFF) == 0)
+    return torch.where(emptied, scramble(label), label) if bool(emptied.any()) else label
 
 
 @shift_rule("aten.neg")
