@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 Index = tuple[int, ...]
 
 
@@ -44,3 +47,18 @@ class Passed:
 
 
 Fact = Constant | ZeroPlaces | IdentityBlocks | Passed
+
+
+def holds(fact: Fact, parameter: Tensor) -> bool:
+    """Whether the fact is true of this parameter, to the bit."""
+    if isinstance(fact, Constant):
+        return bool((parameter == fact.value).all())
+    if isinstance(fact, ZeroPlaces):
+        part = parameter.movedim(fact.axis, 0)[list(fact.places)]
+        part = part if fact.others is None else part[:, list(fact.others)]
+        return not bool((part != 0).any())
+    if isinstance(fact, IdentityBlocks):
+        rows = parameter.movedim(fact.axis, 0)[:, list(fact.columns)]
+        eye = torch.eye(len(fact.columns), dtype=parameter.dtype)
+        return all(torch.equal(rows[list(block)], eye) for block in fact.blocks)
+    return True

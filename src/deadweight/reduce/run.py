@@ -32,6 +32,7 @@ from deadweight.reduce.verify import (
     in_float64,
     in_own_precision,
     names_of,
+    noise,
     relative,
     subject,
 )
@@ -211,7 +212,7 @@ class Trial:
         self.job, self.full = job, full
         self.truth = in_float64(full, self.original)
         own = in_own_precision(full.module, full.calls, full.source.inputs)
-        self.floor = relative(own, self.truth)
+        self.floor = noise(own, self.truth)
 
     def original(self, name: str) -> Tensor:
         tensor = self.job.read(name)

@@ -21,7 +21,7 @@ from deadweight.source.model import Source
 
 EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
 FLOORS = 3.0  # how many times its own noise a rewrite may add
-DRAWS = 3
+DRAWS = 6
 LENGTH = 24  # tokens
 Read = Callable[[str], Tensor]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -131,16 +131,21 @@ def distinct(output: Any) -> Iterator[Tensor]:
 
 
 def relative(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
-    """Per output: the root mean square of the difference over that of the truth, the worst input."""
-    worst: list[float] = []
+    """Per output: the size of the difference over that of the truth; the root mean square over the inputs."""
+    squares: list[list[float]] = []
     for a, b in zip(found, truth, strict=True):
         if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
             raise DeadweightError(
                 f"the outputs differ in shape: {[list(x.shape) for x in a]} and {[list(y.shape) for y in b]}"
             )
-        errors = [difference(x, y) for x, y in zip(a, b, strict=True)]
-        worst = [max(pair) for pair in zip(worst, errors, strict=True)] if worst else errors
-    return worst
+        squares.append([difference(x, y) ** 2 for x, y in zip(a, b, strict=True)])
+    return [(sum(column) / len(column)) ** 0.5 for column in zip(*squares, strict=True)]
+
+
+def noise(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
+    """The errors of a model's own precision; at least half a unit in the last place, where luck has it smaller."""
+    least = [torch.finfo(x.dtype).eps / 2 for x in found[0]]
+    return [max(pair) for pair in zip(relative(found, truth), least, strict=True)]
 
 
 def difference(found: Tensor, truth: Tensor) -> float:
@@ -173,7 +178,7 @@ def compare(a: Subject, b: Subject) -> Verification:
     b = replace(b, calls=a.calls)
     truth = in_float64(a)
     exact = relative(in_float64(b), truth)
-    floor = relative(in_own_precision(a.module, a.calls, a.source.inputs), truth)
+    floor = noise(in_own_precision(a.module, a.calls, a.source.inputs), truth)
     own = relative(in_own_precision(b.module, a.calls, a.source.inputs), truth)
     return gathered(names_of(a, len(exact)), exact, own, floor, a.words, stored=True)
 

@@ -29,9 +29,7 @@ def print_verification(found: Verification, console: Console) -> None:
     console.print(_checked(found))
     console.print()
     if found.same:
-        console.print(
-            Text("same function, to the precision in which the weights are stored", style="bold green")
-        )
+        console.print(Text("same function, to the precision in which the weights are stored", style="bold green"))
     else:
         worst = found.worst
         floors = "" if worst.floors is None else f"; {worst.floors:.1f} noise floors in own precision"

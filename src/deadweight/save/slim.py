@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from deadweight.reduce.facts import Constant, Fact, IdentityBlocks, Passed, ZeroPlaces
+from deadweight.reduce.facts import Constant, Fact, IdentityBlocks, Passed, ZeroPlaces, holds
 from deadweight.reduce.rewrite import module_of
 from deadweight.source.slim_modeling import without
 
@@ -32,7 +34,7 @@ def can_shrink(module: nn.Module, parameter: str, *, whole: bool) -> str | None:
     except AttributeError:
         return "no module holds it"
     kind = type(owner)
-    if kind in (nn.Linear, Conv1D):
+    if is_linear(owner):
         return None
     if not whole:
         plain = kind is nn.Embedding and getattr(owner, "max_norm", None) is None and parameter.endswith(".weight")
@@ -42,6 +44,23 @@ def can_shrink(module: nn.Module, parameter: str, *, whole: bool) -> str | None:
     if known or (norm_like and is_scale_only(owner)):
         return None
     return f"its module, {kind.__name__}, expects it"
+
+
+@functools.cache
+def acts_like_linear(kind: type[nn.Linear]) -> bool:
+    """Whether a class of linear layer with a forward of its own computes what nn.Linear does."""
+    if kind.forward is nn.Linear.forward:
+        return kind is nn.Linear
+    try:
+        with torch.random.fork_rng(devices=[]):
+            layer, x = kind(5, 3).to(torch.float64), torch.randn(2, 4, 5, dtype=torch.float64)
+            return bool(torch.allclose(layer(x), linear(x, layer.weight, layer.bias), rtol=1e-12, atol=1e-12))
+    except Exception:  # noqa: BLE001 - the class's own code
+        return False
+
+
+def is_linear(owner: nn.Module) -> bool:
+    return type(owner) is Conv1D or (isinstance(owner, nn.Linear) and acts_like_linear(type(owner)))
 
 
 def is_scale_only(owner: nn.Module) -> bool:
@@ -100,10 +119,14 @@ class Slim:
     """How the layers are stored: specs by module path, and which parameters of the original they replace."""
 
     modules: dict[str, dict[str, Any]]
+    facts: tuple[Fact, ...]
     replaces: dict[str, str]  # original parameter or buffer to the module whose slim form holds it now
 
     def tensors(self, path: str, dense: Dense) -> dict[str, Tensor]:
-        """What is stored for one module, from its whole parameters."""
+        """What is stored for one module, from its whole parameters, of which the facts must be true."""
+        for fact in self.facts:
+            if not isinstance(fact, Passed) and module_of(fact.parameter) == path:
+                assert holds(fact, dense(fact.parameter)), f"{fact} is no longer true"
         return {f"{path}.{k}": v for k, v in stored(self.modules[path], path, dense).items()}
 
 
@@ -111,6 +134,7 @@ def layout(module: nn.Module, facts: Iterable[Fact]) -> Slim:
     """The specs of every module of which something is known."""
     modules: dict[str, dict[str, Any]] = {}
     replaces: dict[str, str] = {}
+    facts = tuple(facts)
     for path, known in by_module(facts).items():
         owner = module.get_submodule(path)
         spec = spec_of(owner, known)
@@ -125,7 +149,7 @@ def layout(module: nn.Module, facts: Iterable[Fact]) -> Slim:
             modules[before] = with_bias(module.get_submodule(before), path, modules.get(before))
             for name, _ in module.get_submodule(before).named_parameters(recurse=False):
                 replaces[f"{before}.{name}"] = before
-    return Slim(modules, replaces)
+    return Slim(modules, facts, replaces)
 
 
 def with_bias(owner: nn.Module, norm: str, known: dict[str, Any] | None) -> dict[str, Any]:
@@ -144,7 +168,7 @@ def with_bias(owner: nn.Module, norm: str, known: dict[str, Any] | None) -> dict
 def spec_of(owner: nn.Module, known: Known) -> dict[str, Any] | None:
     if known.passed is not None:
         return {"kind": "identity"}
-    if type(owner) in (nn.Linear, Conv1D):
+    if is_linear(owner):
         return linear_spec(owner, known)
     if type(owner) is nn.Embedding and known.zero:
         (zero,) = known.zero
