@@ -22,7 +22,8 @@ class Lambda(nn.Module):
         super().__init__()
         self.function = forward
         for name, part in parts.items():
-            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
+            plain = isinstance(part, Tensor) and not isinstance(part, nn.Buffer)
+            setattr(self, name, nn.Parameter(part) if plain else part)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.function(self, *inputs)

@@ -47,6 +47,7 @@ TABLE = torch.randn(6, 4, dtype=torch.float64)
 KERNEL = torch.randn(4, 4, 3, dtype=torch.float64)
 ALIKE = torch.arange(1, 13).reshape(1, 4, 3).expand(4, 4, 3)
 CHANNELS = (1, 4, 1)
+REPEATS = torch.tensor([1, 2, 1])
 
 
 def twice(y: Tensor, alpha: float) -> Tensor:
@@ -64,6 +65,9 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x: (x + m.p).transpose(1, 2).reshape(2, 12).flip(0).roll(1, 1)),
         case(lambda m, x: torch.cat([x + m.p, x], 1).unflatten(-1, (2, 2)).repeat_interleave(2, 2)),
         case(lambda m, x: torch.stack((x + m.p).chunk(2, -1)).permute(1, 0, 3, 2).unbind(1)),
+        case(lambda m, x: (x + m.p).repeat_interleave(m.repeats, 1, output_size=4), repeats=nn.Buffer(REPEATS)),
+        case(lambda m, x, r: (x + m.p).repeat_interleave(r, 1, output_size=4), X, REPEATS),
+        case(lambda m, x: (x + m.p).expand_as(x * x) + x.view_as(x + m.p)),
     ],
     "index": [
         case(lambda m, x, i: (x + m.p)[:, i % 3], X, TOKENS),
@@ -150,7 +154,10 @@ SOUND: dict[str, list[dict]] = {
 }
 
 SILENT: dict[str, list[dict]] = {
-    "shape": [case(lambda m, x: soft(torch.cat([x + m.p, x], -1)), groups=ONES)],
+    "shape": [
+        case(lambda m, x: soft(torch.cat([x + m.p, x], -1)), groups=ONES),
+        case(lambda m, x, r: soft((x + m.p).repeat_interleave(r, 2, output_size=4)), X, torch.tensor([1, 0, 2, 1])),
+    ],
     "index": [case(lambda m, x, i: soft((x + m.p)[..., i[0] % 4]), X, TOKENS)],
     "linear_unknown": [case(lambda m, x: soft(torch.cumsum(x + m.p, -1)), groups=ONES)],
     "addition": [
@@ -336,6 +343,29 @@ def test_an_operation_without_a_rule_blocks(traced: Callable) -> None:
     outcome = Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5))
     assert outcome.blocked is not None and outcome.blocked.op == "aten.special_bessel_j0"
     assert "no rule" in outcome.blocked.why
+
+
+def test_repeats_that_are_constant_are_followed_and_repeats_that_are_data_block(traced: Callable) -> None:
+    repeat = lambda m, x, r: torch.softmax((x + m.p).repeat_interleave(r, 1, output_size=4), 1)  # noqa: E731
+    graph = traced(lambda m, x: repeat(m, x, m.repeats), (X,), p=b(), repeats=nn.Buffer(REPEATS))
+    assert Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).proved
+    graph = traced(repeat, (X, REPEATS), p=b())
+    blocked = Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).blocked
+    assert blocked is not None and blocked.op == "aten.repeat_interleave" and "data decides" in blocked.why
+
+
+def test_a_place_that_data_chooses_is_not_the_first_place(traced: Callable) -> None:
+    graph = traced(lambda m, x, i: (x + m.p.view(3, 1))[:, i[0, 0].item()], (X, TOKENS), p=b(3))
+    blocked = Prover(graph).walk(graph.node_of["p"], torch.tensor([0, 1, 2])).blocked
+    assert blocked is not None and "data decides" in blocked.why
+
+
+def test_a_factor_that_data_rearranges_is_new_everywhere(traced: Callable) -> None:
+    def forward(m: Any, x: Tensor, r: Tensor) -> Tensor:
+        return torch.softmax((torch.sin(x) + m.p) * x.repeat_interleave(r, 2, output_size=4), -1)
+
+    graph = traced(forward, (X, torch.tensor([0, 2, 1, 1])), p=b())
+    assert not Prover(graph).walk(graph.node_of["p"], ONES).proved
 
 
 def test_a_shift_absorbed_by_a_bias_is_undone_there(traced: Callable) -> None:

@@ -25,6 +25,7 @@ STEP = 1e-5
 FLAT = 1e-8  # second order in the step, for derivatives of order one: (1e-5)² with room to spare
 X, WIDE = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 3, 6, dtype=torch.float64)
 TOKENS = torch.tensor([[0, 1, 2], [2, 2, 0]])
+REPEATS = torch.tensor([1, 2, 1])
 
 
 def case(forward: Callable, *inputs: Tensor, free: int, **parts: Any) -> dict:
@@ -81,7 +82,10 @@ SOUND: dict[str, list[dict]] = {
 }
 
 SILENT: dict[str, list[dict]] = {
-    "shape": [case(lambda m, x, w: m.read(torch.cat([m.write(x), w], 1)), X, WIDE, free=0)],
+    "shape": [
+        case(lambda m, x, w: m.read(torch.cat([m.write(x), w], 1)), X, WIDE, free=0),
+        case(lambda m, x, r: m.read(m.write(x).repeat_interleave(r, 1, output_size=4)), X, REPEATS, free=0),
+    ],
     "index": [case(lambda m, x, i: m.read(m.write(x)[..., torch.cat([i[0], i[1]])]), X, TOKENS, free=0)],
     "addition": [
         case(lambda m, x: m.read(m.write(x) + 1.0), free=0),

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from deadweight.graph.constants import known_indices
-from deadweight.graph.node import Graph, Node, Ref, substitute
+from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.labels import Labels, fresh, key, mix
-from deadweight.proof.opsets import FREE, POINTWISE, SHAPE
-from deadweight.proof.steps import refuse_large
+from deadweight.proof.moving import move
+from deadweight.proof.opsets import FREE, INDEXED, POINTWISE, SHAPE
+from deadweight.proof.steps import Blocked, refuse_large
 
 ELEMENTWISE = POINTWISE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}
 
@@ -38,21 +39,27 @@ class Identity:
         known = known_indices(self.graph, node)
         if known is not None and node.target is not None:
             return node.target(self.of(node.args[0]), known)
-        if node.op == "getitem" and self.graph.node(node.args[0]).op not in SHAPE:
-            return fresh(node.shape, node.name)
-        if node.op in SHAPE and node.target is not None and self.data_free_indices(node):
-            args = substitute(node.args, self.shape_argument)
-            return node.target(*args, **substitute(node.kwargs, self.shape_argument))
+        if node.op == "getitem":
+            return self.part(node)
+        if node.op in SHAPE - INDEXED and node.target is not None:
+            return self.moved(node)
         if node.op in ELEMENTWISE and node.args:
             return self.elementwise(node)
         return fresh(node.shape, node.name)
 
-    def data_free_indices(self, node: Node) -> bool:
-        """Index tensors move elements by their values, which a traced graph does not know."""
-        return node.op not in ("aten.index", "aten.index_select", "aten.gather", "aten.masked_select")
+    def moved(self, node: Node) -> Any:
+        """Elements that data sends somewhere are taken to be new ones."""
+        operands = {name: self.of(name) for name in node.inputs}
+        try:
+            return move(self.graph, node, operands.__getitem__)
+        except Blocked:
+            refuse_large(node)
+            return fresh(node.shape, node.name)
 
-    def shape_argument(self, name: str) -> Any:
-        return self.of(name)
+    def part(self, node: Node) -> Labels:
+        """One of several results."""
+        parts = self.of(node.args[0]) if self.graph.node(node.args[0]).op in SHAPE else None
+        return parts[node.args[1]] if isinstance(parts, (list, tuple)) else fresh(node.shape, node.name)
 
     def elementwise(self, node: Node) -> Labels:
         shapes = [self.graph.node(a).shape for a in node.args if isinstance(a, Ref)]

@@ -7,13 +7,24 @@ def names(text: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in text.split())
 
 
+# They pick elements by the values of an index or a mask.
+INDEXED = names("gather index index_select masked_select take_along_dim")
+
+# Their second operand lends its shape alone.
+SHAPE_OF_ANOTHER = names("expand_as reshape_as view_as")
+
 # They only move, repeat or select elements: they act on labels as on values.
-SHAPE = names("""
-T alias_copy broadcast_to cat channel_shuffle chunk diagonal expand expand_as flatten flip gather
-hsplit index index_select mT masked_select movedim narrow numpy_T permute pixel_shuffle pixel_unshuffle
-repeat repeat_interleave reshape reshape_as roll select slice split split_with_sizes squeeze
-squeeze_copy stack swapaxes t tensor_split tile transpose unbind unflatten unfold unsqueeze view_as
-""") | {"getitem"}
+SHAPE = (
+    names("""
+T alias_copy broadcast_to cat channel_shuffle chunk diagonal expand flatten flip hsplit mT movedim narrow
+numpy_T permute pixel_shuffle pixel_unshuffle repeat repeat_interleave reshape roll select slice split
+split_with_sizes squeeze squeeze_copy stack swapaxes t tensor_split tile transpose unbind unflatten unfold
+unsqueeze
+""")
+    | INDEXED
+    | SHAPE_OF_ANOTHER
+    | {"getitem"}
+)
 
 # They hand out the same memory, seen otherwise: repeated labels stay repeated, however large the value is.
 FREE = names("t transpose permute unsqueeze squeeze expand slice select split chunk unbind narrow mT") | {"getitem"}

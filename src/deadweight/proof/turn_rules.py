@@ -7,16 +7,15 @@ from typing import Any
 import torch
 
 from deadweight.graph.constants import known_indices
-from deadweight.graph.node import Node, Ref, substitute
+from deadweight.graph.node import Node, Ref
 from deadweight.proof.form import Form, Slot, added, lines, numbers, scaled
 from deadweight.proof.labels import fresh
-from deadweight.proof.opsets import CONVOLUTIONS, POSITIVELY_HOMOGENEOUS, SHAPE
+from deadweight.proof.moving import move
+from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, SHAPE
 from deadweight.proof.reading import KEEPS_LAST_AXIS, is_vector_of_parameters, moves_last
 from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
 from deadweight.proof.weights import weight_view
-
-INDEXED = {"aten.index", "aten.index_select", "aten.gather", "aten.masked_select"}
 
 
 @turn_rule(*(SHAPE - INDEXED))
@@ -64,8 +63,6 @@ def joins_same_space(walk: TurnWalk, node: Node) -> bool:
 
 
 def run_slot(walk: TurnWalk, node: Node, k: int) -> Any:
-    assert node.target is not None
-
     def part(name: str, attribute: str) -> torch.Tensor:
         form = walk.forms.get(name)
         if isinstance(form, Form) and k < len(form.slots):
@@ -73,13 +70,10 @@ def run_slot(walk: TurnWalk, node: Node, k: int) -> Any:
         dtype = torch.int64 if attribute == "coordinate" else torch.float64
         return torch.zeros(walk.graph.nodes[name].shape, dtype=dtype)
 
-    both = [
-        node.target(*substitute(node.args, lambda n, a=a: part(n, a)), **node.kwargs)  # type: ignore[misc]
-        for a in ("coordinate", "factor")
-    ]
-    if isinstance(both[0], (list, tuple)):
-        return [Slot(c, f) for c, f in zip(*both, strict=True)]
-    return Slot(*both)
+    coordinate, factor = (move(walk.graph, node, lambda n, a=a: part(n, a)) for a in ("coordinate", "factor"))  # type: ignore[misc]
+    if isinstance(coordinate, (list, tuple)):
+        return [Slot(c, f) for c, f in zip(coordinate, factor, strict=True)]
+    return Slot(coordinate, factor)
 
 
 @turn_rule(*INDEXED)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from deadweight.graph.constants import known_indices
-from deadweight.graph.node import Node, substitute
+from deadweight.graph.node import Node
 from deadweight.proof.labels import constant_along, fold, mix
-from deadweight.proof.opsets import MINUS_INFINITY, SHAPE
+from deadweight.proof.moving import move
+from deadweight.proof.opsets import INDEXED, MINUS_INFINITY, SHAPE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule, unknown_labels, with_label
 from deadweight.proof.steps import Blocked
 
-INDEXED = {"aten.index", "aten.index_select", "aten.gather", "aten.masked_select", "aten.take_along_dim"}
 REARRANGES_UNKNOWN = {"aten.cumsum", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.index_add"}
 REARRANGES_UNKNOWN |= {"aten.slice_scatter", "aten.select_scatter", "aten.index_copy", "aten.copy", "aten.triu"}
 REARRANGES_UNKNOWN |= {"aten.tril", "aten.avg_pool1d", "aten.avg_pool2d", "aten.upsample_bilinear2d"}
@@ -24,12 +24,10 @@ def shape(walk: ShiftWalk, node: Node) -> Any:
     """It moves elements, and their shifts with them."""
     if node.op == "getitem":
         return walk.shifts[node.args[0].name][node.args[1]]
-    run = lambda lookup: node.target(*substitute(node.args, lookup), **node.kwargs)  # type: ignore[misc]  # noqa: E731
-    assert node.target is not None
     shifts = [walk.shifts[n] for n in node.inputs if n in walk.shifts]
     zero = {n: torch.zeros(walk.graph.nodes[n].shape, dtype=torch.int64) for n in node.inputs if n not in walk.shifts}
-    label = run(lambda n: walk.shifts[n].label if n in walk.shifts else zero[n])
-    source = run(lambda n: walk.shifts[n].source if n in walk.shifts else zero[n].to(torch.int32))
+    label = move(walk.graph, node, lambda n: walk.shifts[n].label if n in walk.shifts else zero[n])
+    source = move(walk.graph, node, lambda n: walk.shifts[n].source if n in walk.shifts else zero[n].to(torch.int32))
     fixed = all(s.fixed for s in shifts)
     if isinstance(label, (list, tuple)):
         return [Shift(a, b, fixed) for a, b in zip(label, source, strict=True)]
@@ -50,6 +48,8 @@ def index(walk: ShiftWalk, node: Node) -> Shift:
     axes = tuple(a for a, i in enumerate(node.args[1]) if i is not None)
     if not constant_along(shift.label, axes):
         return unknown_labels(node)
+    if any(i is not None and walk.graph.node(i).dtype == torch.bool for i in node.args[1]):
+        raise Blocked(node.name, node.op, "data decides how many elements it picks")
     zeros = [None if i is None else torch.zeros(walk.graph.node(i).shape, dtype=torch.int64) for i in node.args[1]]
     label = node.target(shift.label, zeros)
     return Shift(label, node.target(shift.source, zeros), shift.fixed)
