@@ -48,6 +48,7 @@ KERNEL = torch.randn(4, 4, 3, dtype=torch.float64)
 ALIKE = torch.arange(1, 13).reshape(1, 4, 3).expand(4, 4, 3)
 CHANNELS = (1, 4, 1)
 REPEATS = torch.tensor([1, 2, 1])
+SQUARE = torch.randn(4, 4, dtype=torch.float64)  # no batch axis: four channels of four places
 
 
 def twice(y: Tensor, alpha: float) -> Tensor:
@@ -171,7 +172,10 @@ SILENT: dict[str, list[dict]] = {
     "product": [case(lambda m, x: soft((x + m.p) * torch.tanh(x)), groups=ONES)],
     "quotient": [case(lambda m, x: x / (x + m.p)), case(lambda m, x: soft((x + m.p) / x), groups=ONES)],
     "linear": [case(lambda m, x: soft(F.linear(x + m.p, m.w)), w=torch.randn(5, 4))],
-    "convolution": [case(lambda m, y: torch.softmax(F.conv1d(y, m.p), -1), Y, p=KERNEL)],
+    "convolution": [
+        case(lambda m, y: torch.softmax(F.conv1d(y, m.p), -1), Y, p=KERNEL),
+        case(lambda m, y: torch.softmax(F.conv1d(y, m.p), 1), SQUARE, p=KERNEL[..., :1], groups=ALIKE[..., :1]),
+    ],
     "embedding": [case(lambda m, i: soft(F.embedding(i, m.p)), TOKENS, p=TABLE)],
     "matmul": [
         case(lambda m, x: torch.softmax(torch.sigmoid(x @ x.transpose(1, 2)) @ (x + m.p), 1)),
@@ -366,6 +370,16 @@ def test_a_factor_that_data_rearranges_is_new_everywhere(traced: Callable) -> No
 
     graph = traced(forward, (X, torch.tensor([0, 2, 1, 1])), p=b())
     assert not Prover(graph).walk(graph.node_of["p"], ONES).proved
+
+
+def test_a_convolution_without_a_batch_axis_is_named_as_such(traced: Callable) -> None:
+    for bias in (True, False):
+        graph = traced(lambda m, y: m.conv(y + m.p.view(4, 1)), (SQUARE,), p=b(), conv=nn.Conv1d(4, 4, 1, bias=bias))
+        blocked = Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).blocked
+        assert blocked is not None and blocked.op == "aten.conv1d" and "no batch axis" in blocked.why
+    graph = traced(lambda m, y: m.conv(y + m.p.view(CHANNELS)), (Y,), p=b(), conv=nn.Conv1d(4, 4, 1))
+    blocked = Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).blocked
+    assert blocked is not None and blocked.op == "output"
 
 
 def test_a_shift_absorbed_by_a_bias_is_undone_there(traced: Callable) -> None:

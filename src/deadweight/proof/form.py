@@ -72,3 +72,15 @@ def lines(slot: Slot) -> tuple[Tensor, Tensor]:
     """(rows, channels) views of coordinates and factors along the last axis."""
     width = slot.coordinate.shape[-1]
     return slot.coordinate.reshape(-1, width), slot.factor.reshape(-1, width)
+
+
+def coordinate_axis(coordinate: Tensor) -> int | None:
+    """The one axis along which coordinates differ."""
+    varying = [
+        a
+        for a in range(coordinate.ndim)
+        if not torch.equal(coordinate, coordinate.narrow(a, 0, 1).expand_as(coordinate))
+    ]
+    if not varying:
+        return coordinate.ndim - 1
+    return varying[0] if len(varying) == 1 else None

@@ -8,7 +8,7 @@ import torch
 
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Node, Ref
-from deadweight.proof.form import Form, Slot, added, lines, numbers, scaled
+from deadweight.proof.form import Form, Slot, added, coordinate_axis, lines, numbers, scaled
 from deadweight.proof.labels import fresh
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, SHAPE
@@ -154,18 +154,6 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         walk.missing[other.name] = node.name
         return
     walk.turned.sites.append(Site(found.name, "out", parameter_axis, along, None, form.gain))
-
-
-def coordinate_axis(coordinate: torch.Tensor) -> int | None:
-    """The one axis along which coordinates differ."""
-    varying = [
-        a
-        for a in range(coordinate.ndim)
-        if not torch.equal(coordinate, coordinate.narrow(a, 0, 1).expand_as(coordinate))
-    ]
-    if not varying:
-        return coordinate.ndim - 1
-    return varying[0] if len(varying) == 1 else None
 
 
 @turn_rule("aten.neg")

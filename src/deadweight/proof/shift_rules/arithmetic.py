@@ -111,20 +111,17 @@ def linear(walk: ShiftWalk, node: Node) -> Shift:
 @shift_rule(*CONVOLUTIONS)
 def convolution(walk: ShiftWalk, node: Node) -> Shift:
     """A weight changed alike for several outputs shifts these outputs alike, at every place."""
-    x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    if len(node.shape) != len(walk.graph.node(node.args[1]).shape):
+        raise Blocked(node.name, node.op, "its input has no batch axis: channels stand on the first")
     if len(node.args) > 2 and node.args[2] is not None:
-        raise Blocked(node.name, node.op, "a convolution without a batch axis")
-    if weight is None or x is not None:
+        raise Blocked(node.name, node.op, "its bias was not split off")
+    x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    if weight is None or x is not None or transposed(node) or argument_groups(node) != 1:
         return unknown_labels(node)
     kernels = weight.label.flatten(1) if weight.label.stride(0) != 0 else weight.label[:1].flatten(1)
-    per_output = fold(kernels, -1)
-    if len(per_output) not in (1, node.shape[1]):
-        return unknown_labels(node)
-    per_output = per_output.expand(node.shape[1]).reshape(1, -1, *[1] * (len(node.shape) - 2))
+    per_output = fold(kernels, -1).expand(node.shape[1]).reshape(1, -1, *[1] * (len(node.shape) - 2))
     places = fresh((node.shape[0], 1, *node.shape[2:]), node.name)
     label = mix(per_output.expand(node.shape), places)
-    if transposed(node) or argument_groups(node) != 1:
-        return unknown_labels(node)
     return Shift(label, torch.full(node.shape, MIXED, dtype=torch.int32), False)
 
 
