@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +56,42 @@ def test_a_few_blocks_tell_as_much_as_all(build: Callable[[], nn.Module], monkey
     short = deadweight.audit(build())
     whole(monkeypatch)
     assert summary(short) == summary(deadweight.audit(build()))
+
+
+def named_in_proofs(result: deadweight.Audit) -> dict[tuple[Any, ...], set[str]]:
+    """For every finding the blocks that its proof speaks of."""
+    words = {(f.code, f.parameter, f.slice): " ".join(f.proof) for f in result.findings}
+    return {key: set(re.findall(r"\b(?:h|layer|blocks)\.\d+\.", text)) for key, text in words.items()}
+
+
+@pytest.mark.parametrize("build", [gpt2, bert])
+def test_a_proof_speaks_of_the_block_it_is_about(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = named_in_proofs(deadweight.audit(build()))
+    assert sum(map(bool, short.values())) > DEPTH
+    whole(monkeypatch)
+    assert short == named_in_proofs(deadweight.audit(build()))
+
+
+class Scaled(nn.Module):
+    """A branch behind a scale per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.randn(WIDTH)), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.inner(torch.tanh(self.norm(x)))
+
+
+def test_a_note_is_the_same_for_all_blocks() -> None:
+    blocks = nn.Sequential(*[Scaled() for _ in range(DEPTH)])
+    model = nn.Sequential(OrderedDict(blocks=blocks, norm=nn.LayerNorm(WIDTH)))
+    found = [f for f in deadweight.audit(model, torch.randn(2, 5, WIDTH)).findings if "1/" in f.note]
+    assert len(found) == 2 * DEPTH and len({f.note for f in found}) == 1
+    assert all(f"{f.parameter.rpartition('.inner')[0]}.scale" in " ".join(f.proof) for f in found)
 
 
 class Block(nn.Module):

@@ -47,10 +47,14 @@ def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
         if moves:
             yield f"{moves} operation{'s' if moves > 1 else ''} that only move elements → each keeps what it has"
             moves = 0
-        line = str(step)
-        for name in (step.node, *re.findall(r"\bp_\w+", line)):
-            line = line.replace(name, graph.parameters.get(name, name))
-        yield line
+        yield by_name(graph, str(step), step.node)
+
+
+def by_name(graph: Graph, words: str, *nodes: str) -> str:
+    """The same words with parameters called as the state dict calls them."""
+    for name in sorted({*nodes, *re.findall(r"\bp_\w+", words)}, key=len, reverse=True):
+        words = re.sub(rf"\b{re.escape(name)}\b", graph.parameters.get(name, name), words)
+    return words
 
 
 def is_vector(shape: tuple[int, ...]) -> bool:
@@ -83,9 +87,12 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
         return
     for index in blocks.represented(home):
         offset = index - home
-        into = tuple(blocks.moved(n, i + offset) if (i := blocks.index_in(n)) is not None else n for n in finding.into)
-        into = tuple(name for name in into if name in source.shapes)
-        yield replace(finding, parameter=blocks.moved(finding.parameter, index), into=into)
+        yield replace(
+            finding,
+            parameter=blocks.shifted(finding.parameter, offset),
+            into=tuple(name for n in finding.into if (name := blocks.shifted(n, offset)) in source.shapes),
+            proof=tuple(blocks.shifted(line, offset) for line in finding.proof),
+        )
 
 
 def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterator[str]:

@@ -64,7 +64,10 @@ def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     groups = next(tied_groups(prover.graph, node), None)
     if outcome.proved and groups is not None and dies_in_layernorm(prover, node, outcome):
         claim = make_claim(prover, CODE, NAME, node, groups, outcome)
-        yield replace(claim, profile=scale, note=f"the dead direction is 1/{scale}")
+        why = f"the parameter moves along 1/{scale}, so that behind this factor all channels move alike"
+        steps = (replace(claim.steps[0], rule=why), *claim.steps[1:])
+        note = "the dead direction is 1/λ, λ being the scale behind it"
+        yield replace(claim, profile=scale, steps=steps, note=note)
 
 
 def scale_after(graph: Graph, node: Node) -> tuple[Node, str] | None:

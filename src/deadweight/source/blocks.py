@@ -45,6 +45,11 @@ class Blocks:
         found = re.match(re.escape(self.path) + r"\.(\d+)\.", name)
         return int(found[1]) if found else None
 
+    def shifted(self, text: str, offset: int) -> str:
+        """The same words about blocks that stand so many places on."""
+        named = rf"(?<![\w.]){re.escape(self.path)}\.(\d+)\."
+        return re.sub(named, lambda found: f"{self.path}.{int(found[1]) + offset}.", text)
+
     def moved(self, name: str, index: int) -> str:
         """The same parameter in another block."""
         return re.sub(re.escape(self.path) + r"\.\d+\.", f"{self.path}.{index}.", name, count=1)
