@@ -61,6 +61,16 @@ def test_fresh_labels_differ_everywhere_and_by_name() -> None:
     assert len(labels.unique()) == 100 and torch.equal(fresh((3, 2), "a"), fresh((3, 2), "a"))
 
 
+def test_half_a_million_names_have_as_many_keys() -> None:
+    names = [f"layer {i % 997} of {i * i}" for i in range(500_000)]
+    assert len({key(name) for name in names}) == len(set(names))
+
+
+def test_the_parts_of_a_key_are_told_apart() -> None:
+    keys = [key("a", "b"), key("a|b"), key("ab"), key("b", "a"), key(1), key("1"), key(1.0), key(-1.0), key(), key("")]
+    assert len(set(keys)) == len(keys) and key("a", 1.5) == key("a", 1.5)
+
+
 def test_constant_along_looks_at_the_named_axes_only() -> None:
     rows = torch.stack([label(1, 1), label(2, 2)])
     assert constant_along(rows, (1,)) and not constant_along(rows, (0,)) and constant_along(rows, ())

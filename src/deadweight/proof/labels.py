@@ -6,8 +6,7 @@ probability about 2⁻⁶⁴ a pair, and the checker replays each proof with oth
 
 from __future__ import annotations
 
-import struct
-import zlib
+from hashlib import blake2b
 
 import torch
 from jaxtyping import Int64
@@ -34,9 +33,8 @@ def shift_right(x: Labels, n: int) -> Labels:
 
 
 def key(*parts: object) -> int:
-    """A stable 63-bit number for names and constants."""
-    data = b"|".join(struct.pack("d", p) if isinstance(p, float) else str(p).encode() for p in parts)
-    return (zlib.crc32(data) << 31) ^ zlib.crc32(data, 0xDEADBEEF)
+    """A stable 64-bit number for names and constants: different parts have different ones, but for 2⁻⁶⁴ a pair."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def compact(x: Tensor) -> Tensor:
