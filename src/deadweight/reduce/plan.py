@@ -22,7 +22,7 @@ from deadweight.source.model import Source
 
 Layout = Literal["stock", "slim"]
 Shrinks = Callable[[str, bool], str | None]
-ORDER = ("DW007", "DW006", "DW002", "DW003", "DW004", "DW011", "DW017", "DW008", "DW005", "DW010", "DW009", "DW015")
+ORDER = ("DW007", "DW006", "DW008", "DW002", "DW003", "DW004", "DW011", "DW017", "DW005", "DW010", "DW009", "DW015")
 SLIM_ONLY = {
     "DW005": "in the stock layout the emptied channel would still be stored",
     "DW008": "in the stock layout the emptied column would still be stored",
