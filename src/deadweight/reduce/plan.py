@@ -90,7 +90,8 @@ def make_plan(
             rewrite = made(graph, claim, layout, notes)
             places = list(instances(source, [graph.stored_name(n) for n in rewrite.nodes], name))
         except NotDone as reason:
-            plan.skip(claim, name, str(reason))
+            for place in every_place(source, name):
+                plan.skip(claim, place, str(reason))
             continue
         for names in places:
             placed = replace(rewrite, names=names)
@@ -194,6 +195,15 @@ def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[
                     spread.append(moved)
         found = spread
     yield from found
+
+
+def every_place(source: Source, name: str) -> list[str]:
+    """The same parameter in every block that its own block stands for."""
+    found = [name]
+    for blocks in source.blocks:
+        if (i := blocks.index_in(name)) is not None:
+            found = [blocks.moved(n, k) for n in found for k in blocks.represented(i)]
+    return found
 
 
 def layer_of(source: Source, name: str) -> int:
