@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,9 @@ def audit(
     return chosen(result, select, ignore)
 
 
+SMALL = 20_000_000  # parameters of a model whose numbers one thread computes faster than several
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """An audit is thousands of small operations: waking a second thread for each costs more than it gives."""
@@ -63,6 +66,11 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def threads_for(parameters: int) -> AbstractContextManager[None]:
+    """One thread for a small model, all of them for a large one."""
+    return one_thread() if parameters < SMALL else nullcontext()
 
 
 def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, complete: bool, say: Progress) -> Audit:

@@ -32,6 +32,10 @@ class Job:
     layout: Layout
     folder: Path | None
 
+    @property
+    def size(self) -> int:
+        return sum(torch.Size(s).numel() for s in self.source.shapes.values())
+
     def read(self, name: str) -> Tensor:
         """A weight in its own precision, by whichever of its names it is stored."""
         return self.checkpoint.read(self.stored_name(name))
@@ -49,7 +53,7 @@ class Job:
 def planned(job: Job) -> Reduction:
     """The plan alone: nothing is read, nothing is written."""
     steps = tuple(step_of(r) for r in job.plan.rewrites)
-    before = sum(torch.Size(s).numel() for s in job.source.shapes.values())
+    before = job.size
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
     return Reduction(
         model=job.source.name,

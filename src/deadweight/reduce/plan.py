@@ -22,7 +22,7 @@ from deadweight.source.model import Source
 
 Layout = Literal["stock", "slim"]
 Shrinks = Callable[[str, bool], str | None]
-ORDER = ("DW007", "DW006", "DW002", "DW003", "DW004", "DW011", "DW017", "DW008", "DW005", "DW010", "DW009", "DW015")
+ORDER = ("DW007", "DW006", "DW008", "DW002", "DW003", "DW004", "DW011", "DW017", "DW005", "DW010", "DW009", "DW015")
 SLIM_ONLY = {
     "DW005": "in the stock layout the emptied channel would still be stored",
     "DW008": "in the stock layout the emptied column would still be stored",
@@ -90,7 +90,8 @@ def make_plan(
             rewrite = made(graph, claim, layout, notes)
             places = list(instances(source, [graph.stored_name(n) for n in rewrite.nodes], name))
         except NotDone as reason:
-            plan.skip(claim, name, str(reason))
+            for place in every_place(source, name):
+                plan.skip(claim, place, str(reason))
             continue
         for names in places:
             placed = replace(rewrite, names=names)
@@ -194,6 +195,15 @@ def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[
                     spread.append(moved)
         found = spread
     yield from found
+
+
+def every_place(source: Source, name: str) -> list[str]:
+    """The same parameter in every block that its own block stands for."""
+    found = [name]
+    for blocks in source.blocks:
+        if (i := blocks.index_in(name)) is not None:
+            found = [blocks.moved(n, k) for n in found for k in blocks.represented(i)]
+    return found
 
 
 def layer_of(source: Source, name: str) -> int:

@@ -28,11 +28,12 @@ class Notes:
 
     choices: dict[str, int] = field(default_factory=dict)  # which row or column of a weight was emptied
     dead: dict[str, Tensor] = field(default_factory=dict)  # which elements of a vector have no effect at all
+    emptied: set[str] = field(default_factory=set)  # biases that have been folded away: nothing may fill them again
     empty_columns: dict[str, set[int]] = field(default_factory=dict)  # where no identity block may be laid
     worst: float = 1e3  # how much an identity block may make rounding errors grow
 
     def clear(self) -> None:
-        for settled in (self.choices, self.dead, self.empty_columns):
+        for settled in (self.choices, self.dead, self.emptied, self.empty_columns):
             settled.clear()
 
 

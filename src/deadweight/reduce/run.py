@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.audit.run import one_thread, proved, traced
+from deadweight.audit.run import one_thread, proved, threads_for, traced
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError
@@ -80,6 +80,7 @@ def reduce(
     options = {"inputs": inputs, "trust_remote_code": trust_remote_code}
     with one_thread():
         job = prepare(model, layout, select or (), ignore or (), options, say)
+    with threads_for(job.size):
         found = planned(job) if dry_run else carried_out(job, model, options, target, overwrite, say)
     return replace(found, seconds=time.perf_counter() - start)
 
@@ -112,7 +113,7 @@ def prepare(model: Any, layout: Layout, select: Any, ignore: Any, options: dict[
 def refuse_unfit(source: Source, layout: Layout) -> None:
     if is_slim(source.config):
         raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
-    if any("quantised" in note for note in source.notes):
+    if any("quantised" in note for note in source.notes) and not source.name.endswith(".gguf"):
         raise DeadweightError(
             f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"
         )
@@ -181,8 +182,7 @@ class DifferentError(DeadweightError):
 
 def affordable(job: Job, model: Any, options: dict[str, Any], say: Say) -> Subject | None:
     """The whole model with its weights, traced, if it fits into memory beside its reduced self; else None."""
-    count = sum(torch.Size(s).numel() for s in job.source.shapes.values())
-    if count * BYTES_PER_PARAMETER > free_memory() * 0.7:
+    if job.size * BYTES_PER_PARAMETER > free_memory() * 0.7:
         return None
     say("loading the weights")
     text = text_pieces(job.folder) if job.folder is not None else ()

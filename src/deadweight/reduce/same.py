@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from deadweight.audit.run import one_thread
+from deadweight.audit.run import one_thread, threads_for
 from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
 from deadweight.reduce.verify import LENGTH, Subject, Verification, compare, subject
@@ -32,7 +32,8 @@ def verify(
         first = opened(a, inputs, trust_remote_code)
         say("loading the second model")
         second = opened(b, inputs, trust_remote_code)
-        say("comparing")
+    say("comparing")
+    with threads_for(sum(p.numel() for p in first.module.parameters())):
         return compare(first, second)
 
 

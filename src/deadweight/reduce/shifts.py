@@ -53,6 +53,9 @@ class ShiftRewrite(Rewrite):
 
     def absorb(self, tensors: Tensors, amounts: Mapping[str, Tensor]) -> None:
         """Undo these shifts in the parameters that take them over."""
+        gone = [self.name(a.parameter) for a in self.claim.absorbers if a.node in amounts]
+        if again := [n for n in gone if n in self.notes.emptied]:
+            raise NotDone(f"{again[0]} is already gone, and would be needed again")
         for absorber in self.claim.absorbers:
             if absorber.node in amounts:
                 name = self.name(absorber.parameter)
@@ -108,6 +111,8 @@ class Fold(ShiftRewrite):
         amounts = effect(self.graph, self.claim, self.claim.node, shift, parameter)
         self.absorb(tensors, amounts)
         tensors[self.target] = torch.where(self.moving(), 0.0, tensors[self.target])
+        if self.whole:
+            self.notes.emptied.add(self.target)
         return [self.removed(self.target)]
 
 
@@ -131,6 +136,7 @@ class FoldBack(Fold):
         left = float(tensors[self.target].abs().max())
         assert left <= 1e-12 * float(shift.abs().max() + 1), left
         tensors[self.target] = torch.zeros_like(tensors[self.target])
+        self.notes.emptied.add(self.target)
         return [Constant(self.target, 0.0)]
 
 

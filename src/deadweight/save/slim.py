@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -46,14 +45,14 @@ def can_shrink(module: nn.Module, parameter: str, *, whole: bool) -> str | None:
     return f"its module, {kind.__name__}, expects it"
 
 
-@functools.cache
-def acts_like_linear(kind: type[nn.Linear]) -> bool:
+def acts_like_linear(kind: type[nn.Module]) -> bool:
     """Whether a class of linear layer with a forward of its own computes what nn.Linear does."""
-    if kind.forward is nn.Linear.forward:
+    if getattr(kind, "forward", None) is nn.Linear.forward:
         return kind is nn.Linear
     try:
         with torch.random.fork_rng(devices=[]):
-            layer, x = kind(5, 3).to(torch.float64), torch.randn(2, 4, 5, dtype=torch.float64)
+            layer: Any = kind(5, 3)
+            layer, x = layer.to(torch.float64), torch.randn(2, 4, 5, dtype=torch.float64)
             return bool(torch.allclose(layer(x), linear(x, layer.weight, layer.bias), rtol=1e-12, atol=1e-12))
     except Exception:  # noqa: BLE001 - the class's own code
         return False

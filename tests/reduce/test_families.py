@@ -1,0 +1,108 @@
+"""Every family, reduced as a user would: the same function in float64 and in float32, and loadable both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import deadweight
+
+FAMILIES = [
+    "BertForMaskedLM",
+    "BloomForCausalLM",
+    "CLIPModel",
+    "FalconForCausalLM",
+    "Gemma2ForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "LlamaForCausalLM",
+    "OPTForCausalLM",
+    "PhiForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "RobertaForMaskedLM",
+    "T5ForConditionalGeneration",
+    "ViTModel",
+    "WhisperForConditionalGeneration",
+]
+EXACT = 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_family_reduces_to_the_same_function(architecture: str, folder_of: Callable, tmp_path: Path) -> None:
+    source = folder_of(architecture)
+    found = deadweight.reduce(source, tmp_path / "slim")
+    assert found.verification is not None
+    for error in found.verification.errors:
+        assert error.float64 <= EXACT and error.floors is not None and error.floors <= 3
+    saved = found.parameters_before - found.parameters_after
+    assert saved == sum(s.saves for s in found.steps) > 0
+    assert deadweight.verify(source, tmp_path / "slim").same
+    deadweight.reduce(source, tmp_path / "stock", layout="stock")
+    original = getattr(transformers, architecture).from_pretrained(source)
+    stock = getattr(transformers, architecture).from_pretrained(tmp_path / "stock")
+    assert {n: p.shape for n, p in stock.named_parameters()} == {n: p.shape for n, p in original.named_parameters()}
+    assert deadweight.verify(source, tmp_path / "stock").same
+
+
+def test_all_that_laws_promise_of_gpt2_is_gone_from_the_file(gpt2: Path, tmp_path: Path) -> None:
+    found = deadweight.reduce(gpt2, tmp_path / "slim")
+    rows = 32 - 5  # the reference counts have five positions, this model 32
+    assert found.parameters_before - found.parameters_after == 345 + rows
+    from safetensors.torch import load_file
+
+    stored = load_file(tmp_path / "slim" / "model.safetensors")
+    assert sum(t.numel() for t in stored.values() if t.is_floating_point()) == found.parameters_after
+
+
+def test_a_slim_model_generates_the_same_tokens_with_its_cache(gpt2: Path, tmp_path: Path) -> None:
+    deadweight.reduce(gpt2, tmp_path / "slim")
+    original = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
+    remote = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "slim", trust_remote_code=True).eval()
+    ours = deadweight.load(tmp_path / "slim")
+    start = torch.tensor([[3, 1, 4]])
+    options = {"max_new_tokens": 28, "min_new_tokens": 28, "do_sample": False, "pad_token_id": 0}
+    wanted = original.generate(start, **options)
+    for model in (remote, ours):
+        assert torch.equal(model.generate(start, **options), wanted)
+        assert torch.equal(model.generate(start, use_cache=False, **options), wanted)
+
+
+def test_a_slim_model_survives_save_and_load_and_other_precisions(gpt2: Path, tmp_path: Path) -> None:
+    deadweight.reduce(gpt2, tmp_path / "slim")
+    model = deadweight.load(tmp_path / "slim")
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(deadweight.load(tmp_path / "again")(ids).logits, model(ids).logits)
+    half = deadweight.load(tmp_path / "slim", dtype=torch.bfloat16)
+    assert half(ids).logits.dtype == torch.bfloat16
+    original = transformers.AutoModelForCausalLM.from_pretrained(gpt2, dtype=torch.bfloat16).eval()
+    exact = transformers.AutoModelForCausalLM.from_pretrained(gpt2).double().eval()(ids).logits
+    noise = (original(ids).logits.double() - exact).norm()
+    assert (half(ids).logits.double() - exact).norm() < 3 * noise
+
+
+def test_a_slim_model_compiles(gpt2: Path, tmp_path: Path) -> None:
+    deadweight.reduce(gpt2, tmp_path / "slim")
+    model, ids = deadweight.load(tmp_path / "slim"), torch.tensor([[3, 1, 4, 1, 5]])
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.allclose(compiled(ids, use_cache=False).logits, model(ids).logits, atol=1e-5)
+
+
+def test_reducing_stock_twice_is_reducing_once(gpt2: Path, tmp_path: Path) -> None:
+    deadweight.reduce(gpt2, tmp_path / "once", layout="stock")
+    deadweight.reduce(tmp_path / "once", tmp_path / "twice", layout="stock")
+    once, twice = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("once", "twice"))
+    assert once == twice
+
+
+def test_a_slim_model_is_not_reduced_again(gpt2: Path, tmp_path: Path) -> None:
+    deadweight.reduce(gpt2, tmp_path / "slim")
+    with pytest.raises(deadweight.DeadweightError, match="slim already"):
+        deadweight.reduce(tmp_path / "slim", tmp_path / "again")

@@ -1,0 +1,101 @@
+"""Modules of the user's own: reduced in memory, and written and loaded into a fresh original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import deadweight
+
+
+def statistics(module: nn.Module) -> nn.Module:
+    """BatchNorms that have seen something, gains and shifts that do something."""
+    torch.manual_seed(0)
+    for m in module.modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            m.running_mean, m.running_var = torch.randn(m.num_features), torch.rand(m.num_features) + 0.5
+            nn.init.normal_(m.weight, 1.0, 0.3)
+            nn.init.normal_(m.bias)
+    return module.eval()
+
+
+def convolutions() -> nn.Module:
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False), nn.BatchNorm2d(2)]
+    return statistics(nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 5), nn.BatchNorm1d(5)))
+
+
+def test_batchnorm_goes_into_the_convolution_before_it() -> None:
+    model, x = convolutions(), torch.randn(4, 3, 8, 8)
+    found = deadweight.reduce(model, inputs=(x,))
+    small = found.module
+    assert small is not None and not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in small.modules())
+    assert torch.allclose(small(x), model(x), atol=1e-5)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+def test_batchnorm_whose_input_is_read_again_stays() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return torch.tanh(self.norm(y)) + torch.sin(y)
+
+    found = deadweight.reduce(statistics(Twice()), inputs=(torch.randn(2, 3, 8, 8),))
+    assert not found.steps
+
+
+def test_a_reduced_module_is_loaded_into_a_fresh_original(tmp_path: Path) -> None:
+    model, x = convolutions(), torch.randn(4, 3, 8, 8)
+    deadweight.reduce(model, tmp_path / "out", inputs=(x,))
+    again = deadweight.load(tmp_path / "out", convolutions())
+    assert torch.allclose(again(x), model(x), atol=1e-5)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert "1.running_mean" not in stored and "0.bias" in stored
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torchs_own_encoder(norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    torch.manual_seed(0)
+    for p in model.parameters():
+        nn.init.normal_(p, float(p.ndim == 1), 0.4)
+    x = torch.randn(1, 5, 8)
+    found = deadweight.reduce(model, inputs=(x,), layout="stock")
+    assert found.module is not None and found.steps
+    assert torch.allclose(found.module(x), model(x), atol=1e-5)
+    assert not found.module.layers[0].self_attn.in_proj_bias[8:16].any(), "the key bias is dead"
+    assert found.module.layers[0].self_attn.in_proj_bias[:8].any(), "the query bias is not"
+
+
+class NoNorm(nn.Module):
+    """One layer, one head, no norm, both skips: the case in which a whole query matrix may become the identity."""
+
+    def __init__(self, d: int = 6) -> None:
+        super().__init__()
+        self.table, self.readout = nn.Embedding(9, d), nn.Linear(d, 9)
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(d, 12), nn.Linear(12, d)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        p = torch.softmax(self.q(x) @ self.k(x).transpose(-1, -2), -1)
+        x = x + self.o(p @ self.v(x))
+        return self.readout(x + self.down(torch.tanh(self.up(x))))
+
+
+def test_a_whole_projection_becomes_the_identity_where_no_norm_forbids_it() -> None:
+    torch.manual_seed(0)
+    model, ids = NoNorm().eval(), torch.randint(0, 9, (2, 7))
+    found = deadweight.reduce(model, inputs=(ids,), select=["DW015"])
+    assert [s.code for s in found.steps] == ["DW015"] and found.module is not None
+    assert torch.allclose(found.module(ids), model(ids), atol=1e-4)
+    before, after = (sum(p.numel() for p in m.parameters()) for m in (model, found.module))
+    assert before - after == 36
