@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,24 +12,33 @@ from deadweight.errors import DeadweightError
 from deadweight.reduce.effect import NotFollowed
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.plan import Skipped
-from deadweight.reduce.rewrite import NotDone, Rewrite
+from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors
 from deadweight.source.text import printable
 
 Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision
 
 
-class Weights(MutableMapping[str, Tensor]):
+class Weights(Tensors):
     """Weights in float64, read when first asked for; what was changed is kept until it is released."""
 
-    def __init__(self, read: Read) -> None:
-        self.read = read
+    def __init__(self, read: Read, *, keep_float64: bool = True) -> None:
+        self.read, self.keep_float64 = read, keep_float64
         self.open: dict[str, Tensor] = {}
         self.changed: set[str] = set()
+        self.final: set[str] = set()  # weights that no later rewrite reads
+        self.own: dict[str, torch.dtype] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.open:
-            self.open[name] = checked(name, self.read(name)).to(torch.float64)
+            stored = checked(name, self.read(name))
+            self.own[name] = stored.dtype
+            self.open[name] = stored.to(torch.float64)
         return self.open[name]
+
+    def settle(self, name: str) -> None:
+        """A weight that is final may go back to its own precision at once: less memory is needed."""
+        if not self.keep_float64 and name in self.final and name in self.own:
+            self.open[name] = self.open[name].to(self.own[name])
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self.open[name] = value
@@ -77,6 +86,7 @@ def apply(
     for n, rewrite in enumerate(rewrites):
         if started is not None:
             started(rewrite)
+        weights.final = {name for name in rewrite.touches if last[name] == n}
         one(rewrite, weights, applied)
         for name in rewrite.touches:
             if last[name] == n:

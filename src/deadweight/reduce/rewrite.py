@@ -15,7 +15,13 @@ from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim
 from deadweight.reduce.facts import Fact
 
-Tensors = MutableMapping[str, Tensor]  # the model's weights by state-dict name, float64 when read
+
+class Tensors(MutableMapping[str, Tensor]):
+    """The model's weights by state-dict name, in float64 when read."""
+
+    @abstractmethod
+    def settle(self, name: str) -> None:
+        """The rewrite is done with this weight."""
 
 
 class NotDone(DeadweightError):

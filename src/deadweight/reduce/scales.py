@@ -51,6 +51,7 @@ class FoldGain(Rewrite):
             name = self.name(site.parameter)
             if site.role in ("in", "out"):
                 tensors[name] = times(tensors[name], site, factor if site.role == "in" else 1 / factor)
+                tensors.settle(name)
         rest = tensors[self.target] + (1 - gain).reshape(tensors[self.target].shape)
         settled = float(rest.reshape(-1)[0].round())
         if float((rest - settled).abs().max()) > 1e-12:

@@ -109,7 +109,7 @@ def stream(
         count += 1
         say(f"writing: {count} of {len(rewrites)} rewrites")
 
-    for name, value in apply(rewrites, Weights(job.read), applied, started=started):
+    for name, value in apply(rewrites, Weights(job.read, keep_float64=False), applied, started=started):
         if value is not None:
             ready[name] = value
         for unit in due.released(name):

@@ -1,0 +1,205 @@
+"""How fast a large sharded checkpoint is reduced, next to copying the same files, and how much memory it takes.
+
+python benchmarks/reduce_scale.py --json benchmarks/results/reduce_scale.json --markdown docs/reduce-scale.md
+python benchmarks/reduce_scale.py --read benchmarks/results/reduce_scale.json --markdown docs/reduce-scale.md
+
+The checkpoints are LLaMA-type, bfloat16, random, of several depths. Each is copied file by file (read, write, fsync)
+and reduced by `deadweight reduce`, in fresh processes that take turns; medians are reported. Memory is the largest
+resident set of the process, less that of a process that only imports what the command imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 16384
+IMPORTS = "import deadweight.reduce.run, transformers; transformers.LlamaForCausalLM; import torch.export._trace"
+MAKE = """
+import json, sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+folder, layers = Path(sys.argv[1]), int(sys.argv[2])
+d, h, kv, v = {width}, {hidden}, {width} // {heads} * {keys}, {vocabulary}
+def w(*shape):
+    return torch.randn(shape, dtype=torch.float32).mul_(0.02).to(torch.bfloat16)
+index = {{}}
+def save(name, tensors):
+    save_file(tensors, folder / name, {{"format": "pt"}})
+    index.update(dict.fromkeys(tensors, name))
+save("model-embed.safetensors", {{"model.embed_tokens.weight": w(v, d), "lm_head.weight": w(v, d),
+     "model.norm.weight": 1 + 10 * w(d)}})
+for i in range(layers):
+    p = f"model.layers.{{i}}."
+    save(f"model-{{i:03}}.safetensors", {{
+        p + "input_layernorm.weight": 1 + 10 * w(d), p + "post_attention_layernorm.weight": 1 + 10 * w(d),
+        p + "self_attn.q_proj.weight": w(d, d), p + "self_attn.k_proj.weight": w(kv, d),
+        p + "self_attn.v_proj.weight": w(kv, d), p + "self_attn.o_proj.weight": w(d, d),
+        p + "mlp.gate_proj.weight": w(h, d), p + "mlp.up_proj.weight": w(h, d), p + "mlp.down_proj.weight": w(d, h)}})
+(folder / "model.safetensors.index.json").write_text(json.dumps({{"metadata": {{}}, "weight_map": index}}))
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One checkpoint."""
+
+    layers: int
+    gigabytes: float
+    block_megabytes: float
+    copy_seconds: float
+    reduce_seconds: float
+    fixed_seconds: float  # opening, tracing and proving, which do not grow with the checkpoint
+    peak_megabytes: float  # above the imports
+    saved: int
+    runs: dict[str, list[float]]
+
+    @property
+    def speed(self) -> float:
+        """Against copying, all included."""
+        return self.copy_seconds / self.reduce_seconds
+
+    @property
+    def stream_speed(self) -> float:
+        """Against copying, without what does not grow with the checkpoint."""
+        return self.copy_seconds / max(self.reduce_seconds - self.fixed_seconds, 1e-9)
+
+
+def make(folder: Path, layers: int) -> None:
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": WIDTH,
+        "intermediate_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEYS,
+        "num_hidden_layers": layers,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    code = MAKE.format(width=WIDTH, hidden=HIDDEN, heads=HEADS, keys=KEYS, vocabulary=VOCABULARY)
+    subprocess.run([sys.executable, "-c", code, str(folder), str(layers)], check=True)
+
+
+def process(command: list[str]) -> tuple[float, int]:
+    """Wall time and peak resident bytes of one process."""
+    start = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        if child.returncode:
+            raise SystemExit(f"{' '.join(command)} failed: {said.read().decode()[-2000:]}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return time.perf_counter() - start, usage.ru_maxrss * unit
+
+
+def copied(source: Path, target: Path) -> float:
+    """Seconds to copy the files and have them on disk."""
+    start = time.perf_counter()
+    target.mkdir()
+    for file in source.iterdir():
+        with file.open("rb") as read, (target / file.name).open("wb") as write:
+            shutil.copyfileobj(read, write, 16 << 20)
+            write.flush()
+            os.fsync(write.fileno())
+    return time.perf_counter() - start
+
+
+def measure(folder: Path, layers: int, times: int, imports: int) -> Row:
+    source, target = folder / f"source-{layers}", folder / "target"
+    make(source, layers)
+    size = sum(f.stat().st_size for f in source.glob("*.safetensors"))
+    block = (source / "model-000.safetensors").stat().st_size
+    runs: dict[str, list[float]] = {"copy": [], "reduce": [], "plan": []}
+    peaks, saved = [], 0
+    for _ in range(times):
+        runs["copy"].append(copied(source, target))
+        shutil.rmtree(target)
+        seconds, peak = process([sys.executable, "-m", "deadweight", "reduce", str(source), str(target)])
+        runs["reduce"].append(seconds)
+        peaks.append(peak - imports)
+        report = json.loads((target / "deadweight.json").read_text(encoding="utf-8"))
+        saved = report["parameters"]["before"] - report["parameters"]["after"]
+        shutil.rmtree(target)
+        runs["plan"].append(process([sys.executable, "-m", "deadweight", "reduce", str(source), "--dry-run"])[0])
+    shutil.rmtree(source)
+    middle = {name: statistics.median(values) for name, values in runs.items()}
+    return Row(
+        layers,
+        size / 1e9,
+        block / 1e6,
+        middle["copy"],
+        middle["reduce"],
+        middle["plan"],
+        statistics.median(peaks) / 1e6,
+        saved,
+        {name: [round(v, 2) for v in values] for name, values in runs.items()},
+    )
+
+
+def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
+    lines = [
+        "# Reducing large checkpoints",
+        "",
+        f"LLaMA-type, bfloat16, width {WIDTH}, hidden {HIDDEN}, {KEYS} key-value heads, sharded by layer; "
+        f"{setting['cores']} CPU cores, torch {setting['torch']}, median of {setting['times']}. Written by "
+        "`benchmarks/reduce_scale.py`, which says what is measured.",
+        "",
+        "| layers | GB | copy, s | reduce, s | of it proving, s | speed of copying | without proving | peak above "
+        "imports, MB | in blocks | parameters gone |",
+        "| --- " * 10 + "|",
+    ]
+    lines += [
+        f"| {r.layers} | {r.gigabytes:.2f} | {r.copy_seconds:.1f} | {r.reduce_seconds:.1f} | {r.fixed_seconds:.1f} | "
+        f"{r.speed:.2f} | {r.stream_speed:.2f} | {r.peak_megabytes:.0f} | "
+        f"{r.peak_megabytes / r.block_megabytes:.1f} | {r.saved:,} |"
+        for r in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    layers: Annotated[str, typer.Option(help="depths to measure, comma-separated")] = "8,16,33",
+    times: Annotated[int, typer.Option(help="processes for each number")] = 3,
+    folder: Annotated[Path | None, typer.Option(help="where the checkpoints are made (and removed)")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
+    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
+    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+) -> None:
+    if recorded is not None:
+        data = json.loads(recorded.read_text(encoding="utf-8"))
+        setting, rows = data["setting"], [Row(**r) for r in data["rows"]]
+    else:
+        import torch
+
+        setting = {"torch": torch.__version__.split("+")[0], "cores": os.cpu_count(), "times": times}
+        imports = process([sys.executable, "-c", IMPORTS])[1]
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            rows = [measure(Path(place), int(n), times, imports) for n in layers.split(",")]
+        if json_file is not None:
+            data = {"setting": setting, "rows": [asdict(r) for r in rows]}
+            json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    Console().print(markdown(rows, setting), markup=False)
+    if page is not None:
+        page.write_text(markdown(rows, setting), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
