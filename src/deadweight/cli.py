@@ -262,17 +262,23 @@ def explain(
 
 @app.command(short_help="A first look, offline, in seconds.")
 def demo() -> None:
-    """Audit the small trained model that comes with the package: offline, in seconds.
+    """Audit the small trained model that comes with the package, reduce it, and check the result: offline.
 
     \b
     deadweight demo
     """
-    from deadweight.embedded import path
+    import tempfile
 
-    with _spinner() as progress:
-        result = deadweight.audit(str(path()), progress=progress)
+    from deadweight.report.reduction import print_reduction
+
     console = make_console()
+    with _spinner() as progress:
+        result = deadweight.audit("demo", progress=progress)
     print_audit(result, console, proofs=True)
+    with tempfile.TemporaryDirectory() as folder:
+        with _spinner() as progress:
+            reduction = deadweight.reduce("demo", Path(folder) / "slim", progress=progress)
+        print_reduction(reduction, console)
     console.print(Text(_AFTER_DEMO))
 
 
@@ -280,6 +286,7 @@ _AFTER_DEMO = """
 That was a model that comes with deadweight. Now try
   deadweight audit demo --complete     count every redundant dimension and see whether a law explains it
   deadweight explain key-bias          read one law, with its proof and its limits
+  deadweight reduce demo OUT           write the smaller model, and read OUT/README.md
   deadweight audit YOUR_MODEL          a folder, a hub id, a config.json, a .gguf, or package.module:callable
 """
 
