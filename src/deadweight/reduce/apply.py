@@ -26,19 +26,26 @@ class Weights(Tensors):
         self.open: dict[str, Tensor] = {}
         self.changed: set[str] = set()
         self.final: set[str] = set()  # weights that no later rewrite reads
-        self.own: dict[str, torch.dtype] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.open:
-            stored = checked(name, self.read(name))
-            self.own[name] = stored.dtype
-            self.open[name] = stored.to(torch.float64)
+            self.open[name] = checked(name, self.read(name)).to(torch.float64)
         return self.open[name]
 
-    def settle(self, name: str) -> None:
-        """A weight that is final may go back to its own precision at once: less memory is needed."""
-        if not self.keep_float64 and name in self.final and name in self.own:
-            self.open[name] = self.open[name].to(self.own[name])
+    def scale(self, name: str, axis: int, factor: Tensor) -> None:
+        """Multiply along an axis; a final weight of lower precision a few rows at a time, and not kept in float64."""
+        if self.keep_float64 or name in self.open or name not in self.final:
+            value = self[name]
+            self[name] = value * along(factor, axis, value.ndim)
+            return
+        stored = checked(name, self.read(name))
+        result = torch.empty_like(stored)
+        rows = max(1, CHUNK // max(stored[0].numel(), 1))
+        for start in range(0, len(stored), rows):
+            part = stored[start : start + rows].to(torch.float64)
+            mine = factor[start : start + rows] if axis == 0 else factor
+            result[start : start + rows] = part.mul_(along(mine, axis, stored.ndim)).to(stored.dtype)
+        self[name] = result
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self.open[name] = value
@@ -54,13 +61,27 @@ class Weights(Tensors):
         return len(self.open)
 
 
+CHUNK = 1 << 20  # elements worked on at a time
+
+
+def along(factor: Tensor, axis: int, rank: int) -> Tensor:
+    """A factor per index of one axis, shaped to be multiplied."""
+    return factor.reshape([-1 if a == axis else 1 for a in range(rank)])
+
+
 def checked(name: str, tensor: Tensor) -> Tensor:
     """The tensor, refused if a number in it is not finite."""
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if tensor.is_floating_point() and tensor.numel() and not all_finite(tensor):
         raise DeadweightError(
             f"{printable(name)} holds NaN or infinite numbers; nothing can be said about such a model: repair it first"
         )
     return tensor
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """One pass: the smallest and the largest number are finite, and NaN would be both."""
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
 
 
 @dataclass

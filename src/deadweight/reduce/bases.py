@@ -26,23 +26,38 @@ def common_columns(blocks: list[Tensor], allowed: Tensor) -> Tensor:
     size of R. Greedily, the column whose smallest share over all blocks is largest comes first; then columns are
     swapped for others as long as the sum of |R|² over the blocks falls.
     """
-    rows = torch.stack([torch.linalg.qr(b.T, mode="reduced")[0].T for b in blocks])  # heads × n × d
+    rows = torch.stack([orthonormal(b) for b in blocks])  # heads × n × d
     return torch.tensor(sorted(swapped(rows, greedy(rows, allowed), allowed).tolist()))
 
 
+def orthonormal(block: Tensor) -> Tensor:
+    """A basis of the same row space: by the small Gram matrix where that is exact enough, else by QR."""
+    gram = block @ block.T
+    factor, info = torch.linalg.cholesky_ex(gram)
+    diagonal = torch.diagonal(factor)
+    if int(info) == 0 and float(diagonal.min()) > 1e-5 * float(diagonal.max()):
+        return torch.linalg.solve_triangular(factor, block, upper=False)
+    return torch.linalg.qr(block.T, mode="reduced")[0].T
+
+
 def greedy(rows: Tensor, allowed: Tensor) -> Tensor:
-    rest, open_ = rows.clone(), allowed.clone()
-    taken: list[int] = []
-    for _ in range(rows.shape[1]):
-        share = torch.where(open_, rest.square().sum(1).amin(0), -1.0)
-        best = int(share.argmax())
-        if float(share[best]) <= 1e-12:
+    """One column after the other; what the columns taken so far span in each block is subtracted from the rest."""
+    share = rows.square().sum(1)  # heads × d
+    open_, taken = allowed.clone(), list[int]()
+    spanned = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])  # heads × taken × n, orthonormal
+    for i in range(rows.shape[1]):
+        smallest = torch.where(open_, share.amin(0), -1.0)
+        best = int(smallest.argmax())
+        if float(smallest[best]) <= 1e-12:
             raise NotDone("no set of columns is invertible in every head")
         taken.append(best)
         open_[best] = False
-        direction = rest[:, :, best]
+        direction = rows[:, :, best]
+        for _ in range(2):  # twice is enough
+            direction = direction - (spanned.transpose(1, 2) @ (spanned @ direction[:, :, None]))[:, :, 0]
         direction = direction / direction.norm(dim=1, keepdim=True)
-        rest = rest - direction[:, :, None] * (direction[:, :, None] * rest).sum(1, keepdim=True)
+        spanned[:, i] = direction
+        share = share - (direction[:, None, :] @ rows)[:, 0].square()
     return torch.tensor(taken)
 
 
@@ -70,30 +85,28 @@ def swapped(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
 
 def amplification(block: Tensor, columns: Tensor) -> float:
     """How much larger the turned rows are than orthonormal ones."""
-    rows = torch.linalg.qr(block.T, mode="reduced")[0].T
+    rows = orthonormal(block)
     return float(torch.linalg.svdvals(rows[:, columns]).min().reciprocal())
 
 
 def places_of(site: Site, coordinates: list[int], copy: int | None = None) -> Tensor:
     """Where these coordinates stand along the site's axis, in their order."""
-    index = []
-    for c in coordinates:
-        here = site.coordinate == c
-        if copy is not None and site.copy is not None:
-            here = here & (site.copy == copy)
-        found = here.nonzero().reshape(-1)
-        if len(found) != 1:
+    present = site.coordinate if copy is None or site.copy is None else site.coordinate * (site.copy == copy)
+    where: dict[int, int] = {}
+    for place, coordinate in enumerate(present.tolist()):
+        if coordinate in where and coordinate:
             raise NotDone("a coordinate stands at several places of one parameter")
-        index.append(int(found[0]))
-    return torch.tensor(index)
+        where[coordinate] = place
+    return torch.tensor([where[c] for c in coordinates])
 
 
-def act_on(parameter: Tensor, axis: int, places: Tensor, matrix: Tensor) -> Tensor:
+def act_on(parameter: Tensor, axis: int, actions: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The parameter with the slices at these places replaced by matrix · slices."""
     along = parameter.movedim(axis, 0).clone()
-    flat = along[places].reshape(len(places), -1)
-    along[places] = (matrix @ flat).reshape(along[places].shape)
-    return along.movedim(0, axis).contiguous()
+    for places, matrix in actions:
+        part = along[places]
+        along[places] = (matrix @ part.reshape(len(places), -1)).reshape(part.shape)
+    return along.movedim(0, axis)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,15 +181,16 @@ class ValueBasis(BasisRewrite):
         rows = [places_of(own, h) for h in heads]
         columns = self.columns(weight, rows)
         blocks = [weight[r][:, columns].clone() for r in rows]
+        inverses = [torch.linalg.inv(block) for block in blocks]
         for site in self.sites:
             name = self.name(site.parameter)
-            moved = tensors[name]
-            for head, block in zip(heads, blocks, strict=True):
-                for copy in copies_of(site, head):
-                    places = places_of(site, head, copy)
-                    matrix = torch.linalg.inv(block) if site.role == "out" else block.T
-                    moved = act_on(moved, site.axis, places, matrix)
-            tensors[name] = moved
+            matrices = inverses if site.role == "out" else [block.T for block in blocks]
+            actions = [
+                (places_of(site, head, copy), matrix)
+                for head, matrix in zip(heads, matrices, strict=True)
+                for copy in copies_of(site, head)
+            ]
+            tensors[name] = act_on(tensors[name], site.axis, actions)
         return self.finish(tensors, rows, columns)
 
 
@@ -220,15 +234,23 @@ class KeyBasis(BasisRewrite):
         blocks = [weight[r][:, columns].clone() for r in rows]
         for site in self.sites:
             name = self.name(site.parameter)
-            moved, mine = tensors[name], set(site.coordinate.tolist())
-            for meeting, block in zip(meetings, blocks, strict=True):
-                turn = (meeting.map @ block @ torch.linalg.inv(meeting.map)).T
-                pairs = [(meeting.keys, torch.linalg.inv(block)), *((q, turn) for q in meeting.queries)]
-                for coordinates, matrix in pairs:
-                    if mine.issuperset(coordinates):
-                        moved = act_on(moved, site.axis, places_of(site, coordinates), matrix)
-            tensors[name] = moved
+            mine = set(site.coordinate.tolist())
+            actions = [
+                (places_of(site, coordinates), matrix)
+                for meeting, block in zip(meetings, blocks, strict=True)
+                for coordinates, matrix in turns(meeting, block)
+                if mine.issuperset(coordinates)
+            ]
+            tensors[name] = act_on(tensors[name], site.axis, actions)
         return self.finish(tensors, rows, columns)
+
+
+def turns(meeting: Meeting, block: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+    """What is done to the keys of a head, and to the queries of every head that meets them."""
+    yield meeting.keys, torch.linalg.inv(block)
+    turn = (meeting.map @ block @ torch.linalg.inv(meeting.map)).T
+    for queries in meeting.queries:
+        yield queries, turn
 
 
 def free_parts(shared: list[Products]) -> Iterator[Meeting]:
@@ -282,8 +304,8 @@ class WholeProjection(BasisRewrite):
         for s in self.sites:
             name = self.name(s.parameter)
             matrix = theta if s.role == "out" else torch.linalg.inv(theta).T
-            for copy in copies_of(s, stream):
-                tensors[name] = act_on(tensors[name], s.axis, places_of(s, stream, copy), matrix)
+            actions = [(places_of(s, stream, copy), matrix) for copy in copies_of(s, stream)]
+            tensors[name] = act_on(tensors[name], s.axis, actions)
         size = len(stream)
         tensors[self.target] = torch.eye(size, dtype=torch.float64)
         every = tuple(range(size))

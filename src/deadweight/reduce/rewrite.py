@@ -20,8 +20,8 @@ class Tensors(MutableMapping[str, Tensor]):
     """The model's weights by state-dict name, in float64 when read."""
 
     @abstractmethod
-    def settle(self, name: str) -> None:
-        """The rewrite is done with this weight."""
+    def scale(self, name: str, axis: int, factor: Tensor) -> None:
+        """Multiply a weight by one factor per index of an axis; the rewrite is then done with it."""
 
 
 class NotDone(DeadweightError):

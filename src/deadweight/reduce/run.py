@@ -86,7 +86,7 @@ def reduce(
 
 
 def prepare(model: Any, layout: Layout, select: Any, ignore: Any, options: dict[str, Any], say: Say) -> Job:
-    """Prove what can be proved of the model, and plan."""
+    """Prove what can be proved of the model, and plan. Evidence is not taken: the whole result is verified later."""
     say("opening the model")
     source = open_model(model, collapsed=True, **options)
     refuse_unfit(source, layout)
@@ -97,11 +97,11 @@ def prepare(model: Any, layout: Layout, select: Any, ignore: Any, options: dict[
         raise DeadweightError(
             f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}"
         ) from error
-    claims = proved(source, graph, complete=False, say=say).claims
+    claims = proved(source, graph, complete=False, say=say, evidence=False).claims
     if any(c.code == "DW015" for c in claims) and source.blocks:
         source = open_model(model, collapsed=False, **options)
         source, graph = traced(source, model, options["inputs"], {"trust_remote_code": options["trust_remote_code"]})
-        claims = proved(source, graph, complete=False, say=say).claims
+        claims = proved(source, graph, complete=False, say=say, evidence=False).claims
     whole = source.module if not source.blocks else open_model(model, collapsed=False, **options).module
     say("planning")
     shrinks = lambda name, is_whole: can_shrink(whole, name, whole=is_whole)  # noqa: E731

@@ -50,8 +50,7 @@ class FoldGain(Rewrite):
         for site in self.claim.sites:
             name = self.name(site.parameter)
             if site.role in ("in", "out"):
-                tensors[name] = times(tensors[name], site, factor if site.role == "in" else 1 / factor)
-                tensors.settle(name)
+                tensors.scale(name, site.axis, per_index(site, factor if site.role == "in" else 1 / factor))
         rest = tensors[self.target] + (1 - gain).reshape(tensors[self.target].shape)
         settled = float(rest.reshape(-1)[0].round())
         if float((rest - settled).abs().max()) > 1e-12:
@@ -60,11 +59,10 @@ class FoldGain(Rewrite):
         return [Constant(self.target, settled)]
 
 
-def times(parameter: Tensor, site: Site, factor: Tensor) -> Tensor:
-    """The parameter with each index of the site's axis scaled by its coordinate's factor."""
-    along = torch.where(site.coordinate == 0, 1.0, factor[site.coordinate])
-    along = torch.where(torch.isfinite(along), along, 1.0)
-    return parameter * along.reshape([-1 if a == site.axis else 1 for a in range(parameter.ndim)])
+def per_index(site: Site, factor: Tensor) -> Tensor:
+    """Each index of the site's axis with its coordinate's factor."""
+    found = torch.where(site.coordinate == 0, 1.0, factor[site.coordinate])
+    return torch.where(torch.isfinite(found), found, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
