@@ -303,3 +303,19 @@ def test_a_gain_inside_each_head_is_passed_by_the_value_basis(examine: Callable,
 
     parts = {name: nn.Linear(WIDTH, WIDTH) for name in "qkvo"}
     assert examine(Lambda(forward, gain=vector(4), **parts), stream).found("DW003", "v.bias")
+
+
+def test_a_parameter_of_one_number_that_nothing_reads_is_unused(examine: Callable) -> None:
+    told = examine(
+        Lambda(lambda m, x: m.linear(x), linear=nn.Linear(4, 3), scale=nn.Parameter(torch.tensor(2.0))),
+        torch.randn(2, 4),
+    )
+    assert [f.dof for f in told.found("DW001", "scale")] == [1]
+
+
+def test_a_short_vector_added_to_a_wide_value_is_no_bias_of_its_channels(examine: Callable) -> None:
+    def forward(m: Lambda, x: Tensor) -> Tensor:
+        return m.second(torch.relu(m.first(x) + m.shift))
+
+    parts = {"first": nn.Conv1d(3, 6, 1), "second": nn.Conv1d(6, 2, 1), "shift": nn.Parameter(torch.randn(5))}
+    examine(Lambda(forward, **parts), torch.randn(2, 3, 5))

@@ -57,6 +57,8 @@ def make_claim(prover: Prover, code: str, name: str, node: Node, groups: Tensor,
 
 def part(node: Node, groups: Tensor) -> tuple[int, Tensor | None]:
     """The part of a parameter that some group touches, along its longest axis if it is a vector, else by rows."""
+    if not node.shape:
+        return 0, None
     axis = max(range(len(node.shape)), key=lambda a: node.shape[a]) if is_vector(node) else 0
     touched = (compact(groups) != 0).movedim(axis, 0)
     touched = touched.reshape(len(touched), -1).any(1)

@@ -142,7 +142,8 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         return
     axis = coordinate_axis(slot.coordinate)
     width = walk.graph.node(other).shape
-    if axis is None or not width or width[axis - len(node.shape)] != node.shape[axis]:
+    short = axis is None or len(width) < len(node.shape) - axis
+    if axis is None or short or width[axis - len(node.shape)] != node.shape[axis]:
         walk.missing[other.name] = node.name
         return
     along = slot.coordinate.movedim(axis, -1).reshape(-1, node.shape[axis])[0]
