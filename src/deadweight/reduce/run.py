@@ -42,7 +42,7 @@ from deadweight.save.slim import layout as slim_layout
 from deadweight.save.write import check_out, write
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, open_checkpoint
 from deadweight.source.hugging import is_slim, local_folder
-from deadweight.source.model import Source, open_model
+from deadweight.source.model import Source, open_complete, open_model
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable
 from deadweight.source.tokens import text_pieces
@@ -133,7 +133,7 @@ def weights_of(
             return found, folder
     if source.has_weights:
         return ModuleCheckpoint(whole), folder
-    return ModuleCheckpoint(open_model(model, weights=True, **options).module), folder
+    return ModuleCheckpoint(open_complete(model, **options).module), folder
 
 
 def carried_out(
@@ -188,7 +188,7 @@ def affordable(job: Job, model: Any, options: dict[str, Any], say: Say) -> Subje
     text = text_pieces(job.folder) if job.folder is not None else ()
     for length in (LENGTH, None) if job.source.config is not None and options["inputs"] is None else (None,):
         try:
-            source = open_model(model, weights=True, length=length, **options)
+            source = open_complete(model, length=length, **options)
             return subject(source, text)
         except (DeadweightError, TraceError):
             if length is None:

@@ -13,7 +13,7 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
 from deadweight.reduce.verify import LENGTH, Subject, Verification, compare, subject
 from deadweight.source.hugging import local_folder
-from deadweight.source.model import open_model
+from deadweight.source.model import open_complete
 from deadweight.source.tokens import text_pieces
 
 
@@ -43,7 +43,7 @@ def opened(model: Any, inputs: Any, trust_remote_code: bool) -> Subject:
     lengths = (LENGTH, None) if inputs is None else (None,)
     for length in lengths:
         try:
-            source = open_model(model, weights=True, inputs=inputs, length=length, trust_remote_code=trust_remote_code)
+            source = open_complete(model, inputs=inputs, length=length, trust_remote_code=trust_remote_code)
             return subject(source, text)
         except (DeadweightError, TraceError) as error:
             if length is None:

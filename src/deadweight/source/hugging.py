@@ -30,6 +30,7 @@ FALLBACKS: tuple[dict[str, str], ...] = (
     {"experts_implementation": "batched_mm"},
     {},
 )
+MISSING = "are not in the checkpoint and are random"
 DECODER = (transformers.AutoModelForCausalLM, transformers.AutoModel)
 ENCODER = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel)
 BOTH = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
@@ -320,4 +321,4 @@ def _missing(info: dict[str, Any]) -> tuple[str, ...]:
     names = sorted(info.get("missing_keys") or ())
     if not names:
         return ()
-    return (f"{len(names)} parameters are not in the checkpoint and are random, first {printable(names[0])}",)
+    return (f"{len(names)} parameters {MISSING}, first {printable(names[0])}",)

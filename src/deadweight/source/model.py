@@ -72,6 +72,14 @@ def open_model(
     return replace(source, blocks=collapse(source.module, record), shapes=shapes)
 
 
+def open_complete(spec: Any, **options: Any) -> Source:
+    """The model with its weights, refused if some of them are missing and would be random."""
+    source = open_model(spec, weights=True, **options)
+    if missing := [note for note in source.notes if hugging.MISSING in note]:
+        raise DeadweightError(f"{printable(source.name)}: {missing[0]}; expected a complete checkpoint")
+    return source
+
+
 def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
     if isinstance(spec, nn.Module):
         return factory.from_module(spec)
