@@ -20,8 +20,8 @@ CENTRES = ("core.layer", "core.group", "core.instance", "core.batch")
 
 
 def is_vector(node: Node) -> bool:
-    """At most one axis is longer than 1: a bias, a gain, a token."""
-    return bool(node.shape) and sum(n > 1 for n in node.shape) <= 1
+    """At most one axis is longer than 1: a bias, a gain, a token, a single number."""
+    return sum(n > 1 for n in node.shape) <= 1
 
 
 def ended_at(outcome: Outcome) -> set[str]:
@@ -57,6 +57,8 @@ def make_claim(prover: Prover, code: str, name: str, node: Node, groups: Tensor,
 
 def part(node: Node, groups: Tensor) -> tuple[int, Tensor | None]:
     """The part of a parameter that some group touches, along its longest axis if it is a vector, else by rows."""
+    if not node.shape:
+        return 0, None
     axis = max(range(len(node.shape)), key=lambda a: node.shape[a]) if is_vector(node) else 0
     touched = (compact(groups) != 0).movedim(axis, 0)
     touched = touched.reshape(len(touched), -1).any(1)
@@ -87,6 +89,13 @@ def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
     """Whether an earlier law has already made these elements redundant, one by one."""
     of_node = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]
     return any(element_wise(c) and bool(((c.groups != 0) & (groups != 0)).any()) for c in of_node)
+
+
+def all_claimed(prover: Prover, node: Node) -> bool:
+    """Whether earlier laws have found every element of a parameter dead, one by one."""
+    dead = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
+    dead = [c for c in dead if c.lost is None and element_wise(c)]
+    return bool(dead) and bool(torch.stack([(c.groups != 0).expand(node.shape) for c in dead]).any(0).all())
 
 
 def element_wise(claim: ShiftClaim) -> bool:
