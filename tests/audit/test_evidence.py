@@ -126,3 +126,46 @@ def test_a_parameter_that_only_a_complex_output_reads_is_not_unexplained() -> No
 
     result = deadweight.audit(Complex(), torch.randn(4, WIDTH), complete=True)
     assert not result.unknown and result.completeness is not None and result.completeness.measured == 0
+
+
+class Pooled(nn.Module):
+    """Softmax over the positions: a bias per channel is dead."""
+
+    def __init__(self, *, bend: bool = False) -> None:
+        super().__init__()
+        self.bias, self.bend = nn.Parameter(torch.randn(WIDTH)), bend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(torch.tanh(x + self.bias) if self.bend else x + self.bias, 1)
+
+
+def test_a_model_without_a_live_parameter_is_not_contradicted_by_rounding() -> None:
+    result = deadweight.audit(Pooled(), torch.randn(2, 5, WIDTH))
+    assert [(f.parameter, f.dof) for f in result.findings] == [("bias", WIDTH)] and not result.unknown
+    assert not deadweight.audit(Pooled(bend=True), torch.randn(2, 5, WIDTH)).findings
+
+
+class Diagonal(nn.Module):
+    """Softmax over the diagonal of three rows: the mean of three of four biases is dead, and the fourth is not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(torch.diagonal(x + self.bias, 0, 1, 2), 1)
+
+
+def test_a_dead_mean_does_not_explain_a_dead_element() -> None:
+    result = deadweight.audit(Diagonal(), torch.randn(2, 3, 4))
+    assert [f.dof for f in result.findings if f.verdict == "dead"] == [1]
+    assert any(u.parameter == "bias" and "1 of 4 elements" in u.why for u in result.unknown)
+
+
+def test_what_no_rule_explains_is_listed_even_where_nothing_is_live() -> None:
+    class Summed(Pooled):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax((x + self.bias).cumsum(0), 1)
+
+    result = deadweight.audit(Summed(), torch.randn(2, 5, WIDTH))
+    assert not result.findings and any(u.parameter == "bias" and "3 of 3" in u.why for u in result.unknown)

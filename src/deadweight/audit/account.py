@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from deadweight.audit.evidence import ROUNDING, ordinary_size
 from deadweight.audit.finding import Completeness
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import evaluate, real_outputs
@@ -158,7 +159,8 @@ def jacobian_rows(graph: Graph, values: Values, inputs: Values, order: list[str]
         for n, g in zip(order, grads, strict=True)
     ]
     found = torch.cat(columns, 1)
-    return found[torch.isfinite(found).all(1)]
+    silent = found.abs().amax(1) < ROUNDING * ordinary_size(flat.detach())
+    return found.masked_fill(silent.unsqueeze(1), 0.0)[torch.isfinite(found).all(1)]
 
 
 def flat_motions(claim: Claim, graph: Graph, values: Values, inputs: Values, order: list[str]) -> Tensor:

@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import evaluate, largest_difference, real_outputs
+from deadweight.graph.evaluate import FILL, evaluate, largest_difference, real_outputs
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim, Motion
 from deadweight.laws.dw009_query_key_basis import ContractionClaim
@@ -22,6 +22,7 @@ Values = dict[str, Tensor]
 Draw = Callable[[int], Values]
 DRAWS = 4
 MOTIONS = 3  # per claim
+ROUNDING = 1e-13  # of the outputs' size: a whole gradient below that is what rounding leaves of none
 STEP = 3.0  # "by a lot": parameters are of order one
 
 
@@ -36,14 +37,22 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
     leaves = {n: values[n].detach().clone().requires_grad_() for n in names}
     outputs = evaluate(graph, {**values, **leaves}, inputs)
     generator = torch.Generator().manual_seed(seed)
-    total = torch.zeros((), dtype=torch.float64)
+    total, size = torch.zeros((), dtype=torch.float64), 0.0
     for out in real_outputs(outputs):
         weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
         total = total + (out * weights).sum()
+        size = max(size, ordinary_size(out.detach()))
+    none = {n: torch.zeros_like(values[n]) for n in names}
     if not total.requires_grad:
-        return {n: torch.zeros_like(values[n]) for n in names}  # nothing that is returned depends on a parameter
+        return none  # nothing that is returned depends on a parameter
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {n: torch.zeros_like(values[n]) if g is None else g.to_dense() for n, g in zip(names, found, strict=True)}
+    grads = {n: none[n] if g is None else g.to_dense() for n, g in zip(names, found, strict=True)}
+    return none if all(float(g.abs().max()) < ROUNDING * size for g in grads.values() if g.numel()) else grads
+
+
+def ordinary_size(out: Tensor) -> float:
+    """The length of an output, leaving out what is infinite or a mask's fill."""
+    return float(torch.where(out.abs() < FILL, out, 0.0).norm())
 
 
 def claim_evidence(graph: Graph, claim: Claim, values: Values, draw: Draw, grads: list[Values]) -> float | None:
@@ -85,8 +94,8 @@ def finite_step(graph: Graph, claim: Claim, values: Values, inputs: Values) -> f
 def zero_elements(graph: Graph, grads: list[Values]) -> Values:
     """Where every gradient is zero to rounding: True marks the element."""
     found = {}
-    for name in grads[0] if any(bool(x.any()) for g in grads for x in g.values()) else ():
+    for name in grads[0] if grads else ():
         total = torch.stack([g[name].abs() for g in grads]).amax(0)
         typical = torch.stack([torch.cat([x.reshape(-1) for x in g.values()]).abs().mean() for g in grads]).mean()
-        found[name] = total < 1e-12 * typical
+        found[name] = total <= 1e-12 * typical
     return found

@@ -26,6 +26,7 @@ from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.laws.shifts import element_wise
 from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
 from deadweight.source.model import Source
 from deadweight.source.narrow import narrow
@@ -180,12 +181,17 @@ def unexplained(source: Source, clone: Clone, grads: list[Values]) -> Iterator[U
         if any(r.op == "aten.embedding" for r in clone.graph.users[name]):
             continue
         for claim in clone.prover.claims:
-            if claim.node == name and isinstance(claim, ShiftClaim) and claim.verdict == "dead" and claim.lost is None:
+            if claim.node == name and isinstance(claim, ShiftClaim) and each_dead(claim):
                 zero = zero & ~(claim.groups != 0).expand(zero.shape)
         if bool(zero.any()) and not unit_off(clone.graph, zero) and stays(clone, name, zero):
             count = int(zero.sum())
             why = f"unexplained: {count} of {zero.numel()} elements have no gradient in a narrow clone"
             yield Unknown(clone.graph.parameters[name], None, why)
+
+
+def each_dead(claim: ShiftClaim) -> bool:
+    """Whether the claim is about single elements: that their mean is dead does not explain why one of them is."""
+    return claim.verdict == "dead" and claim.lost is None and element_wise(claim)
 
 
 def stays(clone: Clone, name: str, zero: Tensor) -> bool:

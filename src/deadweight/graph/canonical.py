@@ -20,6 +20,7 @@ aten = torch.ops.aten
 Rewrite = Callable[["Canonicaliser", Node], "Ref | None"]
 REWRITES: dict[str, Rewrite] = {}
 PROBABILITIES = "output_probabilities"
+RETURNED = "output"  # the operation that reads an output
 
 
 def canonical(graph: Graph) -> Graph:
@@ -30,9 +31,26 @@ def canonical(graph: Graph) -> Graph:
 def read_as_probabilities(graph: Graph) -> Graph:
     """The same graph, whose first output is read through a softmax over its last axis."""
     first = graph.nodes[graph.outputs[0]]
+    first = graph.node(first.args[0]) if first.op == RETURNED else first
     node = Node(PROBABILITIES, "softmax", aten.softmax.int, (Ref(first.name), -1), {}, first.shape, first.dtype)
     nodes = {**graph.nodes, node.name: node}
     return dataclasses.replace(graph, nodes=nodes, outputs=(node.name, *graph.outputs[1:]))
+
+
+def returned(graph: Graph) -> Graph:
+    """What is returned is read: an output that is a parameter, or that others read too, gets a reader of its own."""
+    nodes, outputs = dict(graph.nodes), []
+    for name in graph.outputs:
+        node = nodes[name]
+        if graph.users[name] or node.op == "parameter":
+            node = Node(f"{name}_returned", RETURNED, itself, (Ref(name),), {}, node.shape, node.dtype)
+            nodes[node.name] = node
+        outputs.append(node.name)
+    return dataclasses.replace(graph, nodes=nodes, outputs=tuple(outputs))
+
+
+def itself(value: Any) -> Any:
+    return value
 
 
 def rewrites(*ops: str) -> Callable[[Rewrite], Rewrite]:
@@ -59,7 +77,7 @@ class Canonicaliser:
         graph = dataclasses.replace(self.old, nodes=self.nodes, outputs=outputs)
         live = graph.live
         kept = {k: n for k, n in self.nodes.items() if k in live or n.op in ("parameter", "input")}
-        return dataclasses.replace(graph, nodes=kept)
+        return returned(dataclasses.replace(graph, nodes=kept))
 
     def redirect(self, node: Node) -> Node:
         def rename(name: str) -> Ref:

@@ -33,6 +33,7 @@ from deadweight.laws import (
     norm_gain,
 )
 from deadweight.laws.prover import Prover
+from deadweight.laws.stabiliser import without_stabilisers
 
 SEARCH_ORDER: tuple[ModuleType, ...] = (
     dw001_unused,
@@ -68,4 +69,5 @@ def search(graph: Graph, *, progress: Callable[[str], None] | None = None) -> Pr
         found: Iterable = law.find(prover)
         for claim in found:
             prover.claims.append(claim)
+    prover.claims[:] = without_stabilisers(graph, prover.claims)
     return prover

@@ -13,7 +13,7 @@ import torch
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import common, ended_at, is_vector, make_claim, tied_groups
+from deadweight.laws.shifts import all_claimed, common, each_element, ended_at, is_vector, make_claim, tied_groups
 from deadweight.proof.reading import peel
 from deadweight.proof.shift import Outcome
 
@@ -22,9 +22,10 @@ CODE, NAME = "DW005", "mean-before-layernorm"
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
-        if any(c.node == node.name and c.index is None and c.code in ("DW001", "DW002") for c in prover.claims):
+        if all_claimed(prover, node):
             continue
-        parts = list(line_means(prover, node))
+        single = list(each_element(prover, CODE, NAME, node, dies_in_layernorm)) if is_vector(node) else []
+        parts = single or list(line_means(prover, node))
         found = parts or list(common(prover, CODE, NAME, node, dies_in_layernorm))
         yield from found or behind_scale(prover, node)
 

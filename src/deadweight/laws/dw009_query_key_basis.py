@@ -19,7 +19,7 @@ from deadweight.laws.spaces import gain_site
 from deadweight.laws.turn_claim import act
 from deadweight.laws.turns import moved_index
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
-from deadweight.proof.commutant import Products, commutant_dimension, head_products, solutions
+from deadweight.proof.commutant import Part, Products, commutant, head_products, solutions
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.steps import Blocked
@@ -30,6 +30,17 @@ CODE, NAME = "DW009", "query-key-basis"
 THROUGH = SHAPE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}
 
 
+@dataclass(frozen=True)
+class HeadPart:
+    """A part of the group of all heads that share keys, by coordinates: of every query head, and of the keys."""
+
+    count: int
+    entry: int
+    grain: int
+    left: tuple[Tensor, ...]
+    right: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContractionClaim(Claim):
     """Queries and keys turn against each other."""
@@ -38,6 +49,7 @@ class ContractionClaim(Claim):
     products: tuple[Products, ...]
     size: int
     diagonal: bool
+    parts: tuple[HeadPart, ...] = ()
 
     def motions(self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Motion]:
         for generator in self.generators():
@@ -169,7 +181,8 @@ def conclude(
     prover: Prover, query: Root, key: Root, turned: Turned, sites: list[Site], coordinate: Tensor
 ) -> Iterator[Claim]:
     products = [p for c in turned.contractions for p in head_products(c.left, c.right)]
-    dof = group_dimension(products, diagonal=query.is_gain)
+    parts = [] if query.is_gain else head_parts(products)
+    dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.count**2 * p.entry for p in parts)
     if not dof:
         return
     own = next(s for s in sites if torch.equal(s.coordinate, coordinate))
@@ -189,23 +202,25 @@ def conclude(
         products=tuple(products),
         size=turned.size,
         diagonal=query.is_gain,
+        parts=tuple(parts),
     )
 
 
-def group_dimension(products: list[Products], *, diagonal: bool) -> int | None:
-    """The dimension over all heads; heads that share keys share one group."""
-    if diagonal:
-        return len(gain_pairs(tuple(products)))
-    total, known = 0, dict[int, int | None]()
+def head_parts(products: list[Products]) -> list[HeadPart]:
+    """The group over all heads, part by part; heads that share keys share one group. Empty if it is not known."""
+    found: list[HeadPart] = []
+    known = dict[int, list[Part] | None]()
     for shared in by_keys(products):
         first = shared[0].matrices
         if id(first) not in known:
-            known[id(first)] = commutant_dimension(shared[0])
-        size = known[id(first)]
-        if size is None or len({len(p.left) for p in shared}) != 1 or not alike(shared):
-            return None
-        total += size
-    return total
+            known[id(first)] = commutant(shared[0])
+        parts = known[id(first)]
+        if parts is None or len({len(p.left) for p in shared}) != 1 or not alike(shared):
+            return []
+        for part in parts:
+            left = tuple(p.left[list(part.left)] for p in shared)
+            found.append(HeadPart(part.count, part.entry, part.grain, left, shared[0].right[list(part.right)]))
+    return found
 
 
 def by_keys(products: list[Products]) -> list[list[Products]]:

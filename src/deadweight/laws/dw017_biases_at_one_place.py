@@ -8,7 +8,16 @@ from dataclasses import replace
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import added_once, common, each_element, ended_at, is_vector, norm_behind, passed
+from deadweight.laws.shifts import (
+    added_once,
+    all_claimed,
+    common,
+    each_element,
+    ended_at,
+    is_vector,
+    norm_behind,
+    passed,
+)
 from deadweight.proof.shift import Outcome
 
 CODE, NAME = "DW017", "biases-at-one-place"
@@ -17,7 +26,7 @@ CODE, NAME = "DW017", "biases-at-one-place"
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
         table = any(r.op == "aten.embedding" for r in prover.graph.users[node.name])
-        if is_vector(node) and not table:
+        if is_vector(node) and not table and not all_claimed(prover, node):
             of_norm = norm_behind(prover.graph, added_once(prover.graph, node)) is not None
             single = () if of_norm else each_element(prover, CODE, NAME, node, meets_another, "biases")
             for claim in single:

@@ -11,6 +11,7 @@ from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import common, each_element, ended_at, is_vector, make_claim, passed
+from deadweight.proof.opsets import SOFTMAXES
 from deadweight.proof.shift import Outcome
 
 CODE, NAME = "DW018", "softmax-elsewhere"
@@ -47,4 +48,4 @@ def dies_in_softmax(prover: Prover, node: Node, outcome: Outcome) -> bool:
     attention = passed(outcome, "aten.matmul") and is_vector(node)
     if PROBABILITIES in {s.node for s in outcome.steps}:
         return False  # the reader of the output, not a softmax of the model
-    return not outcome.absorbed and "softmax" in ended_at(outcome) and not attention
+    return not outcome.absorbed and bool(SOFTMAXES & ended_at(outcome)) and not attention

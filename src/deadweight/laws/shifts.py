@@ -20,8 +20,8 @@ CENTRES = ("core.layer", "core.group", "core.instance", "core.batch")
 
 
 def is_vector(node: Node) -> bool:
-    """At most one axis is longer than 1: a bias, a gain, a token."""
-    return bool(node.shape) and sum(n > 1 for n in node.shape) <= 1
+    """At most one axis is longer than 1: a bias, a gain, a token, a single number."""
+    return sum(n > 1 for n in node.shape) <= 1
 
 
 def ended_at(outcome: Outcome) -> set[str]:
@@ -89,6 +89,13 @@ def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
     """Whether an earlier law has already made these elements redundant, one by one."""
     of_node = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]
     return any(element_wise(c) and bool(((c.groups != 0) & (groups != 0)).any()) for c in of_node)
+
+
+def all_claimed(prover: Prover, node: Node) -> bool:
+    """Whether earlier laws have found every element of a parameter dead, one by one."""
+    dead = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
+    dead = [c for c in dead if c.lost is None and element_wise(c)]
+    return bool(dead) and bool(torch.stack([(c.groups != 0).expand(node.shape) for c in dead]).any(0).all())
 
 
 def element_wise(claim: ShiftClaim) -> bool:

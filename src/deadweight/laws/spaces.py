@@ -78,6 +78,8 @@ def bring_in(graph: Graph, writers: Writers, name: str, size: int, *, scalar: bo
     elif node.op == "aten.embedding":
         add_table(graph, writers, node, scalar=scalar)
     elif node.op == "parameter":
+        if not node.shape or (not scalar and node.shape[-1] != size):
+            raise Blocked(name, node.op, "it is added alike to several coordinates")
         coordinate = whole(node.shape[-1], scalar=scalar)
         writers.add(name, coordinate, Site(name, "out", len(node.shape) - 1, coordinate))
     elif node.op in ("aten.mul", "aten.div"):

@@ -99,31 +99,70 @@ def dense(slots: Head, coordinates: Tensor) -> Tensor:
     return out
 
 
-def commutant_dimension(products: Products) -> int | None:
-    """The dimension of the group for one head; None if no M is square and invertible."""
-    relative = relative_maps(products)
-    if relative is None:
+@dataclass(frozen=True)
+class Part:
+    """Like components of a head: their group is all matrices of `count` by `count` entries, of `entry` dimensions each.
+
+    An entry is a real number, or a complex one for rotary planes; one real vector is `grain` columns of entries.
+    `left` and `right` are the places of the components among the coordinates of both sides.
+    """
+
+    count: int
+    entry: int
+    grain: int
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+
+    @property
+    def dimension(self) -> int:
+        return self.count * self.count * self.entry
+
+
+def commutant(products: Products) -> list[Part] | None:
+    """The group of one head, part by part; None if no M is square and invertible."""
+    first = best_map(products)
+    if first is None:
         return None
-    components = connected(relative.abs().amax(0) > TOLERANCE)
-    classes: dict[tuple[float, ...], tuple[int, Tensor]] = {}
-    for component in components:
+    relative = relative_to(first, products)
+    classes: dict[tuple[float, ...], list[list[int]]] = {}
+    for component in connected(relative.abs().amax(0) > TOLERANCE):
         block = relative[:, component][:, :, component]
         trace = tuple(round(float(t), 6) for t in torch.diagonal(block, dim1=-2, dim2=-1).sum(-1))
-        key = (float(len(component)), *trace)
-        count = classes[key][0] + 1 if key in classes else 1
-        classes[key] = (count, block)
-    return sum(count * count * endomorphisms(block) for count, block in classes.values())
+        classes.setdefault((float(len(component)), *trace), []).append(component)
+    return [part_of(alike, relative, first) for alike in classes.values()]
+
+
+def part_of(components: list[list[int]], relative: Tensor, first: Tensor) -> Part:
+    size = len(components[0])
+    entry = endomorphisms(relative[:, components[0]][:, :, components[0]])
+    left = [i for component in components for i in component]
+    right = (first[left].abs().amax(0) > TOLERANCE).nonzero().reshape(-1).tolist()
+    return Part(len(components), entry, max(1, size // entry), tuple(left), tuple(right))
+
+
+def commutant_dimension(products: Products) -> int | None:
+    """The dimension of the group for one head; None if no M is square and invertible."""
+    parts = commutant(products)
+    return None if parts is None else sum(part.dimension for part in parts)
 
 
 def relative_maps(products: Products) -> Tensor | None:
     """N = M·M₀⁻¹ for every pair of positions."""
+    first = best_map(products)
+    return None if first is None else relative_to(first, products)
+
+
+def relative_to(first: Tensor, products: Products) -> Tensor:
+    return products.matrices @ torch.linalg.inv(first)
+
+
+def best_map(products: Products) -> Tensor | None:
+    """The M that is most safely inverted."""
     m = products.matrices
     if m.shape[1] != m.shape[2]:
         return None
     best = max(range(len(m)), key=lambda i: float(torch.linalg.cond(m[i]).reciprocal()))
-    if float(torch.linalg.cond(m[best])) > 1e10:
-        return None
-    return m @ torch.linalg.inv(m[best])
+    return None if float(torch.linalg.cond(m[best])) > 1e10 else m[best]
 
 
 def connected(pattern: Tensor) -> list[list[int]]:
@@ -161,10 +200,10 @@ def solutions(products: list[Products], size: int) -> list[Tensor]:
     """A basis of all (X, Y) at once, as matrices over coordinates: for narrow models, by singular values."""
     pairs = sorted({(int(a), int(b)) for p in products for side in (p.left, p.right) for a in side for b in side})
     number = {pair: i for i, pair in enumerate(pairs)}
-    rows = [row for p in products for row in equations(p, number)]
+    rows = [equations(p, number) for p in products]
     if not rows:
         return []
-    _, singular, basis = torch.linalg.svd(torch.linalg.qr(torch.stack(rows), mode="r")[1])
+    _, singular, basis = torch.linalg.svd(torch.linalg.qr(torch.cat(rows), mode="r")[1])
     rank = int((singular > TOLERANCE * float(singular[0])).sum())
     found = []
     for vector in basis[rank:]:
@@ -175,16 +214,15 @@ def solutions(products: list[Products], size: int) -> list[Tensor]:
     return found
 
 
-def equations(products: Products, number: dict[tuple[int, int], int]) -> list[Tensor]:
-    """Xᵀ·M + M·Y = 0, entry by entry."""
-    rows = []
-    for m in products.matrices:
-        for a in range(m.shape[0]):
-            for b in range(m.shape[1]):
-                row = torch.zeros(len(number), dtype=torch.float64)
-                for c in range(m.shape[0]):
-                    row[number[int(products.left[c]), int(products.left[a])]] += m[c, b]
-                for c in range(m.shape[1]):
-                    row[number[int(products.right[c]), int(products.right[b])]] += m[a, c]
-                rows.append(row)
-    return rows
+def equations(products: Products, number: dict[tuple[int, int], int]) -> Float64[Tensor, "rows unknowns"]:
+    """Xᵀ·M + M·Y = 0, entry (a, b) by entry: Σ_c X[c, a]·M[c, b] + M[a, c]·Y[c, b]."""
+    m = products.matrices
+    x, y = (
+        torch.tensor([[number[int(i), int(j)] for j in side] for i in side]) for side in (products.left, products.right)
+    )
+    rows = torch.zeros(*m.shape, len(number), dtype=torch.float64)
+    shape = (*m.shape, m.shape[1])
+    rows.scatter_add_(-1, x.T[None, :, None, :].expand(shape), m.transpose(1, 2)[:, None, :, :].expand(shape))
+    shape = (*m.shape, m.shape[2])
+    rows.scatter_add_(-1, y.T[None, None, :, :].expand(shape), m[:, :, None, :].expand(shape))
+    return rows.flatten(0, 2)

@@ -44,4 +44,7 @@ POSITIVELY_HOMOGENEOUS = {"aten.relu", "aten.leaky_relu", "aten.abs", "aten.prel
 
 CONVOLUTIONS = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
 
+# They ignore what is constant along their axis.
+SOFTMAXES = {"softmax", "aten.log_softmax", "aten._log_softmax"}
+
 MINUS_INFINITY = -1e30  # a fill value below this makes a softmax weight exactly 0

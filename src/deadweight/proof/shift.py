@@ -150,6 +150,12 @@ class ShiftWalk:
                 raise Blocked(name, "output", "the shift reaches the output")
 
 
+@shift_rule("output")
+def reaches_output(walk: ShiftWalk, node: Node) -> None:
+    """What is returned may not be shifted."""
+    raise Blocked(node.args[0].name, "output", "the shift reaches the output")
+
+
 def kept(value: Any) -> Any:
     """What a step remembers: the labels themselves where they are small enough to replay, else only that it moved."""
     if isinstance(value, Shift) and value.label.numel() > REPLAYABLE:

@@ -288,3 +288,9 @@ def masked(walk: TurnWalk, node: Node) -> Form:
 def dropout(walk: TurnWalk, node: Node) -> Form:
     """Dropout multiplies each element by a random factor of its own."""
     return scaled(walk.forms[node.args[0].name], numbers(fresh(node.shape, node.name)))
+
+
+@turn_rule("output")
+def reaches_output(walk: TurnWalk, node: Node) -> None:
+    """What is returned may not turn."""
+    raise Blocked(node.args[0].name, "output", "the turned value is the model's output")

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from deadweight.graph.constants import known_indices
-from deadweight.graph.node import Node
+from deadweight.graph.constants import constant_value, known_indices
+from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.labels import constant_along, fold, mix
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import INDEXED, MINUS_INFINITY, SHAPE
@@ -81,7 +81,7 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     mask = node.args[0] if node.op == "aten.where" else node.args[1]
     if walk.get(mask) is not None:
         raise Blocked(node.name, node.op, "the mask itself is shifted")
-    kept = [p for p in picks if not minus_infinity(p)]
+    kept = [p for p in picks if walk.get(p) is not None or not minus_infinity(walk.graph, p)]
     shifts = [walk.get(p) for p in kept]
     moved = [s for s in shifts if s is not None]
     if len(kept) == 1:
@@ -94,7 +94,11 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     return Shift(label, torch.full(node.shape, MIXED, dtype=torch.int32), fixed)
 
 
-def minus_infinity(value: Any) -> bool:
+def minus_infinity(graph: Graph, value: Any) -> bool:
+    """A number, or a constant tensor all of whose numbers are so low."""
+    if isinstance(value, Ref):
+        known = constant_value(graph, value.name) if graph.node(value).is_float else None
+        return known is not None and bool((known <= MINUS_INFINITY).all())
     return isinstance(value, (int, float)) and value <= MINUS_INFINITY
 
 

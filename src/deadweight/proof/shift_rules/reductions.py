@@ -6,11 +6,12 @@ import torch
 
 from deadweight.graph.node import Node
 from deadweight.proof.labels import constant_along, fold, key, mix
+from deadweight.proof.opsets import SOFTMAXES
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule
 from deadweight.proof.steps import Blocked
 
 
-@shift_rule("softmax", "aten.log_softmax", "aten._log_softmax")
+@shift_rule(*SOFTMAXES)
 def softmax(walk: ShiftWalk, node: Node) -> None:
     """Softmax ignores what is constant along its axis."""
     shift = walk.shifts[node.args[0].name]

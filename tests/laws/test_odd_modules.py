@@ -1,0 +1,188 @@
+"""Odd modules: written so that a careless rule would claim something false. Each has a neighbour where the law holds.
+
+Every claim of the search itself, before checker and evidence sort any out, is held against the Jacobian's null space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import deadweight
+from deadweight.audit.account import account
+from deadweight.audit.checker import replay, structure
+from deadweight.graph.bind import bind
+from deadweight.graph.canonical import canonical
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import trace
+from deadweight.laws.catalogue import search
+from deadweight.source.randomise import randomise
+
+WIDTH, LENGTH = 4, 5
+X, Y = torch.randn(2, LENGTH, WIDTH), torch.randn(2, WIDTH, 6)
+
+
+class Odd(nn.Module):
+    """A forward function over named parts."""
+
+    def __init__(self, forward: Callable, **parts: Any) -> None:
+        super().__init__()
+        self.function = forward
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if type(part) is Tensor else part)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def linear(a: int = WIDTH, b: int = WIDTH, *, bias: bool = True) -> nn.Linear:
+    return nn.Linear(a, b, bias=bias)
+
+
+def heads(**parts: Any) -> dict[str, Any]:
+    return {"q": linear(), "k": linear(), "v": linear(), "o": linear(), **parts}
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, axis: int = -1) -> Tensor:
+    return torch.softmax(q @ k.mT / math.sqrt(WIDTH), axis) @ v
+
+
+def found(module: nn.Module, *inputs: Tensor, training: bool = False) -> dict[tuple[str, str], int]:
+    """What the search claims, by law and parameter; every claim must lie in the null space and replay."""
+    graph = canonical(trace(module.train(training), inputs))
+    claims = search(graph).claims
+    values = values_of(graph, module)
+
+    def draw(seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [torch.randn(x.shape, generator=generator) if x.is_floating_point() else x for x in inputs]
+        return bind(graph, tuple(drawn), {})
+
+    counted = account(graph, values, draw, claims, most_inputs=300)
+    assert not counted.unsound, [(c.code, graph.parameters[c.node], e) for c, e in counted.unsound]
+    assert not structure(graph, claims)
+    assert not [fault for c in claims if (fault := replay(graph, c, values, draw(2))) is not None]
+    assert sum(c.dof for c in claims if c.tier != "epsilon") == counted.completeness.explained - epsilons(claims)
+    total: dict[tuple[str, str], int] = {}
+    for c in claims:
+        key = (c.code, graph.parameters[c.node])
+        total[key] = total.get(key, 0) + c.dof
+    return total
+
+
+def epsilons(claims: list[Any]) -> int:
+    """Scales that die in a norm without an ε are counted where they hold exactly."""
+    return sum(c.dof for c in claims if c.tier == "epsilon" and c.epsilon < 1e-10)
+
+
+def values_of(graph: Graph, module: nn.Module) -> dict[str, Tensor]:
+    random = randomise(module, 0)
+    values = {n: t.detach().double() if t.is_floating_point() else t for n, t in graph.tensors.items()}
+    return values | {node: random.get_parameter(name).detach() for node, name in graph.parameters.items()}
+
+
+def laws(claims: dict[tuple[str, str], int], parameter: str) -> set[str]:
+    return {code for code, name in claims if name == parameter}
+
+
+def attention(m: Odd, x: Tensor) -> Tensor:
+    return m.o(attend(m.q(x), m.k(x), m.v(x)))
+
+
+# What is returned is read.
+RETURNED: dict[str, tuple[Callable, dict[str, Any], str, set[str]]] = {
+    "a key bias": (lambda m, x: (attention(m, x), m.k.bias), heads(), "k.bias", {"DW002"}),
+    "a key": (lambda m, x: (m.o(attend(m.q(x), k := m.k(x), m.v(x))), k), heads(), "k.weight", {"DW009"}),
+    "a key bias that turns": (lambda m, x: (attention(m, x), m.k.bias), heads(), "k.weight", {"DW009"}),
+    "an output bias": (lambda m, x: (attention(m, x), m.o.bias), heads(), "v.bias", {"DW003"}),
+    "a branch before its scale": (
+        lambda m, x: (m.n(x + m.s * (h := m.a(x))), h),
+        {"n": nn.LayerNorm(WIDTH), "s": torch.randn(WIDTH), "a": linear()},
+        "a.weight",
+        {"DW005"},
+    ),
+    "a factor's own input": (
+        lambda m, x: (x + m.s * (h := m.a(torch.tanh(x))), h),
+        {"s": torch.randn(WIDTH), "a": linear()},
+        "s",
+        {"DW011"},
+    ),
+    "a gain": (
+        lambda m, x: (m.a(m.n(x)), m.n.weight),
+        {"n": nn.LayerNorm(WIDTH), "a": linear()},
+        "n.weight",
+        {"DW006"},
+    ),
+    "a weight": (lambda m, x: (m.b(m.a(x)), m.a.weight), {"a": linear(4, 3), "b": linear(3, 4)}, "a.weight", {"DW019"}),
+    "a reader": (lambda m, x: (m.b(m.a(x)), m.b.weight), {"a": linear(4, 3), "b": linear(3, 4)}, "a.weight", {"DW019"}),
+}
+
+
+@pytest.mark.parametrize(("forward", "parts", "parameter", "codes"), RETURNED.values(), ids=list(RETURNED))
+def test_what_is_returned_is_read(forward: Callable, parts: dict, parameter: str, codes: set[str]) -> None:
+    assert not laws(found(Odd(forward, **parts), X), parameter) & codes
+    assert codes <= laws(found(Odd(lambda m, x: forward(m, x)[0], **parts), X), parameter)
+
+
+def test_statistics_whose_input_is_returned_keep_their_gain() -> None:
+    parts = {"c": nn.Conv1d(WIDTH, 3, 1), "bn": nn.BatchNorm1d(3)}
+    assert not laws(found(Odd(lambda m, y: (m.bn(h := m.c(y)), h), **parts), Y), "bn.weight")
+    assert laws(found(Odd(lambda m, y: m.bn(m.c(y)), **parts), Y), "bn.weight") == {"DW004"}
+
+
+# A single number is a parameter like others.
+SINGLE: dict[str, tuple[Callable, dict[str, Any], set[str]]] = {
+    "dies in a softmax": (lambda m, x: torch.softmax(m.a(x) + m.s, 1), {"a": linear()}, {"DW018"}),
+    "multiplies": (lambda m, x: torch.softmax(m.a(x) * m.s, 1), {"a": linear()}, set()),
+    "before a LayerNorm": (lambda m, x: F.layer_norm(m.a(x) + m.s, (WIDTH,)), {"a": linear()}, {"DW005"}),
+    "before an RMSNorm": (lambda m, x: F.rms_norm(m.a(x) + m.s, (WIDTH,)), {"a": linear()}, {"DW017"}),
+    "added to values": (lambda m, x: m.o(attend(m.q(x), m.k(x), m.v(x) + m.s)), heads(), {"DW017"}),
+    "added to hidden units": (
+        lambda m, x: m.b(torch.relu(m.a(x) + m.s)),
+        {"a": linear(4, 6), "b": linear(6, 4)},
+        {"DW017"},
+    ),
+    "scores": (lambda m, x: m.o(torch.softmax(m.q(x) @ m.k(x).mT + m.s, -1) @ m.v(x)), heads(), {"DW018"}),
+}
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize(("forward", "parts", "codes"), SINGLE.values(), ids=list(SINGLE))
+def test_a_single_number_is_audited_like_a_vector(
+    forward: Callable, parts: dict, codes: set[str], shape: tuple[int, ...]
+) -> None:
+    assert laws(found(Odd(forward, s=torch.randn(shape), **parts), X), "s") == codes
+    assert deadweight.audit(Odd(forward, s=torch.randn(shape), **parts), X).untraced is None
+
+
+def test_a_number_that_a_softmax_and_a_norm_ignore_is_counted_once() -> None:
+    both = Odd(
+        lambda m, x: torch.softmax(m.a(x) + m.s, 1) + F.layer_norm(x + m.s, (WIDTH,)), s=torch.randn(1), a=linear()
+    )
+    assert sum(n for (_, name), n in found(both, X).items() if name == "s") == 1
+
+
+def test_a_layernorm_over_positions_ignores_a_bias_of_every_channel() -> None:
+    parts = {"a": linear()}
+    over = lambda m, x: F.layer_norm(m.a(x).mT, (LENGTH,))  # noqa: E731
+    assert found(Odd(over, **parts), X)["DW005", "a.bias"] == WIDTH
+    assert found(Odd(lambda m, x: F.layer_norm(m.a(x), (WIDTH,)), **parts), X)["DW005", "a.bias"] == 1
+    assert not laws(found(Odd(lambda m, x: F.rms_norm(m.a(x).mT, (LENGTH,)), **parts), X), "a.bias")
+
+
+def test_a_logarithm_of_softmax_ignores_a_key_bias_but_does_not_sum_to_one() -> None:
+    logarithm = lambda m, x: m.o(F.log_softmax(m.q(x) @ m.k(x).mT, -1) @ m.v(x))  # noqa: E731
+    claims = found(Odd(logarithm, **heads()), X)
+    assert laws(claims, "k.bias") == {"DW002"} and not laws(claims, "v.bias") & {"DW003"}
+
+
+def test_a_model_in_which_everything_is_dead_is_counted() -> None:
+    result = deadweight.audit(Odd(lambda m, x: torch.softmax(x + m.b, 1), b=torch.randn(WIDTH)), X, complete=True)
+    assert result.completeness is not None
+    assert (result.completeness.measured, result.completeness.explained) == (WIDTH, WIDTH)
