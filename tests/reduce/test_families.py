@@ -106,3 +106,8 @@ def test_a_slim_model_is_not_reduced_again(gpt2: Path, tmp_path: Path) -> None:
     deadweight.reduce(gpt2, tmp_path / "slim")
     with pytest.raises(deadweight.DeadweightError, match="slim already"):
         deadweight.reduce(tmp_path / "slim", tmp_path / "again")
+
+
+def test_a_plan_needs_no_weights(gpt2: Path) -> None:
+    plan = deadweight.reduce(gpt2 / "config.json", dry_run=True)
+    assert plan.parameters_before - plan.parameters_after == 345 + 27 and plan.out is None

@@ -79,13 +79,15 @@ def reduce(
         check_out(target, model, overwrite=overwrite)
     options = {"inputs": inputs, "trust_remote_code": trust_remote_code}
     with one_thread():
-        job = prepare(model, layout, select or (), ignore or (), options, say)
+        job = prepare(model, layout, select or (), ignore or (), options, say, weights=not dry_run)
     with threads_for(job.size):
         found = planned(job) if dry_run else carried_out(job, model, options, target, overwrite, say)
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def prepare(model: Any, layout: Layout, select: Any, ignore: Any, options: dict[str, Any], say: Say) -> Job:
+def prepare(
+    model: Any, layout: Layout, select: Any, ignore: Any, options: dict[str, Any], say: Say, *, weights: bool
+) -> Job:
     """Prove what can be proved of the model, and plan. Evidence is not taken: the whole result is verified later."""
     say("opening the model")
     source = open_model(model, collapsed=True, **options)
@@ -106,6 +108,8 @@ def prepare(model: Any, layout: Layout, select: Any, ignore: Any, options: dict[
     say("planning")
     shrinks = lambda name, is_whole: can_shrink(whole, name, whole=is_whole)  # noqa: E731
     plan = make_plan(source, graph, claims, layout, select, ignore, shrinks)
+    if not weights:  # shapes are enough for a plan
+        return Job(source, whole, graph, plan, ModuleCheckpoint(whole), layout, None)
     checkpoint, folder = weights_of(model, source, graph, whole, options)
     return Job(source, whole, graph, plan, checkpoint, layout, folder)
 
