@@ -186,3 +186,30 @@ def test_a_model_in_which_everything_is_dead_is_counted() -> None:
     result = deadweight.audit(Odd(lambda m, x: torch.softmax(x + m.b, 1), b=torch.randn(WIDTH)), X, complete=True)
     assert result.completeness is not None
     assert (result.completeness.measured, result.completeness.explained) == (WIDTH, WIDTH)
+
+
+def test_the_mean_of_a_weight_that_reads_a_layernorm_is_counted_once() -> None:
+    read = lambda m, x: torch.softmax(m.a(F.layer_norm(x, (WIDTH,))), -1)  # noqa: E731
+    claims = found(Odd(read, a=linear(WIDTH, 3, bias=False)), X)
+    assert claims == {("DW018", "a.weight"): WIDTH, ("DW008", "a.weight"): 3 - 1}
+
+
+def test_a_table_whose_rows_have_dead_means_gives_one_vector_less_to_the_next() -> None:
+    class Added(Odd):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(x + self.bias + self.table, -1)
+
+    claims = found(Added(attend, table=torch.randn(LENGTH, WIDTH), bias=torch.randn(WIDTH)), X)
+    assert sum(claims.values()) == LENGTH + 1 + (WIDTH - 1)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_statistics_without_running_ones_leave_a_bias_dead(affine: bool) -> None:
+    norm = nn.BatchNorm1d(3, affine=affine, track_running_stats=False)
+    claims = found(Odd(lambda m, y: m.bn(m.c(y)), c=nn.Conv1d(WIDTH, 3, 1), bn=norm), Y)
+    assert claims["DW004", "c.bias"] == 3
+
+    def in_place(m: Odd, y: Tensor) -> Tensor:  # torch.export spells the norm otherwise once something is overwritten
+        return F.batch_norm(m.c(y).mul_(2.0), None, None, training=True)
+
+    assert found(Odd(in_place, c=nn.Conv1d(WIDTH, 3, 1)), Y, training=True) == {("DW004", "c.bias"): 3}

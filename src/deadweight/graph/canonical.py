@@ -14,13 +14,13 @@ import torch
 
 from deadweight.graph.cores import CORES
 from deadweight.graph.node import Graph, Node, Ref, substitute
+from deadweight.graph.outputs import RETURNED, returned
 from deadweight.graph.patterns import rms_pattern
 
 aten = torch.ops.aten
 Rewrite = Callable[["Canonicaliser", Node], "Ref | None"]
 REWRITES: dict[str, Rewrite] = {}
 PROBABILITIES = "output_probabilities"
-RETURNED = "output"  # the operation that reads an output
 
 
 def canonical(graph: Graph) -> Graph:
@@ -35,22 +35,6 @@ def read_as_probabilities(graph: Graph) -> Graph:
     node = Node(PROBABILITIES, "softmax", aten.softmax.int, (Ref(first.name), -1), {}, first.shape, first.dtype)
     nodes = {**graph.nodes, node.name: node}
     return dataclasses.replace(graph, nodes=nodes, outputs=(node.name, *graph.outputs[1:]))
-
-
-def returned(graph: Graph) -> Graph:
-    """What is returned is read: an output that is a parameter, or that others read too, gets a reader of its own."""
-    nodes, outputs = dict(graph.nodes), []
-    for name in graph.outputs:
-        node = nodes[name]
-        if graph.users[name] or node.op == "parameter":
-            node = Node(f"{name}_returned", RETURNED, itself, (Ref(name),), {}, node.shape, node.dtype)
-            nodes[node.name] = node
-        outputs.append(node.name)
-    return dataclasses.replace(graph, nodes=nodes, outputs=tuple(outputs))
-
-
-def itself(value: Any) -> Any:
-    return value
 
 
 def rewrites(*ops: str) -> Callable[[Rewrite], Rewrite]:
@@ -262,11 +246,18 @@ def running_scale(var: torch.Tensor, eps: float, view: list[int]) -> torch.Tenso
 def native_batch_norm(make: Canonicaliser, node: Node) -> Ref | None:
     """The first result of a training-mode batch norm is the normalised value; the others are running statistics."""
     source = make.nodes[node.args[0].name]
-    if node.args[1] != 0 or source.op not in NATIVE_BATCH_NORMS or not source.args[5]:
+    given = by_name(source) if source.op in NATIVE_BATCH_NORMS else {}
+    if node.args[1] != 0 or not given.get("training"):
         return None
-    x, weight, bias, eps = source.args[0], source.args[1], source.args[2], source.args[7]
+    x, weight, bias, eps = source.args[0], source.args[1], source.args[2], given["eps"]
     view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
     return make.affine(node, core(make, node, "core.batch", x, eps), weight, bias, view)
+
+
+def by_name(node: Node) -> dict[str, Any]:
+    """Arguments by the names of the operation's schema: overloads put them at different places."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 NATIVE_BATCH_NORMS = {

@@ -10,7 +10,7 @@ import torch
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover, split_by_readers
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import make_claim
+from deadweight.laws.shifts import make_claim, mean_claimed
 from deadweight.proof.labels import compact
 from deadweight.proof.reading import centred_reader
 from deadweight.proof.shift import Outcome
@@ -29,7 +29,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         if reader.shift is None:
             first = Step(node.name, node.op, "it reads γ·x̂, and x̂ sums to zero", "the component along 1/γ adds 0")
             claim = make_claim(prover, CODE, NAME, parameter, rows, Outcome([first], {}))
-            yield replace(claim, lost=node.name)
+            yield counted(prover, replace(claim, lost=node.name))
         else:
             yield from constant(prover, node, parameter, rows)
 
@@ -42,7 +42,13 @@ def constant(prover: Prover, node: Node, parameter: Node, rows: torch.Tensor) ->
             claim = make_claim(prover, CODE, NAME, parameter, groups, outcome)
             why = "it reads γ·x̂ + β, and x̂ sums to zero: W += u(1/γ)ᵀ adds the constant u·Σ(β/γ)"
             first = replace(claim.steps[0], rule=why)
-            yield replace(claim, steps=(first, *claim.steps[1:]), lost=node.name)
+            yield counted(prover, replace(claim, steps=(first, *claim.steps[1:]), lost=node.name))
+
+
+def counted(prover: Prover, claim: ShiftClaim) -> ShiftClaim:
+    """Without the motion of all rows alike, where the mean over the outputs is dead already."""
+    taken = claim.index is None and mean_claimed(prover, prover.graph.nodes[claim.node])
+    return replace(claim, dof=claim.dof - int(taken))
 
 
 def output_parts(prover: Prover, node: Node, rows: torch.Tensor) -> Iterator[torch.Tensor]:

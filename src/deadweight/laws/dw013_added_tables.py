@@ -10,7 +10,7 @@ import torch
 from deadweight.graph.node import Node
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import is_vector, make_claim
+from deadweight.laws.shifts import is_vector, make_claim, mean_claimed
 
 CODE, NAME = "DW013", "added-tables"
 
@@ -22,7 +22,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
             outcome = prover.walk(node.name, columns, "biases")
             if outcome.proved and outcome.absorbed:
                 claim = make_claim(prover, CODE, NAME, node, columns, outcome)
-                overlap = 1 if prover.has("DW005", node.name) else 0
+                overlap = int(mean_claimed(prover, node))
                 yield replace(claim, dof=claim.dof - overlap)
 
 

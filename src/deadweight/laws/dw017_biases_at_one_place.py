@@ -15,6 +15,7 @@ from deadweight.laws.shifts import (
     each_element,
     ended_at,
     is_vector,
+    mean_claimed,
     norm_behind,
     passed,
 )
@@ -30,7 +31,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
             of_norm = norm_behind(prover.graph, added_once(prover.graph, node)) is not None
             single = () if of_norm else each_element(prover, CODE, NAME, node, meets_another, "biases")
             for claim in single:
-                overlap = 1 if prover.has("DW005", node.name) else 0
+                overlap = int(mean_claimed(prover, node))
                 yield replace(claim, dof=claim.dof - overlap)
             if not any(c.node == node.name for c in prover.claims if c.code in ("DW005", CODE)):
                 yield from common(prover, CODE, NAME, node, mean_meets_another, "biases")

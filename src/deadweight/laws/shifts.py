@@ -98,6 +98,12 @@ def all_claimed(prover: Prover, node: Node) -> bool:
     return bool(dead) and bool(torch.stack([(c.groups != 0).expand(node.shape) for c in dead]).any(0).all())
 
 
+def mean_claimed(prover: Prover, node: Node) -> bool:
+    """Whether an earlier law has found a common motion of a parameter's elements dead: along all ones it is taken."""
+    claims = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
+    return any(c.lost is None and c.profile is None and not element_wise(c) for c in claims)
+
+
 def element_wise(claim: ShiftClaim) -> bool:
     present = int((claim.groups != 0).sum())
     return int((compact(claim.groups).unique() != 0).sum()) == present
