@@ -88,9 +88,15 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 PREFACE = """\
-Weights are random, with gains that are not one and biases that are not zero, except where a model is called trained:
-sizes of errors are those of these weights. What is said of a tool
-that failed are its own words.
+Weights are random, with gains that are not one and biases that are not zero, except where a model is trained (demo,
+MiniLM): sizes of errors are those of these weights. What is said of a tool that failed are its own words.
+transformer-tricks documents models with RMSNorm and LLaMA's names, llmcompressor's SpinQuant LLaMA's names; where
+*norms fused* was told which layers read which norm, that is noted.
+
+Where a tool keeps nothing, its change was made to the original's weights by hand, which gave its outputs, and then made
+as it should be, which gave the original's. Gemma's norms multiply by one plus their weight, not by their weight.
+LayerNorm's shift has to move with its gain. RMSNorm sees the mean that centred embeddings have lost; SpinQuant centres
+them. A centred unembedding shifts all logits of a position alike.
 
 - **keeps**: the strongest output that is the same function: *logits*; only *probabilities*, after the softmax (all
   logits of a position are shifted alike); or *nothing*. By the float64 error (at most 1e-10), or by a float32 error
@@ -142,7 +148,12 @@ def table(rows: list[Row]) -> list[str]:
         line(HEADS),
         line("---" for _ in HEADS),
     ]
-    return [*head, *(line(cells(r)) for r in rows), "", *(f"- {r.tool}: {note}" for r in rows for note in r.notes)]
+    return [
+        *head,
+        *(line(cells(r)) for r in rows),
+        "",
+        *(f"- {r.tool}: {n}" for r in rows for n in r.notes if "skipped" not in n),
+    ]
 
 
 def cells(r: Row) -> tuple[str, ...]:

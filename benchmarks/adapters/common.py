@@ -6,6 +6,7 @@ An adapter runs in the environment of its tool, so this file needs nothing but t
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 import traceback
@@ -74,8 +75,17 @@ def serve(work: Callable[[Job], dict[str, Tensor]], packages: tuple[str, ...]) -
     except Exception as error:  # noqa: BLE001 - that a tool fails is a result
         traceback.print_exc()
         report |= {"status": "failed", "why": f"{type(error).__name__}: {first_line(error)}"}
-    report |= {"seconds": job.seconds, "notes": job.notes, "versions": versions(packages)}
+    report |= {"peak_bytes": peak_bytes(), "seconds": job.seconds, "notes": job.notes, "versions": versions(packages)}
     (job.out / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+def peak_bytes() -> int:
+    """The largest resident set of this process. getrusage would count the process that started it too."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        lines = status.read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def first_line(error: Exception) -> str:

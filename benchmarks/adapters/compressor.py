@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from common import Job, NotSupported, load_hugging, run_hugging, serve
 from compressed_tensors import match_modules_set
 from llmcompressor import oneshot
@@ -12,7 +13,6 @@ from llmcompressor.utils import untie_word_embeddings
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-ROTATIONS = {"spinquant": ["R1", "R2"], "unrotated": []}
 # Which linear layers read which norm, in the words llmcompressor has for it; for LLaMA-like names it knows this.
 GIVEN = {
     "opt": {
@@ -52,11 +52,14 @@ def work(job: Job) -> dict[str, Tensor]:
     inputs = job.read_inputs()
     module = load_hugging(job, job.model)
     control = run_hugging(module, inputs)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with job.timed():
         if job.variant == "fuse":
             fuse_norms(job, module)
         else:
-            oneshot(model=module, recipe=SpinQuantModifier(rotations=ROTATIONS[job.variant]), pipeline="datafree")
+            oneshot(model=module, recipe=SpinQuantModifier(rotations=["R1", "R2"]), pipeline="datafree")
+    if all(torch.equal(tensor, before.get(name, tensor)) for name, tensor in module.state_dict().items()):
+        raise NotSupported("it finished, and had changed no tensor")
     module.save_pretrained(job.result)
     return {"output": run_hugging(module, inputs), "control": control}
 

@@ -22,7 +22,7 @@ def work(job: Job) -> dict[str, Tensor]:
         warnings.simplefilter("always", UserWarning)
         bridge.enable_compatibility_mode(center_unembed=job.variant != "uncentred")
     job.notes += list(dict.fromkeys(str(w.message).splitlines()[0] for w in said if w.category is UserWarning))
-    save_state(dict(bridge.named_parameters()), job.result)
+    save_state(bridge.state_dict(), job.result)
     return {"output": run(job, bridge, inputs), "control": control}
 
 
