@@ -1,0 +1,178 @@
+"""The exactness benchmark's rows, what they say, and the page that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+FLOORS = 3.0  # more than so many noise floors is more than rounding
+EXACT = 1e-10  # in float64
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Loading:
+    """One attempt of transformers to load a result."""
+
+    trusted: bool  # with trust_remote_code
+    missing: int = 0  # keys that it had to make up
+    unexpected: int = 0  # keys that it did not know
+    error: float | None = None  # of what it then computes in float32
+    problem: str = ""
+
+    def words(self, own: float, floor: float) -> str:
+        how = "with trust_remote_code" if self.trusted else "yes"
+        if self.error is None:
+            return f"no ({self.problem})"
+        keys = f", {self.missing} keys missing" if self.missing else ""
+        if self.error <= max(1.5 * own, FLOORS * floor):
+            return how + keys
+        return f"loads another function (error {self.error:.1g}{keys})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one tool did to one model."""
+
+    tool: str
+    model: str
+    status: str  # done, not supported, failed, not run
+    why: str = ""
+    logits: dict[str, float] = field(default_factory=dict)  # relative error by precision
+    probabilities: dict[str, float] = field(default_factory=dict)  # the same, of log-probabilities
+    floor: float = 0.0  # the original in float32
+    probability_floor: float = 0.0  # its log-probabilities
+    control: dict[str, float] = field(default_factory=dict)  # the original as that environment computes it
+    before: int = 0  # floating numbers in the file
+    after: int = 0
+    loadings: tuple[Loading, ...] = ()  # of the result, by plain transformers
+    folder: bool = False  # the result is a Hugging Face folder
+    verified: str = ""  # what deadweight verify says of the two folders
+    seconds: float = 0.0  # of the tool's own work
+    process_seconds: float = 0.0
+    peak_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def keeps(self) -> str:
+        """The strongest output that is the same function, by float64 where there is one, else within the noise."""
+        if same(self.logits, self.floor):
+            return "logits" if self.probabilities else "output"
+        return "probabilities" if same(self.probabilities, self.probability_floor) else "nothing"
+
+    @property
+    def plain(self) -> str:
+        if not self.folder:
+            return "no such folder is written"
+        own = self.logits["float32"]
+        return "; ".join(dict.fromkeys(a.words(own, self.floor) for a in self.loadings))
+
+
+def same(errors: dict[str, float], floor: float) -> bool:
+    return errors.get("float64", 1.0) <= EXACT or errors.get("float32", 1.0) <= FLOORS * floor
+
+
+def from_json(data: dict[str, Any]) -> Row:
+    known = {k: v for k, v in data.items() if k not in ("keeps", "plain")}
+    return Row(**known | {"notes": tuple(data["notes"]), "loadings": tuple(Loading(**a) for a in data["loadings"])})
+
+
+def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
+    lines = ["# Exactness, side by side", "", *preface(setting)]
+    for model in dict.fromkeys(r.model for r in rows):
+        mine = [r for r in rows if r.model == model]
+        lines += ["", f"## {model}", "", *table([r for r in mine if r.status == "done"])]
+        lines += [f"- {r.tool}: {r.status} ({r.why})" for r in mine if r.status != "done"]
+    return "\n".join(lines) + "\n"
+
+
+PREFACE = """\
+Weights are random, with gains that are not one and biases that are not zero, except where a model is trained (demo,
+MiniLM): sizes of errors are those of these weights. What is said of a tool that failed are its own words.
+transformer-tricks documents models with RMSNorm and LLaMA's names, llmcompressor's SpinQuant LLaMA's names; where
+*norms fused* was told which layers read which norm, that is noted.
+
+Where a tool keeps nothing, its change was made to the original's weights by hand, which gave its outputs, and then made
+as it should be, which gave the original's. Gemma's norms multiply by one plus their weight, not by their weight.
+LayerNorm's shift has to move with its gain. RMSNorm sees the mean that centred embeddings have lost; SpinQuant centres
+them. A centred unembedding shifts all logits of a position alike.
+
+- **keeps**: the strongest output that is the same function: *logits*; only *probabilities*, after the softmax (all
+  logits of a position are shifted alike); or *nothing*. By the float64 error (at most 1e-10), or by a float32 error
+  within 3 noise floors.
+- **float32, float64**: relative error of the logits (of the last hidden state for an encoder) against the original in
+  float64, the tool working in that precision; in float64 nothing in the forward pass is rounded to float32. Tools that
+  always merge weights in float32 show that here. **log-probabilities**: the same of those, in float64 if it ran.
+- **floors**: the float32 error over the original's own.
+- **numbers gone**: floating-point numbers in the file of the original less those in the result's: one that was set to
+  zero or one is still there, and a file that grew has a negative count.
+- **plain transformers**: does it load the result by itself, and is that what the tool made?
+- **verify**: `deadweight verify ORIGINAL RESULT`, a second computation, with its worst float64 error. Both are stored
+  in float32 there, so the rounding of the new weights shows.
+- **seconds**: the tool's own work, and the whole process with its imports; **MiB**: peak of that process."""
+
+
+def preface(setting: dict[str, Any]) -> list[str]:
+    lines = [
+        f"Written by `benchmarks/exactness.py` in one run, {setting['jobs']} processes at a time on {setting['cores']} "
+        "shared CPU cores, so that seconds are a coarse measure.",
+        "",
+    ]
+    for tool, versions in setting["versions"].items():
+        lines.append(f"- {tool}: {', '.join(f'{n} {v}' for n, v in versions.items())}")
+    return [*lines, "", *PREFACE.splitlines()]
+
+
+HEADS = (
+    "tool",
+    "keeps",
+    "float32",
+    "floors",
+    "float64",
+    "log-probabilities",
+    "numbers gone",
+    "plain transformers",
+    "verify",
+    "seconds",
+    "MiB",
+)
+
+
+def table(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    head = [
+        f"Noise floor {rows[0].floor:.1e}; {rows[0].before:,} numbers.",
+        "",
+        line(HEADS),
+        line("---" for _ in HEADS),
+    ]
+    return [
+        *head,
+        *(line(cells(r)) for r in rows),
+        "",
+        *(f"- {r.tool}: {n}" for r in rows for n in r.notes if "skipped" not in n),
+    ]
+
+
+def cells(r: Row) -> tuple[str, ...]:
+    chances = r.probabilities.get("float64", r.probabilities.get("float32"))
+    gone = r.before - r.after
+    return (
+        r.tool,
+        r.keeps,
+        f"{r.logits['float32']:.1e}",
+        f"{r.logits['float32'] / r.floor:.2g}",
+        f"{r.logits['float64']:.1e}" if "float64" in r.logits else "does not run",
+        "" if chances is None else f"{chances:.1e}",
+        f"{gone:,} ({gone / max(r.before, 1):.2%})",
+        r.plain,
+        r.verified,
+        f"{r.seconds:.1f} / {r.process_seconds:.0f}",
+        f"{r.peak_bytes / MIB:.0f}",
+    )
+
+
+def line(parts: Iterable[str]) -> str:
+    return "| " + " | ".join(parts) + " |"
