@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -166,15 +165,11 @@ def test_every_help_text_shows_an_example_that_starts_with_the_command(run, argu
     assert "  deadweight " in out
 
 
-def test_demo_audits_the_embedded_model_with_proofs(run, fake_audit, gpt2_like, monkeypatch, tmp_path) -> None:
-    embedded = ModuleType("deadweight.embedded")
-    embedded.path = lambda: tmp_path
-    monkeypatch.setitem(sys.modules, "deadweight.embedded", embedded)
-    calls = fake_audit(gpt2_like)
+def test_demo_audits_and_reduces_the_embedded_model(run) -> None:
     code, out, _ = run("demo")
     assert code == 0
-    assert calls[0]["model"] == str(tmp_path)
-    assert "softmax over that axis removes it" in out
+    assert "DW002" in out and "softmax" in out, "the audit, with proofs"
+    assert "112,392 gone" in out and "error in float64" in out, "the reduction, checked"
     assert "deadweight audit YOUR_MODEL" in out
 
 

@@ -88,6 +88,10 @@ class Drop(ShiftRewrite):
         return bool(self.moving().all())
 
     @property
+    def saves(self) -> int:
+        return int(self.moving().sum())
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         return (self.claim.node,)
 
@@ -104,6 +108,10 @@ class Fold(ShiftRewrite):
     @property
     def whole(self) -> bool:
         return bool(self.moving().all())
+
+    @property
+    def saves(self) -> int:
+        return int(self.moving().sum())
 
     def apply(self, tensors: Tensors) -> list[Fact]:
         shift = torch.where(self.moving(), -tensors[self.target], 0.0)
@@ -186,6 +194,8 @@ class Centre(ShiftRewrite):
         return (self.claim.node, *([self.claim.profile] if self.claim.profile in self.graph.parameters else []))
 
     def apply(self, tensors: Tensors) -> list[Fact]:
+        if self.target in self.notes.emptied:
+            raise NotDone("it is already gone")
         if not bool(self.moving().all()):
             raise NotDone("only some rows of it are read, and only of these the mean is dead")
         if self.claim.profile is not None:
