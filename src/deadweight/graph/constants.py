@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import float64_arguments
-from deadweight.graph.node import Graph, Node, substitute
+from deadweight.graph.bind import tables_indexed
+from deadweight.graph.evaluate import RANDOM, float64_arguments
+from deadweight.graph.node import Graph, Node, Ref, substitute
 
 
 def constant_value(graph: Graph, name: str, stretch: int | None = None) -> Tensor | None:
@@ -35,7 +38,7 @@ def _compute(graph: Graph, name: str, stretch: int | None) -> tuple[Tensor, bool
         if value.is_meta:
             raise _Unknown
         return value.detach().cpu(), False
-    if node.target is None:
+    if node.target is None or node.op in RANDOM:
         raise _Unknown
     found = {n: _compute(graph, n, stretch) for n in dict.fromkeys(node.inputs)}
     args, grown = node.args, any(s for _, s in found.values())
@@ -50,17 +53,36 @@ def _compute(graph: Graph, name: str, stretch: int | None) -> tuple[Tensor, bool
     return result, grown
 
 
-def lower_bound(graph: Graph, name: str) -> int:
-    """A number that no element of an integer value is below: 0 unless the arithmetic says more."""
-    node = graph.nodes[name]
-    value = constant_value(graph, name)
+def lower_bound(graph: Graph, name: str) -> int | None:
+    """A number that no element of an integer value is below; None where the arithmetic does not tell.
+
+    An input counts from 0 if it looks up rows as it is: token ids do, distances need not.
+    """
+    node, value = graph.nodes[name], constant_value(graph, name)
     if value is not None and value.numel():
-        return max(0, int(value.min()))
-    if node.op == "aten.add" and isinstance(node.args[1], int):
-        return lower_bound(graph, node.args[0].name) + max(0, node.args[1])
-    if node.op in ("aten.to", "aten._to_copy", "aten.reshape", "aten.expand", "aten.unsqueeze", "aten.slice"):
-        return lower_bound(graph, node.args[0].name)
-    return 0
+        return int(value.min())
+    if node.dtype == torch.bool:
+        return 0
+    if node.op == "input":
+        return 0 if next(tables_indexed(graph, name), None) is not None else None
+    if node.op not in BOUNDS or node.kwargs.get("alpha", 1) != 1:
+        return None
+    if node.op == "aten.sub" and isinstance(node.args[1], Ref):
+        return None  # what is subtracted has no known upper bound
+    below = [lower_bound(graph, a.name) if isinstance(a, Ref) else a for a in node.args[:2]]
+    return BOUNDS[node.op](*below) if all(isinstance(b, int) for b in below[: OPERANDS.get(node.op, 1)]) else None
+
+
+SAME_NUMBERS = {"aten.to", "aten._to_copy", "aten.type_as", "aten.clone"}
+SAME_NUMBERS |= {"aten.reshape", "aten.expand", "aten.unsqueeze", "aten.slice", "aten.select"}
+BOUNDS: dict[str, Callable[..., int | None]] = {
+    "aten.add": lambda a, b: a + b,
+    "aten.sub": lambda a, b: a - b,
+    "aten.mul": lambda a, b: a * b if min(a, b) >= 0 else None,
+    "aten.cumsum": lambda a, *_: a if a >= 0 else None,
+    **dict.fromkeys(SAME_NUMBERS, lambda a, *_: a),
+}
+OPERANDS = {"aten.add": 2, "aten.sub": 2, "aten.mul": 2}
 
 
 def known_indices(graph: Graph, node: Node) -> list[Tensor | None] | None:

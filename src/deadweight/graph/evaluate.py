@@ -15,8 +15,11 @@ from deadweight.graph.node import Graph, Node, substitute
 
 Values = dict[str, Any]
 FILL = 1e29  # what a mask fills in, and more: beside it no other entry of an output would count
-RANDOM = {
-    f"aten.{name}" for name in ("dropout", "native_dropout", "bernoulli", "rand", "rand_like", "randn_like", "randn")
+DROPOUTS = {"aten.alpha_dropout", "aten.dropout", "aten.feature_dropout", "aten.native_dropout"}
+RANDOM = DROPOUTS | {
+    f"aten.{kind}{suffix}"
+    for kind in ("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm", "uniform")
+    for suffix in ("", "_like", "_functional")
 }
 
 

@@ -41,8 +41,8 @@ def unread_rows(prover: Prover, node: Node, reader: Node) -> Iterator[ShiftClaim
     """Rows that no position of a sequence of any length reads, and rows below every index that can occur."""
     unread = torch.zeros(node.shape[0], dtype=torch.bool)
     index = reader.args[1].name
-    low = lower_bound(prover.graph, index)
-    unread[: min(low, len(unread))] = True
+    low = lower_bound(prover.graph, index) or 0
+    unread[: min(max(low, 0), len(unread))] = True
     longer = constant_value(prover.graph, index, stretch=max(LONG, len(unread) + 8))
     if longer is not None:
         unread |= ~torch.isin(torch.arange(len(unread)), longer)
