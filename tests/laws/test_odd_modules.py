@@ -213,3 +213,81 @@ def test_batch_statistics_without_running_ones_leave_a_bias_dead(affine: bool) -
         return F.batch_norm(m.c(y).mul_(2.0), None, None, training=True)
 
     assert found(Odd(in_place, c=nn.Conv1d(WIDTH, 3, 1)), Y, training=True) == {("DW004", "c.bias"): 3}
+
+
+CHAIN = {"a": linear(WIDTH, 6), "b": linear(6, WIDTH), "g": torch.rand(6) + 0.5}
+CONVOLVED = {"a": nn.Conv1d(WIDTH, 6, 1), "b": nn.Conv1d(6, WIDTH, 1), "g": torch.rand(6) + 0.5}
+
+
+def test_a_divisor_of_every_coordinate_is_no_gain() -> None:
+    assert found(Odd(lambda m, x: m.b(m.a(x) * m.g), **CHAIN), X)["DW019", "a.weight"] == 6**2 - 2 * 2
+    assert found(Odd(lambda m, x: m.b(m.a(x) / m.g), **CHAIN), X)["DW011", "a.weight"] == 6
+
+
+def test_a_factor_of_every_place_is_no_gain_of_the_channels() -> None:
+    places = torch.randn(2, WIDTH, 6)  # as many places as channels behind the first map
+    assert "DW019" not in laws(found(Odd(lambda m, y: m.b(m.a(y) * m.g), **CONVOLVED), places), "a.bias")
+    assert "DW019" in laws(found(Odd(lambda m, y: m.b(m.a(y)), **CONVOLVED), places), "a.weight")
+
+
+@pytest.mark.parametrize("spread", [lambda t: t.tile(1, 1, 2), lambda t: t.repeat_interleave(2, -1)])
+def test_values_that_are_repeated_side_by_side_turn_copy_by_copy(spread: Callable) -> None:
+    parts = {"q": linear(), "k": linear(), "v": linear(WIDTH, 2), "o": linear()}
+    claims = found(Odd(lambda m, x: m.o(attend(m.q(x), m.k(x), spread(m.v(x)))), **parts), X)
+    assert claims["DW010", "v.weight"] == 4
+
+
+def test_one_number_for_all_channels_is_no_gain_to_fold() -> None:
+    read = lambda m, x: m.a(F.layer_norm(x, (WIDTH,)) * m.g.expand(WIDTH))  # noqa: E731
+    assert not laws(found(Odd(read, a=linear(), g=torch.randn(1)), X), "g")
+    assert laws(found(Odd(read, a=linear(), g=torch.randn(WIDTH)), X), "g") == {"DW006"}
+    branch = lambda m, x: x + m.s.expand(WIDTH) * m.a(torch.tanh(x))  # noqa: E731
+    assert not laws(found(Odd(branch, a=linear(), s=torch.randn(1)), X), "s")
+
+
+TOKENS = torch.tensor([[0, 1, 6, 2, 3], [5, 4, 4, 0, 6]])
+INDICES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "a distance": (lambda t: t.flip(1) - t + 8, 0),
+    "less, then more": (lambda t: (t - 2) + 2, 0),
+    "counted backwards": (lambda t: t * -1 + 8, 0),
+    "positions behind an offset": (lambda t: torch.arange(t.shape[1]) + 2, 2),
+    "counted tokens": (lambda t: (t != 1).int().cumsum(1) * (t != 1).int() + 1, 1),
+}
+
+
+@pytest.mark.parametrize(("index", "unread"), INDICES.values(), ids=list(INDICES))
+def test_rows_are_unread_only_below_every_index(index: Callable, unread: int) -> None:
+    module = Odd(lambda m, t: torch.tanh(m.e(index(t))), e=nn.Embedding(20, WIDTH))
+    assert found(module, TOKENS).get(("DW001", "e.weight"), 0) == unread * WIDTH
+
+
+def test_a_query_that_meets_itself_too_has_no_free_basis() -> None:
+    both = lambda m, x: attend(q := m.q(x), q, x) + attend(q, m.k(x), torch.tanh(x))  # noqa: E731
+    assert "DW009" not in laws(found(Odd(both, q=linear(), k=linear()), X), "k.weight")
+
+
+def test_queries_and_keys_that_meet_twice_share_one_basis() -> None:
+    turned = lambda m, x: attend(q := m.q(x), k := m.k(x), x) + attend(k, q, torch.tanh(x))  # noqa: E731
+    claims = found(Odd(turned, q=linear(), k=linear()), X)
+    assert sum(n for (code, _), n in claims.items() if code == "DW009") == WIDTH**2
+    rolled = lambda m, x: attend(q := m.q(x), k := m.k(x), x) + attend(q, k.roll(1, -1), torch.tanh(x))  # noqa: E731
+    assert found(Odd(rolled, q=linear(), k=linear()), X)["DW009", "k.weight"] == WIDTH  # what commutes with the roll
+
+
+def test_rows_and_columns_of_a_square_table_are_not_confused() -> None:
+    tokens = torch.tensor([[0, 1, 3, 2], [2, 2, 0, 1]])
+    claims = found(Odd(lambda m, t: torch.softmax(m.e(t), -1), e=nn.Embedding(4, 4)), tokens)
+    assert claims == {("DW018", "e.weight"): 4}
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}, {}], ids=str)
+def test_how_a_table_is_trained_is_no_part_of_the_function(options: dict) -> None:
+    sums = lambda m, t: torch.tanh(m.e(t) + m.p(torch.arange(LENGTH)))  # noqa: E731
+    module = Odd(sums, e=nn.Embedding(7, WIDTH, **options), p=nn.Embedding(LENGTH, WIDTH))
+    result = deadweight.audit(module, TOKENS)
+    assert [(f.code, f.dof) for f in result.findings] == [("DW013", WIDTH)] and not result.unknown
+
+
+def test_values_that_a_norm_reads_are_one_space_under_one_law() -> None:
+    normed = lambda m, x: m.o(F.layer_norm(attend(m.q(x), m.k(x), m.v(x)), (WIDTH,)))  # noqa: E731
+    assert {code for code, name in found(Odd(normed, **heads()), X) if code in ("DW010", "DW012")} == {"DW010"}

@@ -94,7 +94,10 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
     except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
         measured.notes += (f"no evidence was taken: {first_line(error)}",)
     if complete:
-        counted = best_account(source, prover, clone)
+        try:
+            counted = best_account(source, prover, clone)
+        except (RuntimeError, NotImplementedError) as error:
+            raise DeadweightError(f"no account can be made: {first_line(error)}") from error
         measured.completeness = counted.completeness
         measured.unexplained += tuple(shortfall(clone, counted))
     return measured

@@ -296,6 +296,14 @@ def split_convolution(make: Canonicaliser, node: Node) -> Ref | None:
     return make.affine(node, product, None, bias, view)
 
 
+@rewrites("aten.embedding")
+def plain_embedding(make: Canonicaliser, node: Node) -> Ref | None:
+    """Which rows get no gradient, or a smaller one, is no part of the function."""
+    if len(node.args) == 2 and not node.kwargs:
+        return None
+    return make.emit(f"{node.name}_rows", node.op, node.target, node.args[:2], node.shape, node)
+
+
 @rewrites("aten._softmax", "aten.softmax", "aten.special_softmax")
 def plain_softmax(make: Canonicaliser, node: Node) -> Ref:
     args = (node.args[0], node.args[1])

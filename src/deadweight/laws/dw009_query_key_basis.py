@@ -77,11 +77,14 @@ class Root:
 
 
 def find(prover: Prover) -> Iterator[Claim]:
+    met: set[str] = set()  # products that an earlier claim speaks of
     for node in prover.graph.nodes.values():
-        if node.op == "aten.matmul" and all(isinstance(a, Ref) for a in node.args):
+        if node.op == "aten.matmul" and all(isinstance(a, Ref) for a in node.args) and node.name not in met:
             roots = [root_of(prover.graph, ref.name) for ref in node.args]
             if roots[0] is not None and roots[1] is not None and roots[0].is_gain == roots[1].is_gain:
-                yield from contraction(prover, node, roots[0], roots[1])
+                for claim in contraction(prover, node, roots[0], roots[1]):
+                    met |= {step.node for step in claim.steps if step.op == "aten.matmul"}
+                    yield claim
 
 
 def root_of(graph: Graph, name: str) -> Root | None:
@@ -180,7 +183,7 @@ def add_root(graph: Graph, root: Root, coordinate: Tensor, writers: dict[str, Te
 def conclude(
     prover: Prover, query: Root, key: Root, turned: Turned, sites: list[Site], coordinate: Tensor
 ) -> Iterator[Claim]:
-    products = [p for c in turned.contractions for p in head_products(c.left, c.right)]
+    products = one_way([p for c in turned.contractions for p in head_products(c.left, c.right)], query.width)
     parts = [] if query.is_gain else head_parts(products)
     dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.count**2 * p.entry for p in parts)
     if not dof:
@@ -204,6 +207,21 @@ def conclude(
         diagonal=query.is_gain,
         parts=tuple(parts),
     )
+
+
+def one_way(products: list[Products], width: int) -> list[Products]:
+    """Queries left, keys right, one entry per pair of heads. Empty if a side is multiplied with itself."""
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Products]] = {}
+    for p in products:
+        if bool((p.left > width).all()) and bool((p.right <= width).all()):
+            p = Products(p.right, p.left, p.matrices.transpose(1, 2))
+        if bool((p.left > width).any()) or bool((p.right <= width).any()):
+            return []
+        found.setdefault((tuple(p.left.tolist()), tuple(p.right.tolist())), []).append(p)
+    return [
+        same[0] if len(same) == 1 else Products(same[0].left, same[0].right, torch.cat([p.matrices for p in same]))
+        for same in found.values()
+    ]
 
 
 def head_parts(products: list[Products]) -> list[HeadPart]:

@@ -12,8 +12,10 @@ CODE, NAME = "DW012", "residual-basis"
 
 
 def find(prover: Prover) -> Iterator[TurnClaim]:
+    named = [c.sites[0] for c in prover.claims if isinstance(c, TurnClaim)]
     for space in spaces(prover):
-        if space.turned.proved and is_stream(space) and space.turned.rotations and dimension(space.turned):
+        fresh = space.turned.proved and not any(site is space.turned.sites[0] for site in named)
+        if fresh and is_stream(space) and space.turned.rotations and dimension(space.turned):
             yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)
 
 

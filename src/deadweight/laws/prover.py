@@ -57,7 +57,7 @@ class Prover:
         """Follow a change of every group of elements (0: unchanged) at a node to the outputs."""
         short = compact(groups)
         exclude = self.emptied_into(node) if absorbers != "none" else frozenset({node})
-        key = (node, absorbers, exclude, short.numpy().tobytes())
+        key = (node, absorbers, exclude, short.shape, short.numpy().tobytes())
         if key not in self.walks:
             self.walks[key] = self.new_walk(node, groups, absorbers, exclude)
         return self.walks[key]

@@ -99,9 +99,9 @@ def all_claimed(prover: Prover, node: Node) -> bool:
 
 
 def mean_claimed(prover: Prover, node: Node) -> bool:
-    """Whether an earlier law has found a common motion of a parameter's elements dead: along all ones it is taken."""
+    """Whether an earlier law has found a common motion of a parameter's elements dead: one direction is taken."""
     claims = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
-    return any(c.lost is None and c.profile is None and not element_wise(c) for c in claims)
+    return any(c.lost is None and not element_wise(c) for c in claims)
 
 
 def element_wise(claim: ShiftClaim) -> bool:

@@ -172,11 +172,13 @@ def gain_site(graph: Graph, gain: str, coordinate: Tensor) -> Site:
     while node.op != "parameter":
         refs = [graph.node(a) for a in node.args if isinstance(a, Ref)]
         plain = node.op in ("aten.add", "aten.reshape", "aten.unsqueeze", "aten.expand") and len(refs) == 1
-        if not plain or len(graph.users[node.name]) != 1:
+        if not plain or node.kwargs or len(graph.users[node.name]) != 1:
             raise Blocked(gain, node.op, "the gain is not one parameter")
         node = refs[0]
     if len(graph.users[node.name]) != 1:
         raise Blocked(node.name, "parameter", "the gain is read elsewhere too (shared)")
+    if torch.Size(node.shape).numel() != len(coordinate):
+        raise Blocked(node.name, "parameter", "one number of the gain multiplies several channels")
     return Site(node.name, "gain", 0, coordinate, value=gain)
 
 

@@ -195,7 +195,7 @@ class TurnWalk:
         coordinate, factor = lines(slot)
         if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
             raise Blocked(node.name, node.op, "the coordinates it reads differ from position to position")
-        copies = alike_columns(factor)
+        copies = copies_of(coordinate[0], factor)
         site = Site(view.parameter, "in", axis, view.place(coordinate[0], axis), view.place(copies, axis), form.gain)
         self.readings.setdefault(view.parameter, []).append(site)
         if not self.scalar:
@@ -212,10 +212,16 @@ class TurnWalk:
             self.turned.sites.append(first)
 
 
-def alike_columns(factor: Tensor) -> Tensor:
-    """A number per column, the same for equal columns: told apart by the labels of their bits."""
+def copies_of(coordinate: Tensor, factor: Tensor) -> Tensor:
+    """A number per column: one copy has equal factors, and every coordinate once at most."""
     bits = fold(factor.contiguous().view(torch.int64) | 1, 0)
-    return torch.unique(bits, return_inverse=True)[1]
+    alike = torch.unique(bits, return_inverse=True)[1]
+    seen: dict[tuple[int, int], int] = {}
+    repeats = []
+    for key in zip(alike.tolist(), coordinate.tolist(), strict=True):
+        seen[key] = seen.get(key, -1) + 1
+        repeats.append(seen[key])
+    return torch.unique(torch.stack([alike, torch.tensor(repeats)]), dim=1, return_inverse=True)[1]
 
 
 def signatures(coordinate: Tensor, copies: Tensor, size: int) -> Tensor:

@@ -176,12 +176,20 @@ def product(walk: TurnWalk, node: Node) -> Form:
     if not isinstance(other, Ref):
         value = float(other)
         return scaled(form, 1 / value if node.op == "aten.div" else value)
-    whole = node.shape[-1] == walk.turned.size and form.single is not None and form.gain is None
-    if whole and is_vector_of_parameters(walk.graph, other.name, node.shape) and not walk.scalar:
+    if node.op == "aten.mul" and is_gain(walk, node, form, other):
         return Form(form.slots, other.name)
     if walk.scalar and not walk.graph.depends[other.name][1]:
         return form
     return scaled(form, walk.numbers_of(other).expand(node.shape))
+
+
+def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
+    """Whether a parameter multiplies every coordinate of the whole space by a number of its own."""
+    slot = form.single
+    if slot is None or form.gain is not None or walk.scalar or node.shape[-1] != walk.turned.size:
+        return False
+    last = coordinate_axis(slot.coordinate.expand(node.shape)) == len(node.shape) - 1
+    return last and is_vector_of_parameters(walk.graph, other.name, node.shape)
 
 
 @turn_rule("linear", *CONVOLUTIONS)
