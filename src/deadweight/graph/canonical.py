@@ -7,19 +7,17 @@ batch_norm or a hand-made RMSNorm. The rewriting keeps the function: each new no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from deadweight.graph.cores import CORES
-from deadweight.graph.node import Graph, Node, Ref, substitute
-from deadweight.graph.outputs import RETURNED, returned
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.outputs import RETURNED
 from deadweight.graph.patterns import rms_pattern
+from deadweight.graph.rewriting import Canonicaliser, argument, rewrites
 
 aten = torch.ops.aten
-Rewrite = Callable[["Canonicaliser", Node], "Ref | None"]
-REWRITES: dict[str, Rewrite] = {}
 PROBABILITIES = "output_probabilities"
 
 
@@ -35,74 +33,6 @@ def read_as_probabilities(graph: Graph) -> Graph:
     node = Node(PROBABILITIES, "softmax", aten.softmax.int, (Ref(first.name), -1), {}, first.shape, first.dtype)
     nodes = {**graph.nodes, node.name: node}
     return dataclasses.replace(graph, nodes=nodes, outputs=(node.name, *graph.outputs[1:]))
-
-
-def rewrites(*ops: str) -> Callable[[Rewrite], Rewrite]:
-    def register(function: Rewrite) -> Rewrite:
-        REWRITES.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
-
-
-class Canonicaliser:
-    """One pass over the nodes; `alias` maps an old node to what stands for it now."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.old = graph
-        self.nodes: dict[str, Node] = {}
-        self.alias: dict[str, str] = {}
-
-    def run(self) -> Graph:
-        for node in self.old.nodes.values():
-            if node.name in self.old.live or node.op in ("parameter", "input"):
-                self.visit(self.redirect(node))
-        outputs = tuple(self.alias.get(name, name) for name in self.old.outputs)
-        graph = dataclasses.replace(self.old, nodes=self.nodes, outputs=outputs)
-        live = graph.live
-        kept = {k: n for k, n in self.nodes.items() if k in live or n.op in ("parameter", "input")}
-        return returned(dataclasses.replace(graph, nodes=kept))
-
-    def redirect(self, node: Node) -> Node:
-        def rename(name: str) -> Ref:
-            return Ref(self.alias.get(name, name))
-
-        return dataclasses.replace(node, args=substitute(node.args, rename), kwargs=substitute(node.kwargs, rename))
-
-    def visit(self, node: Node) -> None:
-        rewrite = REWRITES.get(node.op)
-        result = rewrite(self, node) if rewrite else None
-        if result is None:
-            self.nodes[node.name] = node
-        else:
-            self.alias[node.name] = result.name
-
-    def shape(self, ref: Ref) -> tuple[int, ...]:
-        return self.nodes[ref.name].shape
-
-    def emit(self, name: str, op: str, target: Any, args: tuple[Any, ...], shape: tuple[int, ...], like: Node) -> Ref:
-        """A new node; `like` lends its dtype."""
-        self.nodes[name] = Node(name, op, target, args, {}, shape, like.dtype)
-        return Ref(name)
-
-    def affine(self, node: Node, core: Ref, weight: Any, bias: Any, view: list[int] | None = None) -> Ref:
-        """core · weight + bias, each step its own node; `view` aligns a channel vector with its axis."""
-        for part, op, target in ((weight, "aten.mul", aten.mul.Tensor), (bias, "aten.add", aten.add.Tensor)):
-            if part is not None:
-                factor = self.aligned(node, part, view, op)
-                core = self.emit(f"{node.name}_{op[5:]}", op, target, (core, factor), node.shape, node)
-        return core
-
-    def aligned(self, node: Node, part: Ref, view: list[int] | None, op: str) -> Ref:
-        if view is None:
-            return part
-        name = f"{node.name}_{op[5:]}_view"
-        return self.emit(name, "aten.reshape", aten.reshape.default, (part, view), tuple(view), node)
-
-
-def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument that may have been passed by position or by name."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 COPIES = ("clone", "alias", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "_to_copy", "to", "type_as")

@@ -84,3 +84,7 @@ def coordinate_axis(coordinate: Tensor) -> int | None:
     if not varying:
         return coordinate.ndim - 1
     return varying[0] if len(varying) == 1 else None
+
+
+def channels_last(form: Form) -> Form:
+    return form.with_slots([Slot(s.coordinate.movedim(1, -1), s.factor.movedim(1, -1)) for s in form.slots])

@@ -8,7 +8,7 @@ import torch
 
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Node, Ref
-from deadweight.proof.form import Form, Slot, added, coordinate_axis, lines, numbers, scaled
+from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, numbers, scaled
 from deadweight.proof.labels import fresh
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, SHAPE
@@ -201,10 +201,6 @@ def linear(walk: TurnWalk, node: Node) -> None:
     if node.op in CONVOLUTIONS:
         form = channels_last(form)
     walk.read(node, view, view.input, form)
-
-
-def channels_last(form: Form) -> Form:
-    return form.with_slots([Slot(s.coordinate.movedim(1, -1), s.factor.movedim(1, -1)) for s in form.slots])
 
 
 @turn_rule("aten.matmul")
