@@ -291,3 +291,29 @@ def test_how_a_table_is_trained_is_no_part_of_the_function(options: dict) -> Non
 def test_values_that_a_norm_reads_are_one_space_under_one_law() -> None:
     normed = lambda m, x: m.o(F.layer_norm(attend(m.q(x), m.k(x), m.v(x)), (WIDTH,)))  # noqa: E731
     assert {code for code, name in found(Odd(normed, **heads()), X) if code in ("DW010", "DW012")} == {"DW010"}
+
+
+def summed(scores: str, mixed: str, axis: int) -> Callable:
+    """Attention in Einstein's notation."""
+
+    def forward(m: Odd, x: Tensor) -> Tensor:
+        weights = torch.softmax(torch.einsum(scores, m.q(x), m.k(x)), axis)
+        return m.o(torch.einsum(mixed, weights, m.v(x)))
+
+    return forward
+
+
+NOTATIONS: dict[str, tuple[Callable, set[str], set[str]]] = {
+    "over the keys": (summed("bid,bjd->bij", "bij,bjd->bid", -1), {"k.bias"}, {"v.bias"}),
+    "keys first": (summed("bid,bjd->bji", "bji,bjd->bid", 1), {"k.bias"}, {"v.bias"}),
+    "over the queries": (summed("bid,bjd->bij", "bij,bjd->bid", 1), {"q.bias"}, set()),
+    "handed to the keys": (summed("bid,bjd->bij", "bij,bid->bjd", -1), {"k.bias"}, set()),
+    "channel by channel": (summed("bid,bid->bid", "bid,bid->bid", 1), set(), set()),
+}
+
+
+@pytest.mark.parametrize(("forward", "dead", "folds"), NOTATIONS.values(), ids=list(NOTATIONS))
+def test_einsum_is_read_like_the_products_it_stands_for(forward: Callable, dead: set[str], folds: set[str]) -> None:
+    claims = found(Odd(forward, **heads()), X)
+    assert {name for code, name in claims if code == "DW002"} == dead
+    assert {name for code, name in claims if code == "DW003"} == folds

@@ -10,13 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadweight.graph.einsum import spelled_out_einsum
+
 aten = torch.ops.aten
 
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operations that we write as matmul, softmax and friends; everything else stays as exported."""
-    return {aten.scaled_dot_product_attention.default: spelled_out_attention}
+    return {
+        aten.scaled_dot_product_attention.default: spelled_out_attention,
+        aten.einsum.default: spelled_out_einsum,
+    }
 
 
 def spelled_out_attention(
