@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 16384
+WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 4096, 14336, 32, 8, 32000  # the blocks of an 8-billion-parameter LLaMA
 IMPORTS = "import deadweight.reduce.run, transformers; transformers.LlamaForCausalLM; import torch.export._trace"
 MAKE = """
 import json, sys, torch
@@ -176,7 +176,7 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 def main(
-    layers: Annotated[str, typer.Option(help="depths to measure, comma-separated")] = "8,16,33",
+    layers: Annotated[str, typer.Option(help="depths to measure, comma-separated")] = "4,9,18",
     times: Annotated[int, typer.Option(help="processes for each number")] = 3,
     folder: Annotated[Path | None, typer.Option(help="where the checkpoints are made (and removed)")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,

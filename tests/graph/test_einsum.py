@@ -37,6 +37,13 @@ EQUATIONS = [
     "bid->b",
     "bid,bjd",
     "...d,de->...e",
+    "...de,...e->...d",
+    "...d,...e",
+    "b...d,de->be...",
+    "d...,i...->...di",
+    "bbd,d->b",
+    "bid,bje->bij",
+    "bid,je->ij",
     "bid, bjd -> bij",
 ]
 
@@ -51,6 +58,21 @@ def operands(equation: str) -> list[Tensor]:
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_einsum_spelled_out_is_the_same_function(equation: str) -> None:
     given = operands(equation)
+    torch.testing.assert_close(spelled_out_einsum(equation, given), torch.einsum(equation, *given))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("...d,...d->...", [(4, 6), (3, 4, 6)]),
+        ("bid,bjd->bij", [(1, 4, 6), (2, 5, 6)]),
+        ("bid,bjd->bij", [(2, 4, 6), (2, 5, 1)]),
+        ("...", [(2, 3)]),
+        ("->", [()]),
+    ],
+)
+def test_sizes_of_one_stand_for_every_size(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     torch.testing.assert_close(spelled_out_einsum(equation, given), torch.einsum(equation, *given))
 
 

@@ -180,3 +180,13 @@ OTHERS: dict[str, tuple[nn.Module, Tensor, dict[str, Any]]] = {
 def test_nothing_is_counted_twice(module: nn.Module, inputs: Tensor, options: dict) -> None:
     total, _, result = counted(module, inputs, **options)
     assert total == result.completeness.explained  # type: ignore[union-attr]
+
+
+def test_a_table_that_a_linear_map_reads_is_a_chain() -> None:
+    """A factorised embedding: 5 rows of 9 numbers and 3 readers; the bias takes one row's worth, DW013 counts it."""
+    table = Lambda(lambda m, t: torch.tanh(m.read(m.table(t))), table=nn.Embedding(5, 9), read=nn.Linear(9, 3))
+    total, by_law, result = counted(table, TOKENS)
+    assert by_law == {"DW013": 9, "DW019": 9**2 - (9 - 4) * (9 - 3)}
+    assert total == 5 * 9 + 9 * 3 + 3 - 5 * 3 == result.completeness.measured  # type: ignore[union-attr]
+    bent = Lambda(lambda m, t: m.read(torch.tanh(m.table(t))), table=nn.Embedding(5, 9), read=nn.Linear(9, 3))
+    assert "DW019" not in counted(bent, TOKENS)[1]

@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
+from string import ascii_letters
 from typing import Any
 
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
-
 
 def spelled_out_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Tensor:
-    """Two operands at a time, from the left; what is more than permuting, multiplying and contracting stays torch's."""
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    if not arrow or not plain(terms, output):
-        return aten.einsum.default.decompose(equation, operands, path=path)
+    """Two operands at a time, from the left: the order never changes the function, only the cost."""
+    terms, output = parsed(equation, [x.dim() for x in operands])
+    operands, terms = map(list, zip(*map(without_diagonals, operands, terms), strict=True))
+    sizes: dict[str, int] = {}
+    for x, term in zip(operands, terms, strict=True):
+        for letter, size in zip(term, x.shape, strict=True):
+            sizes[letter] = size if sizes.get(letter, 1) == 1 else sizes[letter]
+    operands = [joined(x, [sizes[c] for c in term], expand=True) for x, term in zip(operands, terms, strict=True)]
+
     result, letters = operands[0], terms[0]
     for place, (other, term) in enumerate(zip(operands[1:], terms[1:], strict=True), 2):
         later = "".join(terms[place:]) + output
+        result, letters = summed(result, letters, keep=term + later)
+        other, term = summed(other, term, keep=letters + later)
         kept = "".join(dict.fromkeys(c for c in letters + term if c in later))
         result, letters = contracted(result, letters, other, term, kept), kept
+    result, letters = summed(result, letters, keep=output)
     return permuted(result, letters, output)
 
 
-def plain(terms: list[str], output: str) -> bool:
-    """No ellipsis, no diagonal, and every letter that is summed over stands in two operands at least."""
-    letters = [*terms, output]
-    once = all(term.isalpha() and len(set(term)) == len(term) for term in letters)
-    shared = all(c in output or sum(c in term for term in terms) > 1 for term in terms for c in term)
-    return once and shared and len(terms) > 1
+def parsed(equation: str, dims: list[int]) -> tuple[list[str], str]:
+    """The letters of every operand and of the result; the axes of an ellipsis get letters of their own."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    free = [c for c in ascii_letters if c not in equation]
+    hidden = max((dim - len(t) + 3 for dim, t in zip(dims, terms, strict=True) if "..." in t), default=0)
+    dots = "".join(free[:hidden])
+    named = [
+        t.replace("...", dots[hidden - (dim - len(t) + 3) :] if "..." in t else "")
+        for dim, t in zip(dims, terms, strict=True)
+    ]
+    if not arrow:
+        count = Counter("".join(terms).replace(".", ""))
+        return named, dots + "".join(sorted(c for c, times in count.items() if times == 1))
+    return named, output.replace("...", dots)
+
+
+def without_diagonals(x: Tensor, term: str) -> tuple[Tensor, str]:
+    for letter in dict.fromkeys(term):
+        while term.count(letter) > 1:
+            first = term.index(letter)
+            second = term.index(letter, first + 1)
+            x = torch.diagonal(x, dim1=first, dim2=second)
+            term = term[:first] + term[first + 1 : second] + term[second + 1 :] + letter
+    return x, term
+
+
+def summed(x: Tensor, letters: str, *, keep: str) -> tuple[Tensor, str]:
+    """x summed over the letters that nothing else reads."""
+    gone = [axis for axis, c in enumerate(letters) if c not in keep]
+    return (x.sum(gone), "".join(c for c in letters if c in keep)) if gone else (x, letters)
 
 
 def contracted(a: Tensor, left: str, b: Tensor, right: str, kept: str) -> Tensor:
@@ -38,20 +70,20 @@ def contracted(a: Tensor, left: str, b: Tensor, right: str, kept: str) -> Tensor
     if a.dim() < b.dim() and a.dim() == 2:
         a, left, b, right = b, right, a, left  # a weight stands on the right
     batch = "".join(c for c in kept if c in left and c in right)
-    summed = "".join(c for c in left if c in right and c not in kept)
+    over = "".join(c for c in left if c in right and c not in kept)
     own, others = ("".join(c for c in kept if c in x and c not in y) for x, y in ((left, right), (right, left)))
     sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
-    if not summed:
+    if not over:
         shape = [sizes[c] if c not in others else 1 for c in batch + own + others]
         product = permuted(a, left, batch + own).reshape(shape) * joined(
             permuted(b, right, batch + others), [sizes[c] if c not in own else 1 for c in batch + own + others]
         )
         return permuted(product, batch + own + others, kept)
-    a, b = permuted(a, left, batch + own + summed), permuted(b, right, batch + summed + others)
+    a, b = permuted(a, left, batch + own + over), permuted(b, right, batch + over + others)
     lead = [sizes[c] for c in batch]
     flat = [*lead, *([prod(sizes[c] for c in own)] if batch else [sizes[c] for c in own] or [1])]
-    a = joined(a, [*flat, prod(sizes[c] for c in summed)])
-    b = joined(b, [*lead, prod(sizes[c] for c in summed), prod(sizes[c] for c in others)])
+    a = joined(a, [*flat, prod(sizes[c] for c in over)])
+    b = joined(b, [*lead, prod(sizes[c] for c in over), prod(sizes[c] for c in others)])
     product = joined(torch.matmul(a, b), [sizes[c] for c in batch + own + others])
     return permuted(product, batch + own + others, kept)
 
@@ -60,5 +92,7 @@ def permuted(x: Tensor, letters: str, wanted: str) -> Tensor:
     return x if letters == wanted else x.permute([letters.index(c) for c in wanted])
 
 
-def joined(x: Tensor, shape: list[Any]) -> Tensor:
-    return x if list(x.shape) == shape else x.reshape(shape)
+def joined(x: Tensor, shape: list[Any], *, expand: bool = False) -> Tensor:
+    if list(x.shape) == shape:
+        return x
+    return x.expand(shape) if expand else x.reshape(shape)

@@ -6,13 +6,15 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Graph, Node, substitute
+from deadweight.graph.node import Graph, Node, Ref, substitute
 
+aten = torch.ops.aten
 Values = dict[str, Any]
 FILL = 1e29  # what a mask fills in, and more: beside it no other entry of an output would count
 DROPOUTS = {"aten.alpha_dropout", "aten.dropout", "aten.feature_dropout", "aten.native_dropout"}
@@ -25,16 +27,19 @@ RANDOM = DROPOUTS | {
 
 def evaluate(
     graph: Graph,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Any],
     inputs: Mapping[str, Tensor],
     watch: Callable[[Node, Any], Any] | None = None,
 ) -> list[Tensor]:
-    """The outputs for these parameters (by node name) and inputs; `watch` may replace a node's value as it appears."""
+    """The outputs for these parameters (by node name) and inputs; `watch` may replace a node's value as it appears.
+
+    A parameter is a tensor, or `Lazy`.
+    """
     values: Values = {}
     last_use = last_uses(graph)
     with float64_default():
         for step, node in enumerate(graph.nodes.values()):
-            values[node.name] = value_of(node, values, tensors, inputs)
+            values[node.name] = value_of(graph, node, values, tensors, inputs)
             if watch is not None:
                 values[node.name] = watch(node, values[node.name])
             for name in last_use.get(step, ()):
@@ -77,14 +82,19 @@ def real_outputs(outputs: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def value_of(node: Node, values: Values, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Any:
+def value_of(graph: Graph, node: Node, values: Values, tensors: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
     if node.op in ("parameter", "buffer"):
-        return as_float64(tensors[node.name])
+        stored = tensors[node.name]
+        return stored if read_in_pieces(graph, node) else as_float64(stored)
     if node.op == "input":
         return as_float64(inputs[node.name])
     assert node.target is not None
     args = float64_arguments(substitute(node.args, values.__getitem__))
     kwargs = float64_arguments(substitute(node.kwargs, values.__getitem__))
+    if node.op == "linear":
+        return linear_in_pieces(*args)
+    if node.op == "aten.embedding":
+        return as_float64(node.target(as_tensor(args[0]), *args[1:], **kwargs))
     if node.op not in RANDOM:
         return node.target(*args, **kwargs)
     with torch.random.fork_rng(devices=[]):
@@ -92,7 +102,53 @@ def value_of(node: Node, values: Values, tensors: Mapping[str, Tensor], inputs: 
         return node.target(*args, **kwargs)
 
 
-def as_float64(tensor: Tensor) -> Tensor:
+PIECE = 1 << 22  # elements of a stored weight that are made float64 at a time
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A weight of low precision times a factor in float64, multiplied out a few rows at a time."""
+
+    stored: Tensor
+    factor: Tensor  # broadcasts against `stored`
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        factor = self.factor[rows] if self.factor.shape[0] == len(self.stored) else self.factor
+        return self.stored[rows].to(torch.float64).mul_(factor)
+
+
+def read_in_pieces(graph: Graph, node: Node) -> bool:
+    """Whether everything that reads this weight can do with its own precision, a few rows at a time."""
+    readers = graph.users[node.name]
+    return bool(readers) and all(
+        (r.op == "linear" and [a == Ref(node.name) for a in r.args] == [False, True])
+        or (r.op == "aten.embedding" and r.inputs.count(node.name) == 1)
+        for r in readers
+    )
+
+
+def linear_in_pieces(x: Tensor, weight: Tensor | Lazy) -> Tensor:
+    """x·Wᵀ in float64, for a weight that may be stored in less."""
+    if isinstance(weight, Tensor) and weight.dtype == torch.float64:
+        return aten.linear.default(x, weight)
+    width = weight.stored.shape[1] if isinstance(weight, Lazy) else weight.shape[1]
+    rows = max(1, PIECE // max(width, 1))
+    parts = [
+        aten.linear.default(x, weight[start : start + rows].to(torch.float64)) for start in range(0, len(weight), rows)
+    ]
+    return torch.cat(parts, -1)
+
+
+def as_tensor(weight: Tensor | Lazy) -> Tensor:
+    return weight[:] if isinstance(weight, Lazy) else weight
+
+
+def as_float64(tensor: Tensor | Lazy) -> Tensor:
+    if isinstance(tensor, Lazy):
+        return tensor[:]
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from deadweight.graph.node import Graph, Node
 from deadweight.laws.prover import Prover
-from deadweight.laws.spaces import Writers, explore, output_parts, placed
+from deadweight.laws.spaces import Writers, add_table, explore, output_parts, placed
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Site, Turned
 from deadweight.proof.weights import uses_of, weight_view
 
@@ -40,7 +41,10 @@ def spaces(prover: Prover) -> list[Space]:
 
 def search(prover: Prover) -> Iterator[Space]:
     covered: set[str] = set()
-    for node in prover.graph.nodes.values():
+    nodes = sorted(
+        prover.graph.nodes.values(), key=lambda n: n.op == "aten.embedding"
+    )  # tables last: most are brought in
+    for node in nodes:
         if node.name in covered or node.name not in prover.graph.live:
             continue
         for writers, size in seeds(prover.graph, node):
@@ -61,6 +65,13 @@ def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:
                 writers = Writers(sites=[Site(view.parameter, "out", view.output, coordinate)])
                 writers.nodes.update({use: placed(graph.nodes[use], coordinate) for use in uses})
                 yield writers, width
+    elif node.op == "aten.embedding":
+        writers = Writers()
+        try:
+            add_table(graph, writers, node, scalar=False)
+        except Blocked:
+            return
+        yield writers, node.shape[-1]
 
 
 def along_channels(node: Node, part: Tensor) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
+from deadweight.graph.evaluate import Lazy
 from deadweight.reduce.effect import NotFollowed
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.plan import Skipped
@@ -16,13 +18,14 @@ from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors
 from deadweight.source.text import printable
 
 Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision
+Scaled = Callable[[Tensor, Tensor], Any]  # what becomes of a stored weight and the factor it is multiplied by
 
 
 class Weights(Tensors):
     """Weights in float64, read when first asked for; what was changed is kept until it is released."""
 
-    def __init__(self, read: Read, *, keep_float64: bool = True) -> None:
-        self.read, self.keep_float64 = read, keep_float64
+    def __init__(self, read: Read, *, scaled: Scaled | None = None) -> None:
+        self.read, self.scaled = read, scaled
         self.open: dict[str, Tensor] = {}
         self.changed: set[str] = set()
         self.final: set[str] = set()  # weights that no later rewrite reads
@@ -33,21 +36,15 @@ class Weights(Tensors):
         return self.open[name]
 
     def scale(self, name: str, axis: int, factor: Tensor) -> None:
-        """Multiply along an axis; a final weight of lower precision a few rows at a time, and not kept in float64."""
-        if self.keep_float64 or name in self.open or name not in self.final:
+        """Multiply along an axis; a final weight in the way that was asked for, which need not hold it in float64."""
+        if self.scaled is None or name in self.open or name not in self.final:
             value = self[name]
             self[name] = value * along(factor, axis, value.ndim)
             return
         stored = checked(name, self.read(name))
-        result = torch.empty_like(stored)
-        rows = max(1, CHUNK // max(stored[0].numel(), 1))
-        for start in range(0, len(stored), rows):
-            part = stored[start : start + rows].to(torch.float64)
-            mine = factor[start : start + rows] if axis == 0 else factor
-            result[start : start + rows] = part.mul_(along(mine, axis, stored.ndim)).to(stored.dtype)
-        self[name] = result
+        self[name] = self.scaled(stored, along(factor, axis, stored.ndim))
 
-    def __setitem__(self, name: str, value: Tensor) -> None:
+    def __setitem__(self, name: str, value: Any) -> None:
         self.open[name] = value
         self.changed.add(name)
 
@@ -62,6 +59,15 @@ class Weights(Tensors):
 
 
 CHUNK = 1 << 20  # elements worked on at a time
+
+
+def rounded(stored: Tensor, factor: Tensor) -> Tensor:
+    """The product in float64, rounded to the weight's own precision a few rows at a time."""
+    lazy, result = Lazy(stored, factor), torch.empty_like(stored)
+    rows = max(1, CHUNK // max(stored[0].numel(), 1))
+    for start in range(0, len(stored), rows):
+        result[start : start + rows] = lazy[start : start + rows].to(stored.dtype)
+    return result
 
 
 def along(factor: Tensor, axis: int, rank: int) -> Tensor:

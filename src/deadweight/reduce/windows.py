@@ -7,14 +7,15 @@ put into it, make a model of their own, before and after the reduction: both mus
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deadweight.graph.bind import bind
-from deadweight.graph.evaluate import evaluate, real_outputs
-from deadweight.graph.node import Graph
+from deadweight.graph.evaluate import Lazy, evaluate, real_outputs
+from deadweight.graph.node import Graph, Node
 from deadweight.reduce.apply import Applied, Weights, apply
 from deadweight.reduce.job import Job
 from deadweight.reduce.rewrite import Rewrite
@@ -50,25 +51,36 @@ def one_window(job: Job, rewrites: Sequence[Rewrite], offset: int, constants: di
     names = {node: moved(name) for node, name in (*job.graph.parameters.items(), *job.graph.buffers.items())}
     inside = [r for r in rewrites if set(r.touches) <= set(names.values())]
     args, kwargs = job.source.draw(torch.Generator().manual_seed(0))
-    inputs = bind(job.graph, args, kwargs)
+    graph = weights_when_needed(job.graph)
+    inputs = bind(graph, args, kwargs)
     reduced = Reduced(job, inside)
     outputs = []
     with torch.no_grad():
         for read in (job.read, reduced.read):
-            found = evaluate(job.graph, OnDemand(job.graph, names, read, constants), inputs)
+            found = evaluate(graph, OnDemand(graph, names, read, constants), inputs)
             outputs.append([list(real_outputs(found))])
     return relative(outputs[1], outputs[0])
 
 
-class OnDemand(Mapping[str, Tensor]):
+def weights_when_needed(graph: Graph) -> Graph:
+    """The same graph with each weight right before the first node that reads it."""
+    nodes: dict[str, Node] = {}
+    for node in graph.nodes.values():
+        if node.op not in ("parameter", "buffer"):
+            nodes.update({name: graph.nodes[name] for name in node.inputs if name not in nodes})
+            nodes[node.name] = node
+    return replace(graph, nodes={**nodes, **{n: v for n, v in graph.nodes.items() if n in graph.outputs}})
+
+
+class OnDemand(Mapping[str, Tensor | Lazy]):
     """Values by node, each read when it is asked for and not kept."""
 
     def __init__(
-        self, graph: Graph, names: dict[str, str], read: Callable[[str], Tensor], constants: dict[str, Tensor]
+        self, graph: Graph, names: dict[str, str], read: Callable[[str], Tensor | Lazy], constants: dict[str, Tensor]
     ) -> None:
         self.graph, self.names, self.read, self.constants = graph, names, read, constants
 
-    def __getitem__(self, node: str) -> Tensor:
+    def __getitem__(self, node: str) -> Tensor | Lazy:
         return self.read(self.names[node]) if node in self.names else self.constants[node]
 
     def __iter__(self) -> Iterator[str]:
@@ -83,11 +95,11 @@ class Reduced:
 
     def __init__(self, job: Job, rewrites: Sequence[Rewrite]) -> None:
         self.job = job
-        self.made: dict[str, Tensor] = {}
+        self.made: dict[str, Tensor | Lazy] = {}
         self.coming = {name for r in rewrites for name in r.touches}
-        self.stream = apply(rewrites, Weights(job.read), Applied())
+        self.stream = apply(rewrites, Weights(job.read, scaled=Lazy), Applied())
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Tensor | Lazy:
         while name in self.coming:
             ready, value = next(self.stream)
             self.coming.discard(ready)

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.reduce.apply import Applied, Weights, apply, checked
+from deadweight.reduce.apply import Applied, Weights, apply, checked, rounded
 from deadweight.reduce.job import Job, settled
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite, module_of
@@ -109,7 +109,7 @@ def stream(
         count += 1
         say(f"writing: {count} of {len(rewrites)} rewrites")
 
-    for name, value in apply(rewrites, Weights(job.read, keep_float64=False), applied, started=started):
+    for name, value in apply(rewrites, Weights(job.read, scaled=rounded), applied, started=started):
         if value is not None:
             ready[name] = value
         for unit in due.released(name):
