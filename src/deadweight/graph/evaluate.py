@@ -115,9 +115,16 @@ class Lazy:
     def __len__(self) -> int:
         return len(self.stored)
 
-    def __getitem__(self, rows: slice) -> Tensor:
+    @property
+    def shape(self) -> torch.Size:
+        return self.stored.shape
+
+    def rows(self, rows: slice, into: Tensor) -> Tensor:
         factor = self.factor[rows] if self.factor.shape[0] == len(self.stored) else self.factor
-        return self.stored[rows].to(torch.float64).mul_(factor)
+        return into.copy_(self.stored[rows]).mul_(factor)
+
+    def whole(self) -> Tensor:
+        return self.rows(slice(None), torch.empty(self.shape, dtype=torch.float64))
 
 
 def read_in_pieces(graph: Graph, node: Node) -> bool:
@@ -134,21 +141,26 @@ def linear_in_pieces(x: Tensor, weight: Tensor | Lazy) -> Tensor:
     """x·Wᵀ in float64, for a weight that may be stored in less."""
     if isinstance(weight, Tensor) and weight.dtype == torch.float64:
         return aten.linear.default(x, weight)
-    width = weight.stored.shape[1] if isinstance(weight, Lazy) else weight.shape[1]
-    rows = max(1, PIECE // max(width, 1))
-    parts = [
-        aten.linear.default(x, weight[start : start + rows].to(torch.float64)) for start in range(0, len(weight), rows)
-    ]
-    return torch.cat(parts, -1)
+    return torch.cat([aten.linear.default(x, piece) for piece in pieces(weight)], -1)
+
+
+def pieces(weight: Tensor | Lazy, size: int = PIECE) -> Iterator[Tensor]:
+    """The rows in float64, a few at a time, in memory that the next ones take over (new memory would cost more)."""
+    step = max(1, size // max(weight.shape[1:].numel(), 1))
+    room = torch.empty((min(step, len(weight)), *weight.shape[1:]), dtype=torch.float64)
+    for start in range(0, len(weight), step):
+        rows = slice(start, min(start + step, len(weight)))
+        into = room[: rows.stop - rows.start]
+        yield weight.rows(rows, into) if isinstance(weight, Lazy) else into.copy_(weight[rows])
 
 
 def as_tensor(weight: Tensor | Lazy) -> Tensor:
-    return weight[:] if isinstance(weight, Lazy) else weight
+    return weight.whole() if isinstance(weight, Lazy) else weight
 
 
 def as_float64(tensor: Tensor | Lazy) -> Tensor:
     if isinstance(tensor, Lazy):
-        return tensor[:]
+        return tensor.whole()
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
-from deadweight.graph.evaluate import Lazy
+from deadweight.graph.evaluate import Lazy, pieces
 from deadweight.reduce.effect import NotFollowed
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.plan import Skipped
@@ -63,10 +63,10 @@ CHUNK = 1 << 20  # elements worked on at a time
 
 def rounded(stored: Tensor, factor: Tensor) -> Tensor:
     """The product in float64, rounded to the weight's own precision a few rows at a time."""
-    lazy, result = Lazy(stored, factor), torch.empty_like(stored)
-    rows = max(1, CHUNK // max(stored[0].numel(), 1))
-    for start in range(0, len(stored), rows):
-        result[start : start + rows] = lazy[start : start + rows].to(stored.dtype)
+    result, start = torch.empty_like(stored), 0
+    for piece in pieces(Lazy(stored, factor), CHUNK):
+        result[start : start + len(piece)] = piece
+        start += len(piece)
     return result
 
 

@@ -17,6 +17,7 @@ from deadweight.reduce.facts import Fact, IdentityBlocks
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index
 
 SWAPS = 200
+POOL = 512  # columns
 
 
 def common_columns(blocks: list[Tensor], allowed: Tensor) -> Tensor:
@@ -24,10 +25,14 @@ def common_columns(blocks: list[Tensor], allowed: Tensor) -> Tensor:
 
     With orthonormal rows Q per block, the identity in columns J turns Q into R = Q_J⁻¹Q, and rounding grows with the
     size of R. Greedily, the column whose smallest share over all blocks is largest comes first; then columns are
-    swapped for others as long as the sum of |R|² over the blocks falls.
+    swapped for others as long as the sum of |R|² over the blocks falls. Of a wide matrix only the columns with the
+    largest shares are looked at.
     """
     rows = torch.stack([orthonormal(b) for b in blocks])  # heads × n × d
-    return torch.tensor(sorted(swapped(rows, greedy(rows, allowed), allowed).tolist()))
+    share = torch.where(allowed, rows.square().sum(1).amin(0), -1.0)
+    pool = share.topk(min(len(share), max(POOL, 4 * rows.shape[1]))).indices.sort().values
+    few, can = rows[:, :, pool].contiguous(), allowed[pool]
+    return pool[swapped(few, greedy(few, can), can).sort().values]
 
 
 def orthonormal(block: Tensor) -> Tensor:

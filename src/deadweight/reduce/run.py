@@ -257,9 +257,13 @@ class Trial:
     def fits(self, rewrites: Sequence[Rewrite]) -> bool:
         if not rewrites:
             return True
-        weights, _ = self.changed(rewrites)
-        own = relative(in_own_precision(self.dense(weights), self.full.calls, self.full.source.inputs), self.truth)
+        module = self.written(*self.changed(rewrites))
+        own = relative(in_own_precision(module, self.full.calls, self.full.source.inputs), self.truth)
         return all(e <= max(FLOORS * f, 1e-13) for e, f in zip(own, self.floor, strict=True))
+
+    def written(self, weights: dict[str, Tensor], applied: Applied) -> nn.Module:
+        """The model as it will be loaded."""
+        return self.slim(weights, applied.facts) if self.job.layout == "slim" else self.dense(weights)
 
     def dense(self, weights: dict[str, Tensor]) -> nn.Module:
         """The original class with these weights, in its own precision."""
@@ -274,13 +278,13 @@ class Trial:
             return weights[name] if name in weights else self.original(name)
 
         exact = relative(in_float64(self.full, reduced), self.truth)
-        module = self.slim(weights, applied.facts) if self.job.layout == "slim" else self.dense(weights)
+        module = self.written(weights, applied)
         own = relative(in_own_precision(module, self.full.calls, self.full.source.inputs), self.truth)
         names = names_of(self.full, len(exact))
         return gathered(names, exact, own, self.floor, self.full.words), module
 
     def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
-        """The model as it will be loaded from the slim checkpoint."""
+        """The original with the smaller layers of the slim checkpoint."""
         form = slim_layout(self.full.module, facts)
         module = copy.deepcopy(self.full.module)
         before = module.state_dict()

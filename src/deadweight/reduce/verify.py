@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,8 @@ from deadweight.source.model import Source
 
 EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
 FLOORS = 3.0  # how many times its own noise a rewrite may add
-DRAWS = 6
+DRAWS = 6  # inputs; four times as many where an output is small, and its noise a matter of luck
+FEW = 100
 LENGTH = 24  # tokens
 Read = Callable[[str], Tensor]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -81,14 +83,16 @@ class Subject:
 def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
     """Trace a model that has its weights, and draw inputs for it; `text` gives token ids to run it on too."""
     graph = canonical(trace(source.module, source.args, source.kwargs))
-    calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(DRAWS)]
-    words = f"{DRAWS} random inputs"
+    smallest = min((math.prod(n.shape) for n in map(graph.node, graph.outputs) if n.is_float), default=0)
+    draws = DRAWS if smallest >= FEW else 4 * DRAWS
+    calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(draws)]
+    words = f"{draws} random inputs"
     ids = source.kwargs.get("input_ids")
     if ids is not None:
         for tokens in text:
             if tokens.shape[-1] >= ids.shape[-1]:
                 calls.append(((), {**source.inputs.kwargs, "input_ids": tokens[:, : ids.shape[-1]]}))
-                words = f"{DRAWS} random inputs and {len(calls) - DRAWS} pieces of text"
+                words = f"{draws} random inputs and {len(calls) - draws} pieces of text"
     return Subject(source, graph, tuple(calls), words)
 
 
@@ -131,15 +135,21 @@ def distinct(output: Any) -> Iterator[Tensor]:
 
 
 def relative(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
-    """Per output: the size of the difference over that of the truth; the root mean square over the inputs."""
-    squares: list[list[float]] = []
+    """Per output: the size of the difference over that of the truth, both over all inputs together."""
+    pairs: list[list[tuple[float, float]]] = []
     for a, b in zip(found, truth, strict=True):
         if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
             raise DeadweightError(
                 f"the outputs differ in shape: {[list(x.shape) for x in a]} and {[list(y.shape) for y in b]}"
             )
-        squares.append([difference(x, y) ** 2 for x, y in zip(a, b, strict=True)])
-    return [(sum(column) / len(column)) ** 0.5 for column in zip(*squares, strict=True)]
+        pairs.append([difference(x, y) for x, y in zip(a, b, strict=True)])
+    return [ratio(column) for column in zip(*pairs, strict=True)]
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """An output that happens to be close to zero for one input says little by itself: sizes are added up first."""
+    off, size = (sum(p[i] for p in pairs) for i in (0, 1))
+    return (off / max(size, 1e-300)) ** 0.5
 
 
 def noise(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
@@ -148,13 +158,13 @@ def noise(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) 
     return [max(pair) for pair in zip(relative(found, truth), least, strict=True)]
 
 
-def difference(found: Tensor, truth: Tensor) -> float:
+def difference(found: Tensor, truth: Tensor) -> tuple[float, float]:
+    """The squared norms of the difference and of the truth."""
     found, truth = found.to(torch.float64), truth.to(torch.float64)
     closed = torch.isfinite(truth)  # a masked logit is −∞ in both
     if not torch.equal(closed, torch.isfinite(found)):
-        return float("inf")
-    size = truth[closed].norm().clamp_min(1e-300)
-    return float((found[closed] - truth[closed]).norm() / size) if bool(closed.any()) else 0.0
+        return float("inf"), 1.0
+    return float((found[closed] - truth[closed]).square().sum()), float(truth[closed].square().sum())
 
 
 def names_of(one: Subject, count: int) -> list[str]:

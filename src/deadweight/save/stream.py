@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class Shard:
         self.file.write(self.room.to_bytes(8, "little") + b" " * self.room)
         self.header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self.size = 0
+        self.thread = ThreadPoolExecutor(1)
+        self.pending: Future[Any] | None = None  # the last tensor, on its way to the file while the next is made
 
     def add(self, name: str, tensor: Tensor) -> None:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -43,8 +46,13 @@ class Shard:
             "shape": list(tensor.shape),
             "data_offsets": [self.size, self.size + flat.numel()],
         }
-        self.file.write(flat.numpy().data)
+        self.wait()
+        self.pending = self.thread.submit(self.file.write, flat.numpy().data)
         self.size += flat.numel()
+
+    def wait(self) -> None:
+        if self.pending is not None:
+            self.pending.result()
 
     def fits(self, name: str) -> bool:
         used = len(json.dumps(self.header)) + len(json.dumps(name)) + PER_TENSOR
@@ -53,6 +61,8 @@ class Shard:
     def close(self) -> None:
         text = json.dumps(self.header, separators=(",", ":")).encode()
         assert len(text) <= self.room
+        self.wait()
+        self.thread.shutdown()
         self.file.seek(8)
         self.file.write(text.ljust(self.room))
         self.file.flush()

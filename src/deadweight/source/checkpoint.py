@@ -132,16 +132,16 @@ class FileCheckpoint(Checkpoint):
         dtype, shape = self.slices[outer]
         if not size:
             return torch.empty(shape, dtype=dtype)
-        buffer = bytearray(size)
+        buffer = torch.empty(size, dtype=torch.uint8)
         try:
             with file.open("rb") as opened:
                 opened.seek(start)
-                count = opened.readinto(buffer)
+                count = opened.readinto(memoryview(buffer.numpy()))
         except OSError as error:
             raise DeadweightError(f"{printable(outer)} cannot be read ({reason(error)})") from error
         if count != size:
             raise DeadweightError(f"{printable(file)} is truncated: {printable(outer)} is not complete")
-        return torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+        return buffer.view(dtype).reshape(shape)
 
     def dtype(self, name: str) -> torch.dtype:
         return self.slices[self.outer(name)][0]
