@@ -136,7 +136,7 @@ class FileCheckpoint(Checkpoint):
         try:
             with file.open("rb") as opened:
                 opened.seek(start)
-                count = opened.readinto(memoryview(buffer.numpy()))
+                count = opened.readinto(buffer.numpy().data)
         except OSError as error:
             raise DeadweightError(f"{printable(outer)} cannot be read ({reason(error)})") from error
         if count != size:
