@@ -53,7 +53,7 @@ class Attention(nn.Module):
         self.query_norm = nn.RMSNorm(shape.d_qk, config.norm_eps) if config.query_norm else nn.Identity()
         self.key_norm = nn.RMSNorm(shape.d_qk, config.norm_eps) if config.key_norm else nn.Identity()
         self.scale = config.scale or shape.d_qk**-0.5
-        self.log_scale = nn.Parameter(torch.zeros(shape.heads, 1, 1)) if config.learned_scale else None
+        self.log_scale = nn.Parameter(torch.zeros(shape.heads)) if config.learned_scale else None
 
     def forward(
         self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Any, index: int
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         if turn is not None:
             q, k = rotated(q, *turn), rotated(k, *turn)
         if self.log_scale is not None:
-            q = q * self.log_scale.exp()
+            q = q * self.log_scale.exp().view(-1, 1, 1)
         if cache is not None:
             k, v = cache.update(k, v, index)
         if s.heads != s.key_heads:

@@ -1,0 +1,233 @@
+"""Text as tokens on disk, mapped into memory, and batches that depend on nothing but the seed and the step."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deadweight import embedded
+from deadweight.errors import DeadweightError
+from deadweight.source.text import printable, reason
+from deadweight.train.settings import Data
+
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+TEXTS = (".txt", ".md", ".text")
+PIECE = 1 << 22  # characters that are tokenized at a time
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training and validation tokens. `valid_bytes` says how much text the validation tokens stand for."""
+
+    folder: Path
+    vocabulary: int
+    valid_bytes: int
+    train_bytes: int
+    tokenizer: Path | None  # None: one token per byte
+
+    @cached_property
+    def train(self) -> np.memmap[Any, Any]:
+        return self.mapped("train")
+
+    @cached_property
+    def valid(self) -> np.memmap[Any, Any]:
+        return self.mapped("valid")
+
+    def mapped(self, name: str) -> np.memmap[Any, Any]:
+        return np.memmap(self.folder / f"{name}.bin", dtype=kind(self.vocabulary), mode="r")
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.valid_bytes / max(len(self.valid), 1)
+
+
+def kind(vocabulary: int) -> Any:
+    return np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.uint32
+
+
+def prepare(data: Data, cache: Path, *, context: int, say: Callable[[str], None] = lambda _: None) -> Corpus:
+    """The corpus, tokenized once; a second run with the same text and tokenizer finds it ready."""
+    text = read_text(data.text, say)
+    check_text(text, data.text)
+    valid = read_text(data.valid, say) if data.valid else None
+    if valid is not None:
+        check_text(valid, str(data.valid))
+    else:
+        cut = boundary(text, len(text) - max(1, int(len(text) * data.valid_share)))
+        text, valid = text[:cut], text[cut:]
+    key = hashlib.sha256(b"\0".join([data.tokenizer.encode(), stamp(data.tokenizer), text, valid])).hexdigest()[:16]
+    folder = cache / key
+    if not (folder / "corpus.json").is_file():
+        write_corpus(folder, data, text, valid, say)
+    found = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    tokenizer = folder / "tokenizer.json"
+    corpus = Corpus(folder, found["vocabulary"], len(valid), len(text), tokenizer if tokenizer.is_file() else None)
+    for name, tokens in (("training", corpus.train), ("validation", corpus.valid)):
+        if len(tokens) < context + 1:
+            raise DeadweightError(
+                f"{printable(data.text)} gives {len(tokens):,} {name} tokens; expected at least {context + 1:,} for a "
+                f"context of {context:,}: give more text, or a shorter context"
+            )
+    return corpus
+
+
+def stamp(tokenizer: str) -> bytes:
+    file = tokenizer_file(tokenizer)
+    return b"" if file is None else hashlib.sha256(file.read_bytes()).digest()
+
+
+def boundary(text: bytes, place: int) -> int:
+    """The nearest place at or before this one where no character is cut."""
+    while place > 0 and place < len(text) and text[place] & 0xC0 == 0x80:
+        place -= 1
+    return place
+
+
+def read_text(name: str, say: Callable[[str], None]) -> bytes:
+    """The text behind a name: embedded, a file, a folder, or datasets:NAME."""
+    if name == "embedded":
+        return embedded.prose().encode()
+    if name.startswith("datasets:"):
+        return from_datasets(name.removeprefix("datasets:"), say)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        files = sorted(f for f in path.rglob("*") if f.is_file() and f.suffix in TEXTS)
+        if not files:
+            raise DeadweightError(f"{printable(name)} holds no text; expected files ending in {', '.join(TEXTS)}")
+        return b"\n".join(read_file(f) for f in files)
+    if not path.exists():
+        raise DeadweightError(
+            f"{printable(name)} does not exist; expected a text file, a folder of them, datasets:NAME or embedded"
+        )
+    return read_file(path)
+
+
+def read_file(path: Path) -> bytes:
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            return bytes(file.read())
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise DeadweightError(f"{printable(path)} cannot be read ({reason(error)})") from error
+
+
+def from_datasets(name: str, say: Callable[[str], None]) -> bytes:
+    """The text column of a dataset's training split: NAME, NAME:CONFIG or NAME:CONFIG:COLUMN."""
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise DeadweightError(f"datasets:{printable(name)} needs the datasets package: pip install datasets") from error
+    path, config, column = [*name.split(":"), "", ""][:3]
+    say(f"loading {path}")
+    try:
+        split: Any = datasets.load_dataset(path, config or None, split="train")
+        column = column or next(c for c in ("text", "content", *split.column_names) if c in split.column_names)
+        return "\n".join(str(row[column]) for row in split).encode()
+    except Exception as error:
+        raise DeadweightError(f"datasets:{printable(name)} cannot be loaded ({reason(error)})") from error
+
+
+def check_text(text: bytes, name: str) -> None:
+    if not text.strip():
+        raise DeadweightError(f"{printable(name)} is empty; expected text")
+    head = text[: boundary(text, 1 << 20)] if len(text) > 1 << 20 else text
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DeadweightError(f"{printable(name)} is no UTF-8 text (byte {error.start}); expected text") from error
+    if b"\0" in head:
+        raise DeadweightError(f"{printable(name)} is binary: it holds zero bytes; expected text")
+
+
+def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, say: Callable[[str], None]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    encode, vocabulary = tokenizer_for(data.tokenizer, text, folder, say)
+    for name, part in (("train", text), ("valid", valid)):
+        with (folder / f"{name}.bin").open("wb") as file:
+            for done, ids in encode(part):
+                file.write(np.asarray(ids, dtype=kind(vocabulary)).tobytes())
+                say(f"tokenizing {name}: {done / max(len(part), 1):.0%}")
+    (folder / "corpus.json").write_text(json.dumps({"vocabulary": vocabulary}), encoding="utf-8")
+
+
+Encode = Callable[[bytes], Iterator[tuple[int, Iterable[int]]]]
+
+
+def tokenizer_for(name: str, text: bytes, folder: Path, say: Callable[[str], None]) -> tuple[Encode, int]:
+    if name == "bytes":
+        return lambda part: iter([(len(part), np.frombuffer(part, dtype=np.uint8))]), 256
+    from tokenizers import Tokenizer
+
+    if name.startswith("bpe:"):
+        tokenizer = trained_bpe(name, text, say)
+    else:
+        file = tokenizer_file(name)
+        if file is None:
+            raise DeadweightError(
+                f"found tokenizer = {printable(name)}; expected bytes, bpe:SIZE, or a tokenizer.json (or its folder)"
+            )
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises Exception itself
+            raise DeadweightError(f"{printable(file)} is no tokenizer ({reason(error)})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    def encode(part: bytes) -> Iterator[tuple[int, list[int]]]:
+        words = part.decode("utf-8", errors="replace")
+        start = 0
+        while start < len(words):
+            stop = start + PIECE
+            if stop < len(words):
+                stop = words.rfind("\n", start, stop) + 1 or stop
+            yield int(len(part) * stop / len(words)), tokenizer.encode(words[start:stop], add_special_tokens=False).ids
+            start = stop
+
+    return encode, tokenizer.get_vocab_size()
+
+
+def tokenizer_file(name: str) -> Path | None:
+    path = Path(name).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    return path if path.is_file() else None
+
+
+def trained_bpe(name: str, text: bytes, say: Callable[[str], None]) -> Any:
+    from tokenizers import ByteLevelBPETokenizer
+
+    size = name.removeprefix("bpe:")
+    if not size.isdigit() or int(size) < 257:
+        raise DeadweightError(f"found tokenizer = {printable(name)}; expected bpe:SIZE with a size of 257 or more")
+    say(f"training a tokenizer of {int(size):,} tokens")
+    made = ByteLevelBPETokenizer()
+    lines = text.decode("utf-8", errors="replace").splitlines(keepends=True)
+    made.train_from_iterator(lines, vocab_size=int(size), min_frequency=2, show_progress=False)
+    return made._tokenizer
+
+
+def batch(tokens: np.ndarray[Any, Any], step: int, seed: int, size: int, context: int) -> Tensor:
+    """`size` windows of context + 1 tokens. The draw depends on the seed and the step alone, so a run that is resumed,
+    or spread over processes, sees what it would have seen."""
+    starts = np.random.default_rng((seed, step)).integers(0, len(tokens) - context, size=size)
+    return torch.from_numpy(np.stack([tokens[s : s + context + 1] for s in starts]).astype(np.int64))
+
+
+def windows(tokens: np.ndarray[Any, Any], context: int, limit: int | None = None) -> Tensor:
+    """The text from its beginning, in windows of context + 1 tokens that share one token: each is predicted once."""
+    count = (len(tokens) - 1) // context
+    count = min(count, max(1, limit // context)) if limit else count
+    return torch.from_numpy(
+        np.stack([tokens[i * context : (i + 1) * context + 1] for i in range(count)]).astype(np.int64)
+    )

@@ -1,0 +1,313 @@
+"""The training loop: one process or many, from the beginning or from where it was stopped."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.errors import DeadweightError
+from deadweight.source.text import printable, reason
+from deadweight.train.data import Corpus, batch, prepare, windows
+from deadweight.train.objective import Objective
+from deadweight.train.result import Metrics, Trained, Update
+from deadweight.train.schedule import learning_rate
+from deadweight.train.settings import Run, Train, as_toml
+from deadweight.train.tokenizer import save_tokenizer
+from deadweight.transformer import TransformerForCausalLM
+
+Tell = Callable[[Update], None]
+Say = Callable[[str], None]
+STATE = "state"  # weights, optimizer and step, for resuming
+
+
+def train(
+    run: Run,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    cache: Path | None = None,
+    tell: Tell = lambda _: None,
+    say: Say = lambda _: None,
+) -> Trained:
+    """Train a model and write it to OUT. A run that was stopped goes on where its last checkpoint was.
+
+    Started by torchrun or `accelerate launch`, the processes share the batch and give the losses of one.
+    """
+    folder = Path(out).expanduser()
+    accelerator = make_accelerator()
+    if accelerator.is_main_process:
+        open_out(folder, run, overwrite=overwrite)
+    accelerator.wait_for_everyone()
+    context = run.config(run.model.get("vocab_size") or 1 << 30).context
+    with accelerator.main_process_first():
+        corpus = prepare(run.data, cache or folder / "data", context=context, say=say)
+    return Trainer(run, folder, corpus, accelerator, tell, say).run_all()
+
+
+def make_accelerator() -> Any:
+    try:
+        from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
+    except ImportError as error:
+        raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
+    return Accelerator(step_scheduler_with_optimizer=False)
+
+
+def open_out(folder: Path, run: Run, *, overwrite: bool) -> None:
+    """A new folder, or one with the same run in it."""
+    told = as_toml(run)
+    if folder.exists() and overwrite:
+        if not (folder / "run.toml").is_file() and any(folder.iterdir()):
+            raise DeadweightError(f"{printable(folder)} holds something that is no training run; choose another folder")
+        shutil.rmtree(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        before = (folder / "run.toml").read_text(encoding="utf-8") if (folder / "run.toml").is_file() else None
+        if before is None:
+            raise DeadweightError(f"{printable(folder)} is not empty; expected a new folder, or a run to go on with")
+        if before != told:
+            raise DeadweightError(
+                f"{printable(folder)} holds another run (run.toml differs); expected the same settings to go on with: "
+                "choose another folder, or --overwrite"
+            )
+    elif folder.exists() and not folder.is_dir():
+        raise DeadweightError(f"{printable(folder)} is a file; expected a folder to write to")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.toml").write_text(told, encoding="utf-8")
+    except OSError as error:
+        raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
+
+
+class Trainer:
+    """One run: its model, its optimizer and where it stands."""
+
+    def __init__(self, run: Run, out: Path, corpus: Corpus, accelerator: Any, tell: Tell, say: Say) -> None:
+        self.settings, self.out, self.corpus, self.accelerator = run.train, out, corpus, accelerator
+        self.tell, self.say = tell, say
+        self.config = run.config(corpus.vocabulary)
+        if not self.config.causal:
+            raise DeadweightError("found causal = false; expected a decoder: encoders can be built, not yet trained")
+        device = accelerator.device
+        if run.train.batch % accelerator.num_processes:
+            raise DeadweightError(
+                f"found batch = {run.train.batch} for {accelerator.num_processes} processes; expected a multiple"
+            )
+        torch.manual_seed(run.train.seed)
+        model = TransformerForCausalLM(self.config).to(device).train()
+        self.parameters = model.num_parameters()
+        self.precision = precision_of(run.train, device)
+        optimizer = make_optimizer(model, run.train, device)
+        self.objective, self.optimizer = accelerator.prepare(Objective(model, self.precision), optimizer)
+        compiled = device.type == "cuda" if run.train.compile is None else run.train.compile
+        self.loss: Callable[[Tensor], Tensor] = torch.compile(self.objective) if compiled else self.objective
+        self.step = self.resumed()
+        self.metrics = Metrics(out / "metrics.jsonl", self.step) if accelerator.is_main_process else None
+        self.board = tensorboard(out) if run.train.tensorboard and accelerator.is_main_process else None
+        self.begin = time.perf_counter()
+
+    def run_all(self) -> Trained:
+        train, first = self.settings, self.step
+        losses, since, last = [], time.perf_counter(), self.step
+        while self.step < train.steps:
+            losses.append(self.one_step())
+            self.step += 1
+            if self.step % train.log_every == 0 or self.step == train.steps:
+                self.log(losses, (self.step - last) * self.tokens_per_step / (time.perf_counter() - since))
+                losses, since, last = [], time.perf_counter(), self.step
+            if self.step % train.evaluate_every == 0 and self.step < train.steps:
+                self.evaluate(train.evaluate_tokens)
+            if self.step % train.save_every == 0 and self.step < train.steps:
+                self.save_state()
+            if self.step % train.evaluate_every == 0 or self.step % train.save_every == 0:
+                since, last = time.perf_counter(), self.step
+        seconds = time.perf_counter() - self.begin
+        valid_loss, bits = self.evaluate(None)
+        self.save_model()
+        trained = self.step * self.tokens_per_step
+        speed = (self.step - first) * self.tokens_per_step / max(seconds, 1e-9)
+        return Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.settings.batch * self.settings.accumulate * self.config.context
+
+    def one_step(self) -> Tensor:
+        """Forward and backward over the micro-batches, clip, update; the loss stays on the device."""
+        train, accelerator = self.settings, self.accelerator
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(train, self.step)
+        total = torch.zeros((), device=accelerator.device)
+        for micro in range(train.accumulate):
+            tokens = self.micro_batch(micro)
+            with accelerator.no_sync(self.objective) if micro + 1 < train.accumulate else nothing():
+                loss = self.loss(tokens) / train.accumulate
+                accelerator.backward(loss)
+            total += loss.detach()
+        accelerator.clip_grad_norm_(self.objective.parameters(), train.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def micro_batch(self, micro: int) -> Tensor:
+        """This process's share of the sequences of a micro-batch."""
+        train, accelerator = self.settings, self.accelerator
+        drawn = batch(
+            self.corpus.train, self.step * train.accumulate + micro, train.seed, train.batch, self.config.context
+        )
+        mine = drawn.chunk(accelerator.num_processes)[accelerator.process_index]
+        if accelerator.device.type == "cuda":
+            mine = mine.pin_memory()
+        return mine.to(accelerator.device, non_blocking=True)
+
+    def log(self, losses: list[Tensor], speed: float) -> None:
+        values = self.accelerator.reduce(torch.stack(losses), "mean").tolist()
+        bad = next((i for i, v in enumerate(values) if not math.isfinite(v)), None)
+        if bad is not None:
+            raise DeadweightError(self.not_finite(self.step - len(values) + bad, values[bad]))
+        self.told(
+            Update(
+                self.step,
+                self.step * self.tokens_per_step,
+                time.perf_counter() - self.begin,
+                loss=sum(values) / len(values),
+                learning_rate=learning_rate(self.settings, self.step - 1),
+                tokens_per_second=speed,
+            )
+        )
+
+    def told(self, update: Update) -> None:
+        if self.metrics is not None:
+            self.metrics.add(update)
+            self.tell(update)
+        if self.board is not None:
+            for name, value in asdict(update).items():
+                if value is not None and name != "step":
+                    self.board.add_scalar(name, value, update.step)
+
+    def not_finite(self, step: int, loss: float) -> str:
+        """Where the first number that is not finite stands, and what is left of the run."""
+        model = self.accelerator.unwrap_model(self.objective).model
+        broken = [n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())]
+        where = f"; first in {broken[0]}" if broken else ""
+        kept = self.out / STATE / "step.txt"
+        left = f"the checkpoint of step {kept.read_text().strip()} is kept" if kept.is_file() else "none was saved yet"
+        return (
+            f"the loss is {loss} at step {step}{where}; {left} in {printable(self.out)}. A lower learning rate, a "
+            "longer warm-up or more weight decay may help"
+        )
+
+    @torch.no_grad()
+    def evaluate(self, limit: int | None) -> tuple[float, float]:
+        """The mean loss on the validation text, and bits per byte of it."""
+        context, accelerator = self.config.context, self.accelerator
+        every = windows(self.corpus.valid, context, limit)
+        mine = every[accelerator.process_index :: accelerator.num_processes]
+        sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+        objective = accelerator.unwrap_model(self.objective) if accelerator.num_processes == 1 else self.objective
+        rows = max(1, self.settings.batch // accelerator.num_processes)
+        most = math.ceil(len(every) / accelerator.num_processes / rows)
+        for part in range(most):  # every process calls as often: sharded weights are gathered together
+            tokens = mine[part * rows : (part + 1) * rows]
+            counts = len(tokens)
+            tokens = (tokens if counts else every[:1]).to(accelerator.device)
+            loss = objective(tokens).double()
+            sums += torch.stack([loss * counts, torch.tensor(float(counts), device=loss.device, dtype=loss.dtype)])
+        sums = accelerator.reduce(sums, "sum")
+        loss = float(sums[0] / sums[1])
+        bits = loss / math.log(2) / self.corpus.bytes_per_token
+        self.told(
+            Update(
+                self.step,
+                self.step * self.tokens_per_step,
+                time.perf_counter() - self.begin,
+                valid_loss=loss,
+                bits_per_byte=bits,
+            )
+        )
+        return loss, bits
+
+    def save_state(self) -> None:
+        """Beside the last one first, then in its place: a kill at any moment leaves one of the two whole."""
+        draft, state = self.out / f"{STATE}.draft", self.out / STATE
+        if self.accelerator.is_main_process:
+            shutil.rmtree(draft, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.save_state(str(draft), safe_serialization=True)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            (draft / "step.txt").write_text(f"{self.step}\n", encoding="utf-8")
+            old = self.out / f"{STATE}.old"
+            shutil.rmtree(old, ignore_errors=True)
+            if state.exists():
+                state.rename(old)
+            draft.rename(state)
+            shutil.rmtree(old, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+
+    def resumed(self) -> int:
+        """Load the last checkpoint, if there is one; the step to go on with."""
+        for name in (STATE, f"{STATE}.old"):
+            state = self.out / name
+            if (state / "step.txt").is_file():
+                try:
+                    self.accelerator.load_state(str(state))
+                    step = int((state / "step.txt").read_text(encoding="utf-8"))
+                except Exception as error:  # a damaged file
+                    raise DeadweightError(
+                        f"the checkpoint {printable(state)} cannot be read ({reason(error)}); remove it to begin anew"
+                    ) from error
+                self.say(f"going on at step {step}")
+                return step
+        return 0
+
+    def save_model(self) -> None:
+        """The model as Hugging Face reads it, with its tokenizer, in OUT itself."""
+        accelerator = self.accelerator
+        weights = accelerator.get_state_dict(self.objective)
+        if accelerator.is_main_process:
+            model = accelerator.unwrap_model(self.objective).model
+            inner = {n.removeprefix("model."): t for n, t in weights.items()}
+            model.save_pretrained(str(self.out), state_dict=inner)
+            save_tokenizer(self.corpus, self.config.context, self.out)
+        accelerator.wait_for_everyone()
+
+
+class nothing:
+    """A context manager that does nothing."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+def precision_of(train: Train, device: torch.device) -> torch.dtype:
+    wanted = train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
+    return torch.bfloat16 if wanted == "bf16" else torch.float32
+
+
+def make_optimizer(model: nn.Module, train: Train, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW; matrices and tables decay, vectors do not."""
+    own = list(model.parameters())
+    groups = [
+        {"params": [p for p in own if p.dim() > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in own if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    betas = (train.beta1, train.beta2)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=train.learning_rate, betas=betas, fused=device.type == "cuda"
+    )
+
+
+def tensorboard(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise DeadweightError("tensorboard = true needs it: pip install tensorboard") from error
+    return SummaryWriter(str(out / "tensorboard"))

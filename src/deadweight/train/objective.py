@@ -1,0 +1,34 @@
+"""From tokens to a loss: the model with its readout, in the precision of the run."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deadweight.train.fused_loss import fused_cross_entropy, is_fused
+from deadweight.transformer import TransformerForCausalLM
+
+
+class Objective(nn.Module):
+    """The mean negative log-likelihood of the next token, in nats. It is what processes wrap, shard and compile."""
+
+    def __init__(self, model: TransformerForCausalLM, precision: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.model, self.precision = model, precision
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`tokens` are windows of context + 1 tokens."""
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+        with self.autocast(tokens.device.type):
+            hidden = self.model.transformer(inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+            if is_fused(hidden, self.model.readout, self.precision):
+                return fused_cross_entropy(hidden.to(self.precision), self.model.readout.weight, targets)
+            return F.cross_entropy(self.model.readout(hidden).float(), targets)
+
+    def autocast(self, device: str) -> AbstractContextManager[None]:
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(device, self.precision)

@@ -1,0 +1,208 @@
+"""Can a transformer do without its query weights? Trained from scratch, at equal tokens, several seeds each.
+
+Published (arXiv 2510.23912): query weights can be the identity, which takes 25 % of the attention parameters; with
+half the attention scale and a third of the weight decay the smaller model matches the baseline. There the scale and
+the decay change together and each run has one seed. Here they are separated:
+
+    {full, identity Q, identity K, identity V, identity Q with the parameters given to the MLP, full with as many fewer}
+    × attention scale {1, 1/2} / √d × weight decay {0.1, 0.03125, 0} × seeds
+
+and then the scale is learned, the keys are normed, and the learning rate is moved. All members of a shape are trained
+together (deadweight.train.ensemble); members with one seed see the same text in the same order.
+
+    python studies/s2_query_weights.py run --text enwik8.xz --out studies/s2_query_weights.json
+    python studies/s2_query_weights.py report studies/s2_query_weights.json --markdown docs/query-weights.md
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import transformers
+import typer
+from rich.console import Console
+
+from deadweight.train.data import check_text, read_text
+from deadweight.train.ensemble import Member, train_together
+from deadweight.train.settings import Train
+from deadweight.transformer import TransformerConfig, TransformerForCausalLM
+
+app = typer.Typer(add_completion=False, help=__doc__)
+WIDTH, LAYERS, HEADS, CONTEXT, RATE = 256, 6, 4, 256, 1.5e-3
+SCALES, DECAYS = (1.0, 0.5), (0.1, 0.03125, 0.0)
+SHAPES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "identity Q": {"query": "identity"},
+    "identity K": {"key": "identity"},
+    "identity V": {"value": "identity"},
+    "identity Q, larger MLP": {"query": "identity", "hidden": 9 * WIDTH // 2},
+    "full, smaller MLP": {"hidden": 7 * WIDTH // 2},
+    "identity Q, key norm": {"query": "identity", "key_norm": True},
+    "identity Q, key norm, larger MLP": {"query": "identity", "key_norm": True, "hidden": 9 * WIDTH // 2},
+}
+FURTHER = ("full", "identity Q", "identity Q, larger MLP")  # also with a learned scale and other learning rates
+
+
+def members(shape: str, seeds: int) -> list[Member]:
+    grid = [Member(s, RATE, d, c) for c in SCALES for d in DECAYS for s in range(seeds)]
+    if shape in FURTHER:
+        grid += [Member(s, RATE, 0.1, 1.0, learned_scale=True) for s in range(seeds)]
+        grid += [Member(s, RATE * f, 0.1, 1.0) for f in (0.5, 2.0, 4.0) for s in range(seeds)]
+    return grid
+
+
+def config(shape: str) -> TransformerConfig:
+    sizes = {"d_model": WIDTH, "n_layers": LAYERS, "heads": HEADS, "context": CONTEXT, "vocab_size": 256}
+    return TransformerConfig(**{**sizes, **SHAPES[shape]})
+
+
+@app.command()
+def run(
+    text: Annotated[str, typer.Option(help="a text file; the last twentieth is judged on")],
+    out: Annotated[Path, typer.Option(help="where the record goes; shapes that it has already are not run again")],
+    steps: Annotated[int, typer.Option(help="optimizer steps")] = 3000,
+    batch: Annotated[int, typer.Option(help=f"sequences of {CONTEXT} bytes per step")] = 16,
+    seeds: Annotated[int, typer.Option(help="seeds of every setting")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="shapes to run; default: all")] = None,
+) -> None:
+    """Train, and record."""
+    read = read_text(text, print)
+    check_text(read, text)
+    tokens = np.frombuffer(read, dtype=np.uint8)
+    cut = len(tokens) * 95 // 100
+    train = Train(steps=steps, batch=batch, warmup=max(1, steps // 20), log_every=max(1, steps // 60))
+    record = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {"curves": {}}
+    record["setting"] = setting(text, len(read), train, seeds)
+    for shape in only or SHAPES:
+        if shape in record["curves"]:
+            continue
+        print(f"{shape}: {len(members(shape, seeds))} members", flush=True)
+        say = lambda line: print(f"  {line}", flush=True)  # noqa: E731
+        curves = train_together(config(shape), members(shape, seeds), train, tokens[:cut], tokens[cut:], say=say)
+        record["curves"][shape] = {"parameters": sizes(shape), "members": [asdict(c) for c in curves]}
+        out.write_text(json.dumps(record), encoding="utf-8")
+
+
+def setting(text: str, size: int, train: Train, seeds: int) -> dict[str, Any]:
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "text": Path(text).name,
+        "bytes": size,
+        "steps": train.steps,
+        "batch": train.batch,
+        "context": CONTEXT,
+        "warmup": train.warmup,
+        "learning_rate": RATE,
+        "seeds": seeds,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": machine,
+    }
+
+
+def sizes(shape: str) -> dict[str, int]:
+    model = TransformerForCausalLM(config(shape))
+    tables = model.transformer.tokens.weight.numel() + model.transformer.places.weight.numel()
+    return {"all": model.num_parameters(), "non_embedding": model.num_parameters() - tables}
+
+
+def bits(curves: list[dict[str, Any]]) -> list[float]:
+    return [
+        c["valid_loss"] / math.log(2) for c in curves if c["diverged_at"] is None and math.isfinite(c["valid_loss"])
+    ]
+
+
+def grouped(record: dict[str, Any]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Members that differ in the seed alone, by (shape, scale, decay, learned, rate)."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for shape, told in record["curves"].items():
+        for curve in told["members"]:
+            m = curve["member"]
+            found[shape, m["scale"], m["weight_decay"], m["learned_scale"], m["learning_rate"]].append(curve)
+    return found
+
+
+def words(curves: list[dict[str, Any]]) -> str:
+    """Mean ± standard deviation, in bits per byte; what diverged is counted, not averaged."""
+    values, lost = bits(curves), len(curves) - len(bits(curves))
+    if not values:
+        return f"diverged ({lost})"
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}" + (f" ({lost} diverged)" if lost else "")
+
+
+@app.command()
+def report(
+    file: Annotated[Path, typer.Argument(help="a record")],
+    markdown: Annotated[Path | None, typer.Option(help="write the tables here, and the figure beside it")] = None,
+) -> None:
+    """Tables and a figure from a record."""
+    record = json.loads(file.read_text(encoding="utf-8"))
+    page = tables(record)
+    Console().print(page, markup=False)
+    if markdown is not None:
+        figure(record, markdown.with_suffix(".svg"))
+        markdown.write_text(page, encoding="utf-8")
+
+
+def tables(record: dict[str, Any]) -> str:
+    s, found = record["setting"], grouped(record)
+    rate = s["learning_rate"]
+    lines = [
+        f"{LAYERS} layers, {HEADS} heads of {WIDTH // HEADS}, context {s['context']}, bytes of {s['text']}, "
+        f"{s['steps']:,} steps of {s['batch'] * s['context']:,} bytes, learning rate {rate:g}, {s['seeds']} seeds; "
+        f"{s['machine']}, torch {s['torch']}. Bits per byte of held-out text, mean ± standard deviation over seeds.",
+        "",
+        "| shape | non-embedding | scale | " + " | ".join(f"decay {d:g}" for d in DECAYS) + " |",
+        "| --- " * (3 + len(DECAYS)) + "|",
+    ]
+    for shape, told in record["curves"].items():
+        for scale in SCALES:
+            cells = [words(found[shape, scale, d, False, rate]) for d in DECAYS]
+            name = {1.0: "1/√d", 0.5: "1/(2√d)"}[scale]
+            lines.append(f"| {shape} | {told['parameters']['non_embedding']:,} | {name} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Scale learned per head, and other learning rates (decay 0.1, scale 1/√d):",
+        "",
+        "| shape | learned scale | rate × 0.5 | × 1 | × 2 | × 4 |",
+        "| --- " * 6 + "|",
+    ]
+    for shape in FURTHER:
+        if shape in record["curves"]:
+            rates = [words(found[shape, 1.0, 0.1, False, rate * f]) for f in (0.5, 1.0, 2.0, 4.0)]
+            lines.append(f"| {shape} | {words(found[shape, 1.0, 0.1, True, rate])} | " + " | ".join(rates) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def figure(record: dict[str, Any], file: Path) -> None:
+    """Best setting of every shape: each seed a dot, against the number of weights."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    found, _, axes = grouped(record), *pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
+    for place, (shape, told) in enumerate(record["curves"].items()):
+        settings = {k: v for k, v in found.items() if k[0] == shape and len(bits(v)) == len(v)}
+        best = min(settings, key=lambda k: statistics.mean(bits(settings[k])))
+        x = told["parameters"]["non_embedding"] / 1e6
+        axes.scatter([x] * len(settings[best]), bits(settings[best]), label=shape, s=28, marker="osD^vPX*"[place % 8])
+    axes.set_xlabel("non-embedding parameters, millions")
+    axes.set_ylabel("bits per byte")
+    axes.legend(fontsize=7)
+    axes.set_title("Every shape at its best scale, decay and learning rate; one mark per seed", fontsize=9)
+    pyplot.savefig(file)
+
+
+if __name__ == "__main__":
+    app()
