@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deadweight.train.data import batch, windows
 from deadweight.train.objective import Objective
@@ -24,6 +25,7 @@ from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 Weights = dict[str, Tensor]
+BATCHED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # those that vmap knows
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Ensemble:
         return vmap(one)(weights, tokens)
 
     def step(self, number: int, tokens: Tensor) -> Tensor:
-        losses = self.losses(self.weights, tokens)
+        with sdpa_kernel(BATCHED):
+            losses = self.losses(self.weights, tokens)
         gradients = torch.autograd.grad(losses.sum(), list(self.weights.values()))
         factor = learning_rate(replace(self.train, learning_rate=1.0), number)
         self.update(dict(zip(self.weights, gradients, strict=True)), self.rates * factor, torch.tensor(number + 1.0))
@@ -123,7 +126,8 @@ class Ensemble:
             if len(part) < rows and count:
                 break  # one shape only: another would be compiled anew
             same = part.to(self.device).expand(len(self.members), *part.shape)
-            total += self.losses(self.weights, same) * len(part)
+            with sdpa_kernel(BATCHED):
+                total += self.losses(self.weights, same) * len(part)
             count += len(part)
         return (total / count).tolist()
 

@@ -66,6 +66,7 @@ class Attention(nn.Module):
             q, k = rotated(q, *turn), rotated(k, *turn)
         if self.log_scale is not None:
             q = q * self.log_scale.exp().view(-1, 1, 1)
+        q, k, v = in_autocast(q), in_autocast(k), in_autocast(v)
         if cache is not None:
             k, v = cache.update(k, v, index)
         if s.heads != s.key_heads:
@@ -111,6 +112,12 @@ class Layer(nn.Module):
         y = function(norm(x) if self.pre else x)
         y = x + y if skip else y
         return y if self.pre else norm(y)
+
+
+def in_autocast(x: Tensor) -> Tensor:
+    """x in the precision of autocast, where that is on: norms and scales leave it in float32."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def rotary(positions: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
@@ -205,9 +212,7 @@ class TransformerModel(TransformerPreTrained):
             x = x + self.places(position_ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # the residual stream too: half the memory traffic
-        x = self.embedding_norm(x)
+        x = self.embedding_norm(in_autocast(x))  # the residual stream too: half the memory traffic
         mask = visible(attention_mask, config.causal, old, x.shape[1], x.device)
         sizes = set(self.sizes) if config.positions == "rotary" else set()
         turns = {size: rotary(position_ids, size, config.rotary_base) for size in sizes}
