@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 import deadweight
+from deadweight import cli_train
 from deadweight.errors import DeadweightError
 from deadweight.report.json_report import as_text, json_text
 from deadweight.report.pages import find_page, law_codes
@@ -60,6 +61,8 @@ def root(
     deadweight explain key-bias     one of the laws: what, why, example, when it fails
     deadweight reduce demo OUT      take out what is redundant, and check that nothing changed
     deadweight verify demo OUT      are two checkpoints the same function?
+    deadweight train OUT            a small GPT of any shape, with or without its query weights
+    deadweight evaluate demo        perplexity, bits per byte, speed, cache
     """
     if version:
         typer.echo(f"deadweight {deadweight.__version__}")
@@ -122,7 +125,7 @@ def audit(
         "trust_remote_code": trust_remote_code,
         "length": length,
     }
-    with _spinner() as progress:
+    with spinner() as progress:
         result = deadweight.audit(model, progress=progress, **options)
     if json == "-":
         sys.stdout.write(json_text(result))
@@ -188,7 +191,7 @@ def reduce(
         "overwrite": overwrite,
         "trust_remote_code": trust_remote_code,
     }
-    with _spinner() as progress:
+    with spinner() as progress:
         try:
             result = deadweight.reduce(model, out, progress=progress, **options)
         except DifferentError as error:
@@ -227,7 +230,7 @@ def verify(
     from deadweight.report.reduction import print_verification
     from deadweight.save.manifest import verification_data
 
-    with _spinner() as progress:
+    with spinner() as progress:
         result = deadweight.verify(a, b, trust_remote_code=trust_remote_code, progress=progress)
     text = as_text(verification_data(result))
     if json == "-":
@@ -272,15 +275,17 @@ def demo() -> None:
     from deadweight.report.reduction import print_reduction
 
     console = make_console()
-    with _spinner() as progress:
+    with spinner() as progress:
         result = deadweight.audit("demo", progress=progress)
     print_audit(result, console, proofs=True)
     with tempfile.TemporaryDirectory() as folder:
-        with _spinner() as progress:
+        with spinner() as progress:
             reduction = deadweight.reduce("demo", Path(folder) / "slim", progress=progress)
         print_reduction(reduction, console)
     console.print(Text(_AFTER_DEMO))
 
+
+cli_train.register(app)
 
 _AFTER_DEMO = """
 That was a model that comes with deadweight. Now try
@@ -320,7 +325,7 @@ def _writable(file: Path) -> Path:
 
 
 @contextmanager
-def _spinner() -> Iterator[Callable[[str], None] | None]:
+def spinner() -> Iterator[Callable[[str], None] | None]:
     """What the audit is doing, on standard error while it does it, if a person is looking; otherwise nothing."""
     console: Console = make_console(stderr=True)
     if not console.is_terminal:

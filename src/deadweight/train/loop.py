@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
+from deadweight.source.hugging import without_bars
 from deadweight.source.text import printable, reason
 from deadweight.train.data import Corpus, batch, prepare, windows
 from deadweight.train.objective import Objective
@@ -274,7 +275,8 @@ class Trainer:
         if accelerator.is_main_process:
             model = accelerator.unwrap_model(self.objective).model
             inner = {n.removeprefix("model."): t for n, t in weights.items()}
-            model.save_pretrained(str(self.out), state_dict=inner)
+            with without_bars():
+                model.save_pretrained(str(self.out), state_dict=inner)
             save_tokenizer(self.corpus, self.config.context, self.out)
         accelerator.wait_for_everyone()
 

@@ -1,0 +1,196 @@
+"""The commands that train and judge: `train`, `sweep`, `evaluate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deadweight.errors import DeadweightError
+from deadweight.report.json_report import as_text
+from deadweight.report.terminal import make_console
+
+START = {"d_model": 128, "n_layers": 4, "heads": 4, "context": 128}  # learns something in two minutes on a laptop
+START_TRAIN = {"batch": 16, "learning_rate": 2e-3, "steps": 600}
+
+
+def train(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that was stopped goes on.")],
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML with the tables [model], [data], [train].")
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", help="A file (also .gz, .bz2, .xz), a folder, datasets:NAME, or embedded."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="bytes, bpe:SIZE to train one, or a tokenizer.json.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimizer steps.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Sequences per step, over all processes.")] = None,
+    context: Annotated[int | None, typer.Option("--context", help="Tokens per sequence.")] = None,
+    width: Annotated[int | None, typer.Option("--width", help="d_model.")] = None,
+    layers: Annotated[int | None, typer.Option("--layers", help="Number of layers.")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Heads per layer.")] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", help="full or identity; also --set model.key=identity.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The highest one.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the first weights and of the order of the text.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting, as often as needed."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew if OUT holds a run.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a small GPT of any shape. Without options: four layers on Python's manual, two minutes on a CPU.
+
+    OUT becomes a Hugging Face folder that audit, reduce, evaluate and AutoModelForCausalLM read. It also holds
+    run.toml (all settings), metrics.jsonl (one line per measurement) and state/ (to go on after a stop).
+
+    \b
+    deadweight train OUT                                     a first model
+    deadweight train OUT --text book.txt --steps 2000        your text
+    deadweight train OUT --query identity                    without query weights
+    deadweight train OUT --config run.toml                   everything from a file
+    deadweight train OUT --set model.biases='["query","value"]' --set train.weight_decay=0.03
+    torchrun --nproc-per-node 8 -m deadweight train OUT --config run.toml
+                                                             many GPUs; accelerate launch works too
+
+    \b
+    exit status: 0 done, 2 wrong usage, bad input, or a loss that is not finite
+    """
+    from deadweight.train import make_run
+    from deadweight.train import train as run_training
+    from deadweight.train.settings import read_toml
+
+    tables = read_toml(config) if config is not None else {"model": dict(START), "train": dict(START_TRAIN)}
+    given: dict[str, Any] = {
+        "data.text": text,
+        "data.tokenizer": tokenizer,
+        "train.steps": steps,
+        "train.batch": batch,
+        "model.context": context,
+        "model.d_model": width,
+        "model.n_layers": layers,
+        "model.heads": heads,
+        "model.query": query,
+        "train.learning_rate": learning_rate,
+        "train.seed": seed,
+    }
+    for key, value in given.items():
+        if value is not None:
+            put(tables, key, value)
+    for setting in settings or []:
+        put(tables, *parsed(setting))
+    run = make_run(tables, where=f"{config}: " if config is not None else "")
+    with training_bar(run.train.steps) as (tell, say):
+        result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
+    if json:
+        sys.stdout.write(as_text({**asdict(result), "out": str(result.out)}))
+        return
+    console = make_console()
+    console.print(
+        f"{result.parameters:,} parameters, {result.tokens:,} tokens in {result.seconds:.0f} s: "
+        f"{result.bits_per_byte:.3f} bits per byte on text it has not seen",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"\ndeadweight evaluate {out} --text FILE\ndeadweight audit {out}", highlight=False, markup=False)
+
+
+def put(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Set TABLE.KEY."""
+    table, _, name = key.partition(".")
+    tables.setdefault(table, {})[name] = value
+
+
+def parsed(setting: str) -> tuple[str, Any]:
+    """TABLE.KEY=VALUE, the value as TOML writes it; a bare word is text."""
+    import tomllib
+
+    key, equals, value = setting.partition("=")
+    if not equals or "." not in key:
+        raise DeadweightError(f"found --set {setting!r}; expected TABLE.KEY=VALUE, as in train.weight_decay=0.03")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+@contextmanager
+def training_bar(steps: int) -> Iterator[tuple[Callable[[Any], None], Callable[[str], None]]]:
+    """Loss, speed and time left, on standard error; one line per measurement where nobody is looking."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield (
+            (lambda update: console.print(line(update), markup=False, highlight=False, soft_wrap=True)),
+            lambda _: None,
+        )
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=steps)
+
+        def tell(update: Any) -> None:
+            bar.update(task, completed=update.step, description=line(update))
+            if update.valid_loss is not None:
+                bar.console.print(line(update), markup=False, highlight=False)
+
+        yield tell, lambda message: bar.update(task, description=message)
+
+
+def line(update: Any) -> str:
+    if update.valid_loss is not None:
+        return f"step {update.step}: {update.bits_per_byte:.3f} bits per byte on held-out text"
+    return f"step {update.step}: loss {update.loss:.3f}, {update.tokens_per_second:,.0f} tokens/s"
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A causal language model: folder, hub id, or demo.")],
+    text: Annotated[str, typer.Option("--text", help="A file, a folder, datasets:NAME, or embedded.")] = "embedded",
+    against: Annotated[str | None, typer.Option("--against", metavar="ORIGINAL", help="Compare with this one.")] = None,
+    context: Annotated[int | None, typer.Option("--context", min=2, help="Tokens per window.")] = None,
+    limit: Annotated[int | None, typer.Option("--bytes", min=2, help="Read at most this much of the text.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Windows at a time.")] = 8,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, bfloat16, float16; default: as stored.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Perplexity, bits per byte, speed and cache of MODEL on a text; with --against, beside another model.
+
+    \b
+    deadweight evaluate demo --text embedded
+    deadweight evaluate OUT --text book.txt --against ORIGINAL
+
+    \b
+    exit status: 0 done, 2 wrong usage or bad input
+    """
+    from deadweight.cli import spinner
+    from deadweight.evaluate import evaluate as judge
+    from deadweight.report.evaluation import as_data, print_evaluation
+
+    if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
+        raise DeadweightError(f"found --dtype {dtype}; expected float32, bfloat16, float16 or float64")
+    with spinner() as say:
+        options: dict[str, Any] = {"context": context, "limit": limit, "batch": batch, "dtype": dtype}
+        found = judge(model, text, against=against, say=say or (lambda _: None), **options)
+    if json:
+        sys.stdout.write(as_text({"text": text, "models": [as_data(e) for e in found]}))
+    else:
+        print_evaluation(found, make_console())
+
+
+def register(app: typer.Typer) -> None:
+    app.command(short_help="Train a small GPT of any shape.")(train)
+    app.command(short_help="Perplexity, bits per byte, speed, cache.")(evaluate)

@@ -1,0 +1,42 @@
+"""An evaluation for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deadweight.evaluate import Evaluation
+
+ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
+    ("parameters", lambda e: f"{e.parameters:,}"),
+    ("weights", lambda e: f"{e.weight_bytes / 1e6:,.1f} MB"),
+    ("perplexity per token", lambda e: f"{e.perplexity:,.3f}"),
+    ("bits per byte", lambda e: f"{e.bits_per_byte:.4f}"),
+    ("cache per token", lambda e: f"{e.kv_bytes_per_token:,} bytes"),
+    ("tokens/s, reading", lambda e: f"{e.tokens_per_second:,.0f}"),
+    ("tokens/s, writing", lambda e: f"{e.decoded_per_second:,.0f}"),
+    ("KL from the first", lambda e: "" if e.kl is None else f"{e.kl:.2e} nats per token"),
+    ("same first choice", lambda e: "" if e.agreement is None else f"{e.agreement:.2%} of tokens"),
+)
+
+
+def as_data(found: Evaluation) -> dict[str, Any]:
+    return {**asdict(found), "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+
+
+def print_evaluation(found: Sequence[Evaluation], console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column()
+    for e in found:
+        table.add_column(Text(e.model), justify="right")
+    for name, cell in ROWS:
+        cells = [cell(e) for e in found]
+        if any(cells):
+            table.add_row(name, *cells)
+    console.print(table)
+    console.print(f"{found[0].tokens:,} tokens, {found[0].bytes:,} bytes of text", highlight=False)
