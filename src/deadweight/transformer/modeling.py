@@ -235,10 +235,21 @@ class TransformerForCausalLM(TransformerPreTrained, GenerationMixin):
         self.readout = value  # type: ignore[assignment]
 
     def forward(
-        self, input_ids: Tensor | None = None, labels: Tensor | None = None, logits_to_keep: int = 0, **options: Any
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **_: Any,
     ) -> CausalLMOutputWithPast:
-        options.pop("return_dict", None)
-        found = self.transformer(input_ids, **options)
+        found = self.transformer(
+            input_ids, attention_mask, position_ids, token_type_ids, past_key_values, inputs_embeds, use_cache
+        )
         logits = self.readout(found.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:  # transformers' convention: labels are the inputs, and are shifted here
@@ -263,8 +274,19 @@ class TransformerForMaskedLM(TransformerPreTrained):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.readout = value  # type: ignore[assignment]
 
-    def forward(self, input_ids: Tensor | None = None, labels: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        options.pop("return_dict", None)
-        logits = self.readout(self.transformer(input_ids, **options).last_hidden_state)
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        found = self.transformer(
+            input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds=inputs_embeds, use_cache=False
+        )
+        logits = self.readout(found.last_hidden_state)
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)
