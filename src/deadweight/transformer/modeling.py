@@ -224,6 +224,8 @@ class TransformerForCausalLM(TransformerPreTrained, GenerationMixin):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
+        if not config.causal:
+            raise ValueError("found causal = False; expected a decoder, or TransformerForMaskedLM for this config")
         self.transformer = TransformerModel(config)
         self.readout = nn.Linear(config.d_model, config.vocab_size, bias="readout" in config.biases)
         self.post_init()
@@ -264,6 +266,8 @@ class TransformerForMaskedLM(TransformerPreTrained):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
+        if config.causal:
+            raise ValueError("found causal = True; expected an encoder, or TransformerForCausalLM for this config")
         self.transformer = TransformerModel(config)
         self.readout = nn.Linear(config.d_model, config.vocab_size, bias="readout" in config.biases)
         self.post_init()
