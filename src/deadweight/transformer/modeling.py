@@ -31,8 +31,11 @@ def make_norm(config: TransformerConfig, width: int | None = None) -> nn.Module:
     return nn.RMSNorm(width, config.norm_eps, elementwise_affine=gain) if config.norm == "rms" else nn.Identity()
 
 
-class ToStream(nn.Linear):
+def to_stream(width: int, d_model: int, bias: bool) -> nn.Linear:
     """A linear map that writes to the residual stream, which 2·n_layers of them do: it starts smaller."""
+    layer = nn.Linear(width, d_model, bias=bias)
+    layer.to_stream = True  # type: ignore[assignment]
+    return layer
 
 
 class Attention(nn.Module):
@@ -49,7 +52,7 @@ class Attention(nn.Module):
         self.query = projection("query", shape.query, shape.heads * shape.d_qk)
         self.key = projection("key", shape.key, shape.key_heads * shape.d_qk)
         self.value = projection("value", shape.value, shape.key_heads * shape.d_v)
-        self.output = ToStream(shape.heads * shape.d_v, d, bias="output" in biases)
+        self.output = to_stream(shape.heads * shape.d_v, d, bias="output" in biases)
         self.query_norm = nn.RMSNorm(shape.d_qk, config.norm_eps) if config.query_norm else nn.Identity()
         self.key_norm = nn.RMSNorm(shape.d_qk, config.norm_eps) if config.key_norm else nn.Identity()
         self.scale = config.scale or shape.d_qk**-0.5
@@ -84,7 +87,7 @@ class MLP(nn.Module):
         gated = config.activation == "swiglu"
         self.gate = nn.Linear(d, shape.hidden, bias="gate" in biases) if gated else None
         self.up = nn.Linear(d, shape.hidden, bias="up" in biases)
-        self.down = ToStream(shape.hidden, d, bias="down" in biases)
+        self.down = to_stream(shape.hidden, d, bias="down" in biases)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,7 +153,7 @@ class TransformerPreTrained(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            smaller = (2 * self.config.n_layers) ** 0.5 if isinstance(module, ToStream) else 1.0
+            smaller = (2 * self.config.n_layers) ** 0.5 if getattr(module, "to_stream", False) else 1.0
             std = self.config.init_std / smaller
             nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
@@ -205,7 +208,7 @@ class TransformerModel(TransformerPreTrained):
             x = x + self.places(position_ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids)
-        if torch.is_autocast_enabled(x.device.type):
+        if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # the residual stream too: half the memory traffic
         x = self.embedding_norm(x)
         mask = visible(attention_mask, config.causal, old, x.shape[1], x.device)
