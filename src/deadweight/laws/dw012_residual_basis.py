@@ -21,4 +21,4 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
 
 def is_stream(space: Space) -> bool:
     """Several parameters write to it, or a norm reads it."""
-    return len(space.writers.nodes) > 1 or space.turned.rotations
+    return len(space.writing) > 1 or space.turned.rotations

@@ -25,6 +25,7 @@ class Space:
     seed: Node
     writers: Writers
     turned: Turned
+    writing: frozenset[str]  # the matrices and tables that write it; one that is used in several places is still one
 
     def passed(self, *ops: str) -> bool:
         return any(s.op in ops for s in self.turned.steps)
@@ -51,7 +52,17 @@ def search(prover: Prover) -> Iterator[Space]:
             turned = explore(prover, writers, size)
             if len(writers.nodes) > 1 or turned.proved:
                 covered.update(writers.nodes)
-            yield Space(node, writers, turned)
+            yield Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))
+
+
+def matrices(graph: Graph, writers: Writers) -> Iterator[str]:
+    """The parameters through which the writers write, biases aside."""
+    for node in (graph.nodes[name] for name in writers.nodes):
+        view = weight_view(graph, node)
+        if view is not None:
+            yield view.parameter
+        elif node.op != "parameter" or len(node.shape) > 1:
+            yield node.inputs[0] if node.op == "aten.embedding" else node.name
 
 
 def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:

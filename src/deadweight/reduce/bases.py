@@ -134,6 +134,12 @@ class BasisRewrite(Rewrite):
     def saves(self) -> int:
         return sum(len(h) ** 2 for h in self.heads())
 
+    def leave_identities(self) -> None:
+        """Raise if a matrix that is the identity by now would be turned."""
+        for name in self.touches:
+            if name in self.notes.identities:
+                raise NotDone(f"{name} is the identity already, and would no longer be")
+
     def own_site(self) -> Site:
         wanted = {c for head in self.heads() for c in head}
         mine = [s for s in self.sites if s.parameter == self.claim.node and s.role == "out"]
@@ -178,6 +184,7 @@ class ValueBasis(BasisRewrite):
 
     def apply(self, tensors: Tensors) -> list[Fact]:
         own, heads = self.own_site(), self.heads()
+        self.leave_identities()
         if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):
             raise NotDone("a factor per channel stands inside the head")
         if len({len(h) for h in heads}) != 1:
@@ -229,6 +236,7 @@ class KeyBasis(BasisRewrite):
 
     def apply(self, tensors: Tensors) -> list[Fact]:
         own, meetings = self.own_site(), self.meetings()
+        self.leave_identities()
         if any(s.gain is not None or s.role != "out" for s in self.sites):
             raise NotDone("a factor per channel stands inside the head")
         if len({len(m.keys) for m in meetings}) != 1:
@@ -313,6 +321,7 @@ class WholeProjection(BasisRewrite):
             tensors[name] = act_on(tensors[name], s.axis, actions)
         size = len(stream)
         tensors[self.target] = torch.eye(size, dtype=torch.float64)
+        self.notes.identities.add(self.target)
         every = tuple(range(size))
         return [IdentityBlocks(self.target, 1 - site.axis, (every,), every)]
 

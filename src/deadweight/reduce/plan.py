@@ -22,12 +22,13 @@ from deadweight.source.model import Source
 
 Layout = Literal["stock", "slim"]
 Shrinks = Callable[[str, bool], str | None]
-ORDER = ("DW007", "DW006", "DW008", "DW002", "DW003", "DW004", "DW011", "DW017", "DW005", "DW010", "DW009", "DW015")
+ORDER = ("DW007", "DW006", "DW008", "DW002", "DW003", "DW004", "DW011", "DW017", "DW005", "DW015", "DW010", "DW009")
 SLIM_ONLY = {
     "DW005": "in the stock layout the emptied channel would still be stored",
     "DW008": "in the stock layout the emptied column would still be stored",
     "DW009": "in the stock layout the identity block would still be stored",
     "DW010": "in the stock layout the identity block would still be stored",
+    "DW015": "in the stock layout the identity would still be stored",
 }
 NEVER = {
     "DW001": "unused only for the inputs that were traced; other inputs may read it",

@@ -36,10 +36,11 @@ class Notes:
     dead: dict[str, Tensor] = field(default_factory=dict)  # which elements of a vector have no effect at all
     emptied: set[str] = field(default_factory=set)  # biases that have been folded away: nothing may fill them again
     empty_columns: dict[str, set[int]] = field(default_factory=dict)  # where no identity block may be laid
+    identities: set[str] = field(default_factory=set)  # whole matrices that are the identity, and must stay so
     worst: float = 1e3  # how much an identity block may make rounding errors grow
 
     def clear(self) -> None:
-        for settled in (self.choices, self.dead, self.emptied, self.empty_columns):
+        for settled in (self.choices, self.dead, self.emptied, self.empty_columns, self.identities):
             settled.clear()
 
 

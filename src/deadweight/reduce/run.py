@@ -17,10 +17,12 @@ from deadweight.audit.run import one_thread, proved, threads_for, traced
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError
+from deadweight.laws import dw015_whole_projection
+from deadweight.laws.prover import Prover
 from deadweight.reduce.apply import Applied, Weights, apply
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.job import Job, planned, settled
-from deadweight.reduce.plan import Layout, Skipped, make_plan
+from deadweight.reduce.plan import Layout, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import (
@@ -99,19 +101,31 @@ def prepare(
         raise DeadweightError(
             f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}"
         ) from error
-    claims = proved(source, graph, complete=False, say=say, evidence=False).claims
-    if any(c.code == "DW015" for c in claims) and source.blocks:
+    found = proved(source, graph, complete=False, say=say, evidence=False)
+    if any(c.code == "DW015" for c in found.claims) and source.blocks:
         source = open_model(model, collapsed=False, **options)
         source, graph = traced(source, model, options["inputs"], {"trust_remote_code": options["trust_remote_code"]})
-        claims = proved(source, graph, complete=False, say=say, evidence=False).claims
+        found = proved(source, graph, complete=False, say=say, evidence=False)
     whole = source.module if not source.blocks else open_model(model, collapsed=False, **options).module
     say("planning")
     shrinks = lambda name, is_whole: can_shrink(whole, name, whole=is_whole)  # noqa: E731
-    plan = make_plan(source, graph, claims, layout, select, ignore, shrinks)
+    plan = make_plan(source, graph, found.claims, layout, select, ignore, shrinks)
+    plan.skipped += whole_projections_kept(source, found.prover, select)
     if not weights:  # shapes are enough for a plan
         return Job(source, whole, graph, plan, ModuleCheckpoint(whole), layout, None)
     checkpoint, folder = weights_of(model, source, graph, whole, options)
     return Job(source, whole, graph, plan, checkpoint, layout, folder)
+
+
+def whole_projections_kept(source: Source, prover: Prover, select: Sequence[str]) -> list[Skipped]:
+    """Who asks for whole projections by name is told of each why it stays."""
+    if not {dw015_whole_projection.CODE, dw015_whole_projection.NAME} & set(select):
+        return []
+    return [
+        Skipped(dw015_whole_projection.CODE, dw015_whole_projection.NAME, place, why)
+        for node, why in dw015_whole_projection.refused(prover)
+        for place in every_place(source, prover.graph.parameters[node])
+    ]
 
 
 def refuse_unfit(source: Source, layout: Layout) -> None:

@@ -24,7 +24,11 @@ from deadweight.save.slim import public
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.source.files import PICKLES, read_json
 from deadweight.source.text import printable
+from deadweight.transformer.configuration import TransformerConfig
+from deadweight.transformer.modeling import TransformerPreTrained
 
+PACKAGE = Path(__file__).parent.parent
+OWN_CODE = (PACKAGE / "transformer" / "configuration.py", PACKAGE / "transformer" / "modeling.py")
 MODELING = "modeling_deadweight.py"
 FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
 LEFT_BEHIND = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
@@ -213,6 +217,10 @@ def accompany(job: Job, draft: Path, specs: dict[str, Any]) -> None:
         config["auto_map"] = dict.fromkeys(
             autos_of(cls, job.source.config), f"{MODELING.removesuffix('.py')}.SlimModel"
         )
+        if isinstance(job.source.config, TransformerConfig):
+            config["auto_map"]["AutoConfig"] = f"configuration.{TransformerConfig.__name__}"
+            for own in OWN_CODE:
+                shutil.copyfile(own, draft / own.name)
         config.setdefault("architectures", [cls.__name__])
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / MODELING).write_text(modeling(cls), encoding="utf-8")
@@ -237,9 +245,10 @@ def autos_of(cls: type[nn.Module], config: Any) -> list[str]:
 
 def modeling(cls: type[nn.Module]) -> str:
     """The code that travels with a slim checkpoint: its layers, and the model class that uses them."""
-    source = Path(__file__).parent.parent / "source" / "slim_modeling.py"
+    source = PACKAGE / "source" / "slim_modeling.py"
+    home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
     return source.read_text(encoding="utf-8") + (
-        f"\n\nfrom transformers import {cls.__name__}  # noqa: E402\n\n\n"
+        f"\n\nfrom {home} import {cls.__name__}  # noqa: E402\n\n\n"
         f"class SlimModel({cls.__name__}):\n"
         f'    """{cls.__name__} with the layers that its config describes."""\n\n'
         "    def __init__(self, config, *args, **kwargs):\n"

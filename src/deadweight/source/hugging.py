@@ -21,7 +21,9 @@ from deadweight.silence import silenced
 from deadweight.source.files import check_weights, read_json
 from deadweight.source.slim_modeling import slim_class
 from deadweight.source.text import printable, reason
+from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
+OWN = {cls.__name__: cls for cls in (TransformerModel, TransformerForCausalLM, TransformerForMaskedLM)}
 # Eager attention shows its softmax to the tracer. Batched experts have no control flow that depends on the data.
 READABLE = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
 FALLBACKS: tuple[dict[str, str], ...] = (
@@ -163,7 +165,7 @@ def local_folder(spec: str) -> Path | None:
 def model_class(config: Any) -> type[PreTrainedModel] | None:
     """The class that the config names, or else the one that transformers keeps for its type."""
     for name in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        found = _named(config, name.removeprefix("Slim")) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, PreTrainedModel):
             return _slim_or_not(found, config)
     for auto in _autos(config):
@@ -171,6 +173,11 @@ def model_class(config: Any) -> type[PreTrainedModel] | None:
             found = auto._model_mapping[type(config)]
             return _slim_or_not(found[0] if isinstance(found, (tuple, list)) else found, config)
     return None
+
+
+def _named(config: Any, name: str) -> Any:
+    """A class of transformers; of our own transformer always ours, whatever code lies beside the weights."""
+    return OWN.get(name) if isinstance(config, TransformerConfig) else getattr(transformers, name, None)
 
 
 def _slim_or_not(cls: type[PreTrainedModel], config: Any) -> type[PreTrainedModel]:
@@ -186,7 +193,8 @@ def _autos(config: Any) -> tuple[Any, ...]:
     if getattr(config, "is_encoder_decoder", False):
         return BOTH
     masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping
-    return ENCODER if masked and not getattr(config, "is_decoder", False) else DECODER
+    decoder = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    return ENCODER if masked and not decoder else DECODER
 
 
 def configs(config: Any) -> Iterator[Any]:
@@ -270,7 +278,8 @@ def eager(module: Any) -> None:
     """Switch a live Hugging Face module to eager attention, batched experts and no cache."""
     for switch, choice in (("set_attn_implementation", "eager"), ("set_experts_implementation", "batched_mm")):
         try:
-            getattr(module, switch, lambda choice: None)(choice)
+            with silenced("transformers.modeling_utils"):  # it says so where the model's attention is its own
+                getattr(module, switch, lambda choice: None)(choice)
         except (ValueError, AttributeError, KeyError, NotImplementedError):
             continue  # the model has its own; the tracer will see what it is
     for inner in configs(module.config):

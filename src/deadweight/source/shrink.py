@@ -13,6 +13,8 @@ from deadweight.source.table import (
     FILLED,
     LAYERS,
     MISSING,
+    NOT_BY_LAYER,
+    OR_BY_LAYER,
     TABLE,
     VOCABULARY,
     Shrunk,
@@ -46,8 +48,10 @@ def _shrink(config: dict[str, Any], size: Size, rules: dict[str, Shrunk], moved:
             out[name] = _by_layer(old, layers or tuple(range(size.layers)), shrink if whole else shallow, size)
         elif isinstance(old, dict):
             out[name] = (shrink if whole else shallow)(old, size, f"{config.get('model_type')}.{name}")
-        elif layers and isinstance(old, (list, tuple)) and len(old) == _n_layers(config):
-            out[name] = [_value(rules.get(name), old[i], size, config) for i in layers]
+        elif layers and _is_by_layer(name, old, _n_layers(config)):
+            out[name] = [_value(rules.get(name), old[i], size, _at_layer(config, i)) for i in layers]
+        elif layers and name in OR_BY_LAYER and isinstance(old, int):
+            out[name] = [_value(rules.get(name), old, size, _at_layer(config, i)) for i in layers]
         elif name in LAYERS and layers and isinstance(old, int):
             out[name] = len(layers)
         elif _is_id(name):
@@ -96,10 +100,20 @@ def _n_layers(config: dict[str, Any]) -> int:
     return next((config[name] for name in LAYERS if isinstance(config.get(name), int)), 0)
 
 
+def _is_by_layer(name: str, value: Any, n_layers: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == n_layers and name not in NOT_BY_LAYER
+
+
+def _at_layer(config: dict[str, Any], layer: int) -> dict[str, Any]:
+    """The config as one layer sees it."""
+    n_layers = _n_layers(config)
+    return {k: v[layer] if _is_by_layer(k, v, n_layers) else v for k, v in config.items()}
+
+
 def _chosen_layers(config: dict[str, Any], size: Size) -> tuple[int, ...]:
     """One layer of each kind that the per-layer lists tell apart, at least two; empty where no list does."""
     n_layers = _n_layers(config)
-    lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and len(v) == n_layers and not _is_id(k)]
+    lists = [v for k, v in config.items() if _is_by_layer(k, v, n_layers) and not _is_id(k)]
     if n_layers < 2 or not lists:
         return ()
     kinds: dict[str, list[int]] = defaultdict(list)

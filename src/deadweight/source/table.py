@@ -51,6 +51,20 @@ def _partial(size: Size, old: float, around: dict[str, Any]) -> float:
     return 1.0 if old >= 1 else 0.5
 
 
+def _own_head(size: Size, old: int, around: dict[str, Any]) -> int:
+    """A head of our transformer: all of them as wide as the stream where they were, else narrower or wider than it."""
+    heads, groups = around["heads"], around.get("key_heads") or around["heads"]
+    if old * heads == around["d_model"]:
+        return size.width // min(heads, size.heads)
+    if old * groups == around["d_model"]:  # grouped, hence one is left of them
+        return size.width
+    return size.head - 2 if old * heads < around["d_model"] else size.head + 2
+
+
+def _own_key_heads(size: Size, old: int, around: dict[str, Any]) -> int:
+    return 1 if old < around["heads"] else size.heads
+
+
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 VOCABULARY = 11
@@ -64,7 +78,16 @@ DERIVED = (  # left out, since they follow from the rest: label names, stages th
     "stage_names",
     "hybrid_layer_ids",
 )
-FILLED = {"head_dim", "n_inner", "ffn_hidden_size", "num_key_value_heads", "num_kv_heads"}  # None: derive, narrowly
+NOT_BY_LAYER = ("biases",)  # lists that are no lists of layers, however long
+OR_BY_LAYER = ("heads", "key_heads", "d_qk", "d_v")  # one for all layers, which a list of the others makes several
+FILLED = {
+    "head_dim",
+    "hidden",
+    "n_inner",
+    "ffn_hidden_size",
+    "num_key_value_heads",
+    "num_kv_heads",
+}  # None: derive, narrowly
 DEPTH_NAMES = (
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers depth "
     "num_decoder_layers num_block_layers num_blocks num_hidden_groups decoder_num_hidden_layers "
@@ -182,6 +205,14 @@ EXCEPTIONS: dict[str, dict[str, Shrunk]] = {
     "zamba": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
     "zamba2": {"attention_hidden_size": lambda s, old, d: 2 * s.width, "attention_head_dim": lambda s, old, d: s.width},
     "codegen": {"n_head": lambda s, old, d: 4},
+    "deadweight": {
+        "context": lambda s, old, d: s.length + s.spare,
+        "heads": lambda s, old, d: s.heads,
+        "key_heads": _own_key_heads,
+        "d_qk": _own_head,
+        "d_v": _own_head,
+        "hidden": lambda s, old, d: s.inner,
+    },
     "mpnet": {
         "relative_attention_num_buckets": lambda s, old, d: 32
     },  # its code counts on 32, whatever the config says

@@ -5,6 +5,7 @@ from __future__ import annotations
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from deadweight.transformer.configuration import LayerShape, TransformerConfig
+from deadweight.transformer.importing import imported
 from deadweight.transformer.modeling import TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
 AutoConfig.register(TransformerConfig.model_type, TransformerConfig, exist_ok=True)
@@ -20,4 +21,11 @@ for _model, _auto in (
     _model.register_for_auto_class(_auto)  # so that the code is saved with the weights
 TransformerConfig.register_for_auto_class()
 
-__all__ = ["LayerShape", "TransformerConfig", "TransformerForCausalLM", "TransformerForMaskedLM", "TransformerModel"]
+__all__ = [
+    "LayerShape",
+    "TransformerConfig",
+    "TransformerForCausalLM",
+    "TransformerForMaskedLM",
+    "TransformerModel",
+    "imported",
+]

@@ -6,6 +6,7 @@ This file and `modeling.py` need transformers and torch alone, so that they can 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
@@ -50,6 +51,7 @@ class TransformerConfig(PretrainedConfig):
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layers",
         "max_position_embeddings": "context",
+        "type_vocab_size": "token_types",
     }
 
     vocab_size: int = 256
@@ -90,6 +92,9 @@ class TransformerConfig(PretrainedConfig):
     pad_token_id: Any = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name in kwargs:
+            if near := get_close_matches(name, TransformerConfig.__annotations__, 1, 0.8):
+                raise ValueError(f"found the field {name}, which there is none of; expected {near[0]}")
         super().__post_init__(**kwargs)
         self.biases = sorted(self.biases, key=BIASES.index) if set(self.biases) <= set(BIASES) else self.biases
         check(self)
@@ -139,7 +144,8 @@ def check(config: TransformerConfig) -> None:
     for name, allowed in CHOICES.items():
         for value in each(getattr(config, name)):
             expect(value in allowed, f"{name} = {value!r}", " or ".join(allowed))
-    for name in each(config.biases):
+    expect(isinstance(config.biases, (list, tuple)), f"biases = {config.biases!r}", "a list of names")
+    for name in config.biases:
         expect(name in BIASES, f"biases with {name!r}", f"some of {', '.join(BIASES)}")
     for name in PER_LAYER:
         value = getattr(config, name)
@@ -149,8 +155,13 @@ def check(config: TransformerConfig) -> None:
             optional = name != "heads"
             for v in each(value):
                 expect((optional and v is None) or is_size(v), f"{name} = {v!r}", "whole numbers above zero")
-    scale = config.scale
+    types, scale = config.token_types, config.scale
+    expect(is_size(types) or types == 0, f"token_types = {types!r}", "a whole number, or zero for none")
     expect(scale is None or 0 < scale < float("inf"), f"scale = {scale}", "a number above zero, or none for 1/√d_qk")
+    expect(0 < config.rotary_base < float("inf"), f"rotary_base = {config.rotary_base}", "a number above zero")
+    for name in ("norm_eps", "init_std"):
+        value = getattr(config, name)
+        expect(0 <= value < float("inf"), f"{name} = {value}", "a number, zero or above")
     for index, layer in enumerate(config.layers):
         check_layer(config, layer, index, divided=not_given(config, index))
     if config.shared_layers:

@@ -31,8 +31,11 @@ def make_norm(config: TransformerConfig, width: int | None = None) -> nn.Module:
     return nn.RMSNorm(width, config.norm_eps, elementwise_affine=gain) if config.norm == "rms" else nn.Identity()
 
 
-class ToStream(nn.Linear):
+def to_stream(width: int, d_model: int, bias: bool) -> nn.Linear:
     """A linear map that writes to the residual stream, which 2·n_layers of them do: it starts smaller."""
+    layer = nn.Linear(width, d_model, bias=bias)
+    layer.to_stream = True  # type: ignore[assignment]
+    return layer
 
 
 class Attention(nn.Module):
@@ -49,7 +52,7 @@ class Attention(nn.Module):
         self.query = projection("query", shape.query, shape.heads * shape.d_qk)
         self.key = projection("key", shape.key, shape.key_heads * shape.d_qk)
         self.value = projection("value", shape.value, shape.key_heads * shape.d_v)
-        self.output = ToStream(shape.heads * shape.d_v, d, bias="output" in biases)
+        self.output = to_stream(shape.heads * shape.d_v, d, bias="output" in biases)
         self.query_norm = nn.RMSNorm(shape.d_qk, config.norm_eps) if config.query_norm else nn.Identity()
         self.key_norm = nn.RMSNorm(shape.d_qk, config.norm_eps) if config.key_norm else nn.Identity()
         self.scale = config.scale or shape.d_qk**-0.5
@@ -85,7 +88,7 @@ class MLP(nn.Module):
         gated = config.activation == "swiglu"
         self.gate = nn.Linear(d, shape.hidden, bias="gate" in biases) if gated else None
         self.up = nn.Linear(d, shape.hidden, bias="up" in biases)
-        self.down = ToStream(shape.hidden, d, bias="down" in biases)
+        self.down = to_stream(shape.hidden, d, bias="down" in biases)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,7 +120,8 @@ class Layer(nn.Module):
 def in_autocast(x: Tensor) -> Tensor:
     """x in the precision of autocast, where that is on: norms and scales leave it in float32."""
     device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    lowered = device != "meta" and torch.is_autocast_enabled(device)
+    return x.to(torch.get_autocast_dtype(device)) if lowered else x
 
 
 def rotary(positions: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
@@ -157,7 +161,7 @@ class TransformerPreTrained(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            smaller = (2 * self.config.n_layers) ** 0.5 if isinstance(module, ToStream) else 1.0
+            smaller = (2 * self.config.n_layers) ** 0.5 if getattr(module, "to_stream", False) else 1.0
             std = self.config.init_std / smaller
             nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
@@ -229,6 +233,8 @@ class TransformerForCausalLM(TransformerPreTrained, GenerationMixin):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
+        if not config.causal:
+            raise ValueError("found causal = False; expected a decoder, or TransformerForMaskedLM for this config")
         self.transformer = TransformerModel(config)
         self.readout = nn.Linear(config.d_model, config.vocab_size, bias="readout" in config.biases)
         self.post_init()
@@ -240,10 +246,21 @@ class TransformerForCausalLM(TransformerPreTrained, GenerationMixin):
         self.readout = value  # type: ignore[assignment]
 
     def forward(
-        self, input_ids: Tensor | None = None, labels: Tensor | None = None, logits_to_keep: int = 0, **options: Any
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **_: Any,
     ) -> CausalLMOutputWithPast:
-        options.pop("return_dict", None)
-        found = self.transformer(input_ids, **options)
+        found = self.transformer(
+            input_ids, attention_mask, position_ids, token_type_ids, past_key_values, inputs_embeds, use_cache
+        )
         logits = self.readout(found.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:  # transformers' convention: labels are the inputs, and are shifted here
@@ -258,6 +275,8 @@ class TransformerForMaskedLM(TransformerPreTrained):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
+        if config.causal:
+            raise ValueError("found causal = True; expected an encoder, or TransformerForCausalLM for this config")
         self.transformer = TransformerModel(config)
         self.readout = nn.Linear(config.d_model, config.vocab_size, bias="readout" in config.biases)
         self.post_init()
@@ -268,8 +287,19 @@ class TransformerForMaskedLM(TransformerPreTrained):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.readout = value  # type: ignore[assignment]
 
-    def forward(self, input_ids: Tensor | None = None, labels: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        options.pop("return_dict", None)
-        logits = self.readout(self.transformer(input_ids, **options).last_hidden_state)
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        found = self.transformer(
+            input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds=inputs_embeds, use_cache=False
+        )
+        logits = self.readout(found.last_hidden_state)
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)

@@ -1,0 +1,228 @@
+"""Other families of models: what their modules and settings are called, one row each, and what none may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+PLAIN = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+GATED = {"silu": "swiglu", "swish": "swiglu"}
+BIASED = {  # each of our biases, and the module that has it
+    "query": "layers.0.attention.query",
+    "key": "layers.0.attention.key",
+    "value": "layers.0.attention.value",
+    "output": "layers.0.attention.output",
+    "gate": "layers.0.mlp.gate",
+    "up": "layers.0.mlp.up",
+    "down": "layers.0.mlp.down",
+    "norm": "layers.0.attention_norm",
+    "readout": "readout",
+}
+NORMED = {"query_norm": "layers.0.attention.query_norm", "key_norm": "layers.0.attention.key_norm"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a module of ours is found: one of so many equal `parts` of theirs along its outputs, from a row on."""
+
+    path: str
+    part: int = 0
+    parts: int = 1
+    transposed: bool = False  # weights are (in, out)
+    first: int = 0
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Our parameter, out of theirs; a gradient goes the same way."""
+        rows = tensor.T if self.transposed and tensor.ndim == 2 else tensor
+        return rows.chunk(self.parts)[self.part][self.first :]
+
+
+Setting = str | Callable[[Any], Any]  # the name of a field of theirs, or what to make of their config
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row: the classes it has in transformers, its modules by our names, and its settings."""
+
+    base: str
+    causal: str | None
+    prefix: str  # of the base model's parameters in the causal model
+    names: Mapping[str, Origin]
+    settings: Mapping[str, Setting]
+    fixed: Mapping[str, Any]
+    activations: Mapping[str, str]
+    first_position: Callable[[Any], int] = lambda config: 0  # the row of the position table that the first token reads
+    spare: tuple[str, ...] = ()  # parts behind the hidden states that are left out
+    options: Mapping[str, Any] = field(default_factory=dict)  # for from_pretrained
+
+
+COMMON: dict[str, Setting] = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "init_std": "initializer_range",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "pad_token_id",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+GPT2 = Family(
+    base="GPT2Model",
+    causal="GPT2LMHeadModel",
+    prefix="transformer.",
+    names={
+        "tokens": Origin("wte"),
+        "places": Origin("wpe"),
+        "layers.{i}.attention_norm": Origin("h.{i}.ln_1"),
+        "layers.{i}.attention.query": Origin("h.{i}.attn.c_attn", 0, 3, transposed=True),
+        "layers.{i}.attention.key": Origin("h.{i}.attn.c_attn", 1, 3, transposed=True),
+        "layers.{i}.attention.value": Origin("h.{i}.attn.c_attn", 2, 3, transposed=True),
+        "layers.{i}.attention.output": Origin("h.{i}.attn.c_proj", transposed=True),
+        "layers.{i}.mlp_norm": Origin("h.{i}.ln_2"),
+        "layers.{i}.mlp.up": Origin("h.{i}.mlp.c_fc", transposed=True),
+        "layers.{i}.mlp.down": Origin("h.{i}.mlp.c_proj", transposed=True),
+        "norm": Origin("ln_f"),
+    },
+    settings=COMMON
+    | {
+        "context": "max_position_embeddings",
+        "hidden": "n_inner",
+        "norm_eps": "layer_norm_epsilon",
+        "scale": lambda config: None if config.scale_attn_weights else 1.0,
+    },
+    fixed={"norm": "layer", "positions": "learned"},
+    activations=PLAIN,
+)
+LLAMA = Family(
+    base="LlamaModel",
+    causal="LlamaForCausalLM",
+    prefix="model.",
+    names={
+        "tokens": Origin("embed_tokens"),
+        "layers.{i}.attention_norm": Origin("layers.{i}.input_layernorm"),
+        "layers.{i}.attention.query": Origin("layers.{i}.self_attn.q_proj"),
+        "layers.{i}.attention.key": Origin("layers.{i}.self_attn.k_proj"),
+        "layers.{i}.attention.value": Origin("layers.{i}.self_attn.v_proj"),
+        "layers.{i}.attention.output": Origin("layers.{i}.self_attn.o_proj"),
+        "layers.{i}.attention.query_norm": Origin("layers.{i}.self_attn.q_norm"),
+        "layers.{i}.attention.key_norm": Origin("layers.{i}.self_attn.k_norm"),
+        "layers.{i}.mlp_norm": Origin("layers.{i}.post_attention_layernorm"),
+        "layers.{i}.mlp.gate": Origin("layers.{i}.mlp.gate_proj"),
+        "layers.{i}.mlp.up": Origin("layers.{i}.mlp.up_proj"),
+        "layers.{i}.mlp.down": Origin("layers.{i}.mlp.down_proj"),
+        "norm": Origin("norm"),
+    },
+    settings=COMMON
+    | {
+        "context": "max_position_embeddings",
+        "key_heads": "num_key_value_heads",
+        "d_qk": lambda config: getattr(config, "head_dim", None),
+        "hidden": "intermediate_size",
+        "norm_eps": "rms_norm_eps",
+        "rotary_base": lambda config: rope(config, "rope_theta", 10000.0),
+    },
+    fixed={"norm": "rms", "positions": "rotary"},
+    activations=GATED,
+)
+BERT = Family(
+    base="BertModel",
+    causal=None,
+    prefix="",
+    names={
+        "tokens": Origin("embeddings.word_embeddings"),
+        "places": Origin("embeddings.position_embeddings"),
+        "types": Origin("embeddings.token_type_embeddings"),
+        "embedding_norm": Origin("embeddings.LayerNorm"),
+        "layers.{i}.attention.query": Origin("encoder.layer.{i}.attention.self.query"),
+        "layers.{i}.attention.key": Origin("encoder.layer.{i}.attention.self.key"),
+        "layers.{i}.attention.value": Origin("encoder.layer.{i}.attention.self.value"),
+        "layers.{i}.attention.output": Origin("encoder.layer.{i}.attention.output.dense"),
+        "layers.{i}.attention_norm": Origin("encoder.layer.{i}.attention.output.LayerNorm"),
+        "layers.{i}.mlp.up": Origin("encoder.layer.{i}.intermediate.dense"),
+        "layers.{i}.mlp.down": Origin("encoder.layer.{i}.output.dense"),
+        "layers.{i}.mlp_norm": Origin("encoder.layer.{i}.output.LayerNorm"),
+    },
+    settings=COMMON
+    | {
+        "context": "max_position_embeddings",
+        "hidden": "intermediate_size",
+        "norm_eps": "layer_norm_eps",
+        "token_types": "type_vocab_size",
+    },
+    fixed={"norm": "layer", "norm_place": "post", "embedding_norm": True, "positions": "learned", "causal": False},
+    activations=PLAIN,
+    spare=("pooler.",),
+    options={"add_pooling_layer": False},
+)
+ROBERTA = replace(  # its tokens count from the row behind the one for padding
+    BERT,
+    base="RobertaModel",
+    settings={**BERT.settings, "context": lambda config: config.max_position_embeddings - config.pad_token_id - 1},
+    first_position=lambda config: config.pad_token_id + 1,
+)
+FAMILIES: dict[str, Family] = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "mistral": replace(LLAMA, base="MistralModel", causal="MistralForCausalLM"),
+    "qwen2": replace(LLAMA, base="Qwen2Model", causal="Qwen2ForCausalLM"),
+    "qwen3": replace(LLAMA, base="Qwen3Model", causal="Qwen3ForCausalLM"),
+    "bert": BERT,
+    "roberta": ROBERTA,
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A setting that must be as we have it: how to read it (None: absent), what is expected, and what else it means."""
+
+    name: str
+    read: Callable[[Any], Any]
+    expected: tuple[Any, ...]
+    why: str
+
+
+def rope(config: Any, name: str, default: Any = None) -> Any:
+    return (getattr(config, "rope_parameters", None) or {}).get(name, default)
+
+
+def window(config: Any) -> int | None:
+    """The sliding window, where some layer has one that is shorter than the context."""
+    found, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    sliding = kinds is None or any("sliding" in kind for kind in kinds)
+    return found if found is not None and sliding and found < config.max_position_embeddings else None
+
+
+def attribute(name: str) -> Callable[[Any], Any]:
+    return lambda config: getattr(config, name, None)
+
+
+LIMITS = (
+    Limit("rope_type", lambda c: rope(c, "rope_type"), (None, "default"), "its rotary angles are rescaled"),
+    Limit("partial_rotary_factor", lambda c: rope(c, "partial_rotary_factor"), (None, 1.0), "part of a head is turned"),
+    Limit("sliding_window", window, (None,), "a token does not see its whole past"),
+    Limit(
+        "position_embedding_type", attribute("position_embedding_type"), (None, "absolute"), "positions are relative"
+    ),
+    Limit("add_cross_attention", attribute("add_cross_attention"), (None, False), "it attends to a second sequence"),
+    Limit("is_decoder", attribute("is_decoder"), (None, False), "an encoder is run as a decoder"),
+    Limit("attn_logit_softcapping", attribute("attn_logit_softcapping"), (None,), "scores are capped"),
+    Limit("final_logit_softcapping", attribute("final_logit_softcapping"), (None,), "logits are capped"),
+    Limit("num_experts", attribute("num_experts"), (None,), "the MLP is a mixture of experts"),
+    Limit("quantization_config", attribute("quantization_config"), (None,), "its weights are quantised"),
+    Limit(
+        "scale_attn_by_inverse_layer_idx",
+        attribute("scale_attn_by_inverse_layer_idx"),
+        (None, False),
+        "scores are scaled by the layer's number",
+    ),
+)

@@ -1,0 +1,104 @@
+"""A saved transformer loads again: with this package by its own classes, without it by the code in its folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+
+from deadweight.source.randomise import randomise
+from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
+
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+SMALL = {"vocab_size": 11, "context": 12, "d_model": 8, "n_layers": 2, "heads": [1, 2], "d_v": [4, 2], "hidden": 12}
+MIXED = {"positions": "rotary", "query": ["identity", "full"], "biases": ["value", "norm"], "key_norm": True}
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "decoder": (TransformerForCausalLM, AutoModelForCausalLM, MIXED),
+    "decoder, untied, shared": (
+        TransformerForCausalLM,
+        AutoModelForCausalLM,
+        {"heads": 2, "d_v": 3, "shared_layers": True, "tie_word_embeddings": False},
+    ),
+    "encoder": (TransformerForMaskedLM, AutoModelForMaskedLM, {"causal": False, "token_types": 2}),
+    "hidden states": (TransformerModel, AutoModel, {"learned_scale": True}),
+}
+STRANGER = """
+import sys
+sys.modules["deadweight"] = None  # as where it is not installed
+import torch, transformers
+folder, auto = sys.argv[1], getattr(transformers, sys.argv[2])
+try:
+    auto.from_pretrained(folder)
+except ValueError as error:
+    out = {"unasked": "trust_remote_code" in str(error)}
+model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+ids = torch.tensor([[3, 1, 4, 1, 5]])
+out["logits"] = model(ids).logits
+out["written"] = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
+model.save_pretrained(folder + "-again")
+torch.save(out, folder + ".pt")
+"""
+
+
+def made(name: str) -> PreTrainedModel:
+    cls, _, changes = MODELS[name]
+    return randomise(cls(TransformerConfig(**SMALL | changes)).eval())  # type: ignore[return-value]
+
+
+def in_another_process(folder: Path, auto: str) -> dict[str, Any]:
+    """What a process without deadweight makes of a folder."""
+    env = os.environ | {"HF_MODULES_CACHE": str(folder.parent / "modules"), "HF_HUB_OFFLINE": "1"}
+    env.pop("PYTHONPATH", None)
+    call = [sys.executable, "-c", STRANGER, str(folder), auto]
+    done = subprocess.run(call, env=env, input="", capture_output=True, text=True, cwd=folder.parent, timeout=120)
+    assert not done.returncode, done.stderr
+    return torch.load(f"{folder}.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_here_a_saved_model_loads_with_its_own_class_and_no_code_of_the_folder(name: str, tmp_path: Path) -> None:
+    model, auto = made(name), MODELS[name][1]
+    model.save_pretrained(tmp_path)
+    for file in tmp_path.glob("*.py"):
+        file.write_text("raise SystemExit('code of the folder was run')")
+    for trust in (False, True):
+        again = auto.from_pretrained(tmp_path, trust_remote_code=trust)
+        assert type(again) is type(model) and again.config.layers == model.config.layers
+        assert torch.equal(again(IDS)[0], model(IDS)[0])
+
+
+def test_the_weights_of_identities_are_in_no_file(tmp_path: Path) -> None:
+    model = made("decoder")
+    model.save_pretrained(tmp_path)
+    from safetensors.torch import load_file
+
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "transformer.layers.1.attention.query.weight" in stored
+    assert "transformer.layers.0.attention.query.weight" not in stored
+    assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
+
+
+def test_elsewhere_a_saved_model_brings_its_code(tmp_path: Path) -> None:
+    model = made("decoder")
+    model.save_pretrained(tmp_path / "saved")
+    found = in_another_process(tmp_path / "saved", "AutoModelForCausalLM")
+    assert found["unasked"], "and none of that code runs unasked"
+    assert torch.equal(found["logits"], model(IDS).logits)
+    written = model.generate(IDS, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert torch.equal(found["written"], written)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved-again")  # what the other process saved
+    assert type(again) is TransformerForCausalLM and torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+def test_a_config_alone_is_enough_for_a_new_model(tmp_path: Path) -> None:
+    made("decoder").config.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (
+        type(config) is TransformerConfig and type(AutoModelForCausalLM.from_config(config)) is TransformerForCausalLM
+    )
