@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
+import deadweight
 from deadweight.source.randomise import randomise
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
@@ -31,18 +32,20 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 STRANGER = """
 import sys
 sys.modules["deadweight"] = None  # as where it is not installed
-import torch, transformers
-folder, auto = sys.argv[1], getattr(transformers, sys.argv[2])
-try:
-    auto.from_pretrained(folder)
-except ValueError as error:
-    out = {"unasked": "trust_remote_code" in str(error)}
-model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+import torch
+from transformers import AutoModelForCausalLM
 ids = torch.tensor([[3, 1, 4, 1, 5]])
-out["logits"] = model(ids).logits
-out["written"] = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
-model.save_pretrained(folder + "-again")
-torch.save(out, folder + ".pt")
+for folder in sys.argv[1:]:
+    try:
+        AutoModelForCausalLM.from_pretrained(folder)
+    except ValueError as error:
+        out = {"unasked": "trust_remote_code" in str(error)}
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    out["logits"] = model(ids).logits
+    out["written"] = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
+    out["stored"] = sum(p.numel() for p in model.parameters())
+    model.save_pretrained(folder + "-again")
+    torch.save(out, folder + ".pt")
 """
 
 
@@ -51,14 +54,15 @@ def made(name: str) -> PreTrainedModel:
     return randomise(cls(TransformerConfig(**SMALL | changes)).eval())  # type: ignore[return-value]
 
 
-def in_another_process(folder: Path, auto: str) -> dict[str, Any]:
-    """What a process without deadweight makes of a folder."""
-    env = os.environ | {"HF_MODULES_CACHE": str(folder.parent / "modules"), "HF_HUB_OFFLINE": "1"}
+def in_another_process(*folders: Path) -> list[dict[str, Any]]:
+    """What a process without deadweight makes of decoders' folders."""
+    home = folders[0].parent
+    env = os.environ | {"HF_MODULES_CACHE": str(home / "modules"), "HF_HUB_OFFLINE": "1"}
     env.pop("PYTHONPATH", None)
-    call = [sys.executable, "-c", STRANGER, str(folder), auto]
-    done = subprocess.run(call, env=env, input="", capture_output=True, text=True, cwd=folder.parent, timeout=120)
+    call = [sys.executable, "-c", STRANGER, *map(str, folders)]
+    done = subprocess.run(call, env=env, input="", capture_output=True, text=True, cwd=home, timeout=180)
     assert not done.returncode, done.stderr
-    return torch.load(f"{folder}.pt", weights_only=True)
+    return [torch.load(f"{folder}.pt", weights_only=True) for folder in folders]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -84,16 +88,21 @@ def test_the_weights_of_identities_are_in_no_file(tmp_path: Path) -> None:
     assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
 
 
-def test_elsewhere_a_saved_model_brings_its_code(tmp_path: Path) -> None:
-    model = made("decoder")
+def test_elsewhere_saved_and_reduced_models_bring_their_code(tmp_path: Path) -> None:
+    model = made("decoder").float()
     model.save_pretrained(tmp_path / "saved")
-    found = in_another_process(tmp_path / "saved", "AutoModelForCausalLM")
-    assert found["unasked"], "and none of that code runs unasked"
-    assert torch.equal(found["logits"], model(IDS).logits)
+    reduced = deadweight.reduce(tmp_path / "saved", tmp_path / "slim")
     written = model.generate(IDS, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
-    assert torch.equal(found["written"], written)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved-again")  # what the other process saved
-    assert type(again) is TransformerForCausalLM and torch.equal(again(IDS).logits, model(IDS).logits)
+    saved, slim = in_another_process(tmp_path / "saved", tmp_path / "slim")
+    for found in (saved, slim):
+        assert found["unasked"], "none of that code runs unasked"
+        assert torch.equal(found["written"], written)
+    assert torch.equal(saved["logits"], model(IDS).logits)
+    assert slim["stored"] == reduced.parameters_after < saved["stored"]
+    ours = deadweight.load(tmp_path / "slim")
+    assert torch.equal(slim["logits"], ours(IDS).logits)
+    for name, same in (("saved-again", model), ("slim-again", ours)):  # what the other process saved
+        assert torch.equal(deadweight.load(tmp_path / name)(IDS).logits, same(IDS).logits)
 
 
 def test_a_config_alone_is_enough_for_a_new_model(tmp_path: Path) -> None:
