@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,12 +22,12 @@ from deadweight.train.objective import Objective
 from deadweight.train.result import Metrics, Trained, Update
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Run, Train, as_toml
+from deadweight.train.state import load_state, save_state, saved_step, whole_weights
 from deadweight.train.tokenizer import save_tokenizer
 from deadweight.transformer import TransformerForCausalLM
 
 Tell = Callable[[Update], None]
 Say = Callable[[str], None]
-STATE = "state"  # weights, optimizer and step, for resuming
 
 
 def train(
@@ -54,11 +55,23 @@ def train(
 
 
 def make_accelerator() -> Any:
+    """As launched: one process, several with copies of the weights (DDP), or several with shards of them (FSDP2)."""
     try:
-        from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
+        from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
         raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
-    return Accelerator(step_scheduler_with_optimizer=False)
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
+        return Accelerator()
+    from accelerate.utils import FullyShardedDataParallelPlugin  # type: ignore[import-untyped,unused-ignore]
+
+    os.environ.setdefault("FSDP_VERSION", "2")
+    os.environ.setdefault("FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")
+    os.environ.setdefault("FSDP_TRANSFORMER_CLS_TO_WRAP", "Layer")
+    plugin = FullyShardedDataParallelPlugin()
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    if accelerator.distributed_type == DistributedType.MULTI_CPU:  # accelerate shards on GPUs alone; torch here too
+        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+    return accelerator
 
 
 def open_out(folder: Path, run: Run, *, overwrite: bool) -> None:
@@ -108,7 +121,9 @@ class Trainer:
         self.objective, self.optimizer = accelerator.prepare(Objective(model, self.precision), optimizer)
         compiled = device.type == "cuda" if run.train.compile is None else run.train.compile
         self.loss: Callable[[Tensor], Tensor] = torch.compile(self.objective) if compiled else self.objective
-        self.step = self.resumed()
+        self.step = load_state(out, self.objective, self.own_optimizer)
+        if self.step:
+            say(f"going on at step {self.step}")
         self.metrics = Metrics(out / "metrics.jsonl", self.step) if accelerator.is_main_process else None
         self.board = tensorboard(out) if run.train.tensorboard and accelerator.is_main_process else None
         self.begin = time.perf_counter()
@@ -197,8 +212,8 @@ class Trainer:
         model = self.accelerator.unwrap_model(self.objective).model
         broken = [n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())]
         where = f"; first in {broken[0]}" if broken else ""
-        kept = self.out / STATE / "step.txt"
-        left = f"the checkpoint of step {kept.read_text().strip()} is kept" if kept.is_file() else "none was saved yet"
+        kept = saved_step(self.out)
+        left = "no checkpoint was saved yet" if kept is None else f"the checkpoint of step {kept} is kept"
         return (
             f"the loss is {loss} at step {step}{where}; {left} in {printable(self.out)}. A lower learning rate, a "
             "longer warm-up or more weight decay may help"
@@ -235,50 +250,24 @@ class Trainer:
         return loss, bits
 
     def save_state(self) -> None:
-        """Beside the last one first, then in its place: a kill at any moment leaves one of the two whole."""
-        draft, state = self.out / f"{STATE}.draft", self.out / STATE
-        if self.accelerator.is_main_process:
-            shutil.rmtree(draft, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self.accelerator.save_state(str(draft), safe_serialization=True)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            (draft / "step.txt").write_text(f"{self.step}\n", encoding="utf-8")
-            old = self.out / f"{STATE}.old"
-            shutil.rmtree(old, ignore_errors=True)
-            if state.exists():
-                state.rename(old)
-            draft.rename(state)
-            shutil.rmtree(old, ignore_errors=True)
+        save_state(self.out, self.objective, self.own_optimizer, self.step, main=self.accelerator.is_main_process)
         self.accelerator.wait_for_everyone()
 
-    def resumed(self) -> int:
-        """Load the last checkpoint, if there is one; the step to go on with."""
-        for name in (STATE, f"{STATE}.old"):
-            state = self.out / name
-            if (state / "step.txt").is_file():
-                try:
-                    self.accelerator.load_state(str(state))
-                    step = int((state / "step.txt").read_text(encoding="utf-8"))
-                except Exception as error:  # a damaged file
-                    raise DeadweightError(
-                        f"the checkpoint {printable(state)} cannot be read ({reason(error)}); remove it to begin anew"
-                    ) from error
-                self.say(f"going on at step {step}")
-                return step
-        return 0
+    @property
+    def own_optimizer(self) -> torch.optim.Optimizer:
+        """Without accelerate's wrapping."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def save_model(self) -> None:
         """The model as Hugging Face reads it, with its tokenizer, in OUT itself."""
-        accelerator = self.accelerator
-        weights = accelerator.get_state_dict(self.objective)
-        if accelerator.is_main_process:
-            model = accelerator.unwrap_model(self.objective).model
-            inner = {n.removeprefix("model."): t for n, t in weights.items()}
+        weights = whole_weights(self.objective)
+        if self.accelerator.is_main_process:
+            model = TransformerForCausalLM(self.config)
+            model.load_state_dict({name.removeprefix("model."): value for name, value in weights.items()})
             with without_bars():
-                model.save_pretrained(str(self.out), state_dict=inner)
+                model.save_pretrained(str(self.out))
             save_tokenizer(self.corpus, self.config.context, self.out)
-        accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
 
 
 class nothing:
