@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,6 +96,8 @@ def train(
     run = make_run(tables, where=f"{config}: " if config is not None else "")
     with training_bar(run.train.steps) as (tell, say):
         result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
+    if int(os.environ.get("RANK", "0")):
+        return  # of many processes one speaks
     if json:
         sys.stdout.write(as_text({**asdict(result), "out": str(result.out)}))
         return
@@ -155,6 +158,60 @@ def line(update: Any) -> str:
     return f"step {update.step}: loss {update.loss:.3f}, {update.tokens_per_second:,.0f} tokens/s"
 
 
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML: a run, and what varies.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; what is there already is kept.")],
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at a time on this machine.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster (OUT on a shared disk), or local.")
+    ] = None,
+) -> None:
+    """Train a grid of variants and seeds; OUT gets results.json, results.md and results.svg.
+
+    \b
+    seeds = [0, 1, 2]
+    [model]
+    d_model = 128
+    [train]
+    steps = 300
+    [grid]                                    # every combination
+    "train.weight_decay" = [0.1, 0.03]
+    [[variant]]                               # beside each other
+    name = "full"
+    [[variant]]
+    name = "identity Q"
+    "model.query" = "identity"
+
+    \b
+    deadweight sweep grid.toml OUT
+    deadweight sweep grid.toml OUT --ray auto
+
+    \b
+    exit status: 0 done (runs that failed are in the table), 2 wrong usage or bad input
+    """
+    from deadweight.report.sweep import markdown, plot, print_sweep
+    from deadweight.train.sweep import read_sweep, rows
+    from deadweight.train.sweep import sweep as run_sweep
+
+    jobs = read_sweep(file)
+    console, bar_console = make_console(), make_console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn(), console=bar_console, transient=True) as bar:
+        task = bar.add_task("training", total=len(jobs))
+
+        def tell(outcome: Any) -> None:
+            bar.advance(task)
+            told = f"{outcome.bits_per_byte:.4f} bits per byte" if outcome.error is None else outcome.error
+            bar.console.print(f"{outcome.variant}, seed {outcome.seed}: {told}", markup=False, highlight=False)
+
+        outcomes = run_sweep(jobs, out, workers=workers, ray=ray, tell=tell)
+    found = rows(outcomes)
+    (out / "results.json").write_text(as_text({"runs": [asdict(o) for o in outcomes]}), encoding="utf-8")
+    (out / "results.md").write_text(markdown(found), encoding="utf-8")
+    print_sweep(found, console)
+    plot(found, out / "results.svg")
+
+
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A causal language model: folder, hub id, or demo.")],
     text: Annotated[str, typer.Option("--text", help="A file, a folder, datasets:NAME, or embedded.")] = "embedded",
@@ -193,4 +250,5 @@ def evaluate(
 
 def register(app: typer.Typer) -> None:
     app.command(short_help="Train a small GPT of any shape.")(train)
+    app.command(short_help="A grid of variants and seeds.")(sweep)
     app.command(short_help="Perplexity, bits per byte, speed, cache.")(evaluate)

@@ -140,6 +140,7 @@ class Trainer:
             if self.step % train.evaluate_every == 0 and self.step < train.steps:
                 self.evaluate(train.evaluate_tokens)
             if self.step % train.save_every == 0 and self.step < train.steps:
+                self.finite(losses)
                 self.save_state()
             if self.step % train.evaluate_every == 0 or self.step % train.save_every == 0:
                 since, last = time.perf_counter(), self.step
@@ -182,11 +183,30 @@ class Trainer:
             mine = mine.pin_memory()
         return mine.to(accelerator.device, non_blocking=True)
 
-    def log(self, losses: list[Tensor], speed: float) -> None:
-        values = self.accelerator.reduce(torch.stack(losses), "mean").tolist()
+    def finite(self, losses: list[Tensor]) -> list[float]:
+        """The last losses; a run whose losses or weights are not finite ends here, before it is saved or told."""
+        values = self.accelerator.reduce(torch.stack(losses), "mean").tolist() if losses else []
         bad = next((i for i, v in enumerate(values) if not math.isfinite(v)), None)
-        if bad is not None:
-            raise DeadweightError(self.not_finite(self.step - len(values) + bad, values[bad]))
+        model = self.accelerator.unwrap_model(self.objective).model
+        broken = [n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())]
+        if bad is not None or broken:
+            raise DeadweightError(self.not_finite(values, bad, broken))
+        return values
+
+    def not_finite(self, values: list[float], bad: int | None, broken: list[str]) -> str:
+        """Where the first number that is not finite stands, and what is left of the run."""
+        step = self.step if bad is None else self.step - len(values) + bad
+        what = "the weights are not finite" if bad is None else f"the loss is {values[bad]}"
+        where = f", first in {broken[0]}" if broken else ""
+        kept = saved_step(self.out)
+        left = "no checkpoint was saved yet" if kept is None else f"the checkpoint of step {kept} is kept"
+        return (
+            f"{what} at step {step}{where}; {left} in {printable(self.out)}. A lower learning rate, a longer warm-up or "
+            "more weight decay may help"
+        )
+
+    def log(self, losses: list[Tensor], speed: float) -> None:
+        values = self.finite(losses)
         self.told(
             Update(
                 self.step,
@@ -206,18 +226,6 @@ class Trainer:
             for name, value in asdict(update).items():
                 if value is not None and name != "step":
                     self.board.add_scalar(name, value, update.step)
-
-    def not_finite(self, step: int, loss: float) -> str:
-        """Where the first number that is not finite stands, and what is left of the run."""
-        model = self.accelerator.unwrap_model(self.objective).model
-        broken = [n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())]
-        where = f"; first in {broken[0]}" if broken else ""
-        kept = saved_step(self.out)
-        left = "no checkpoint was saved yet" if kept is None else f"the checkpoint of step {kept} is kept"
-        return (
-            f"the loss is {loss} at step {step}{where}; {left} in {printable(self.out)}. A lower learning rate, a "
-            "longer warm-up or more weight decay may help"
-        )
 
     @torch.no_grad()
     def evaluate(self, limit: int | None) -> tuple[float, float]:

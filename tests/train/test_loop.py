@@ -1,0 +1,187 @@
+"""The loop learns, resumes exactly, spreads over processes, and stops with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import deadweight
+from deadweight.errors import DeadweightError
+from deadweight.evaluate import evaluate
+from deadweight.train import Run, train
+from deadweight.train.loop import Trainer
+from deadweight.train.settings import as_toml
+
+Tiny = Callable[..., Run]
+
+
+def losses(out: Path) -> list[float]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_it_learns_and_writes_what_every_command_reads(tmp_path: Path, tiny: Tiny) -> None:
+    told: list = []
+    result = train(tiny(train__steps=60, train__learning_rate=1e-2), tmp_path / "out", tell=told.append)
+    assert result.bits_per_byte < 4 < 7.9 < told[0].loss / 0.6931
+    assert result.tokens == 60 * 4 * 16 and told[-1].valid_loss == result.valid_loss
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generate(torch.tensor([[116, 104]]), max_new_tokens=5, do_sample=False).shape == (1, 7)
+    assert deadweight.audit(str(tmp_path / "out")).findings
+    told_again = evaluate(tmp_path / "out", tiny().data.text)[0]
+    assert told_again.bits_per_byte < 4 and told_again.kv_bytes_per_token == 2 * 2 * 16 * 4
+
+
+def test_a_run_that_was_stopped_has_the_losses_of_one_that_was_not(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny(train__accumulate=2, train__schedule="wsd")
+    train(run, tmp_path / "whole")
+    step = Trainer.one_step
+
+    def stops(self: Trainer) -> torch.Tensor:
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "one_step", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path / "parts")
+    monkeypatch.undo()
+    said: list[str] = []
+    train(run, tmp_path / "parts", say=said.append)
+    assert "going on at step 4" in said
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+    assert losses(tmp_path / "whole") != losses_of_another_seed(tmp_path, tiny)
+
+
+def losses_of_another_seed(tmp_path: Path, tiny: Tiny) -> list[float]:
+    train(tiny(train__seed=1, train__accumulate=2, train__schedule="wsd"), tmp_path / "other")
+    return losses(tmp_path / "other")
+
+
+def test_accumulation_sums_to_the_larger_batch(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two micro-batches of four, if they hold the sequences of one batch of eight, give its losses."""
+    from deadweight.train import loop
+
+    draw = loop.batch
+    monkeypatch.setattr(loop, "batch", lambda t, n, seed, size, c: draw(t, n // 2, seed, 8, c).chunk(2)[n % 2])
+    train(tiny(train__accumulate=2), tmp_path / "two")
+    monkeypatch.setattr(loop, "batch", draw)
+    train(tiny(train__batch=8), tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def launched(folder: Path, run: Run, out: str, *before: str, **environment: str) -> subprocess.Popen[str]:
+    file = folder / f"{out}.toml"
+    file.write_text(as_toml(run), encoding="utf-8")
+    command = [*before, "-m", "deadweight", "train", str(folder / out), "--config", str(file)]
+    here = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
+    return subprocess.Popen(command, env=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_give_the_losses_of_one(tmp_path: Path, tiny: Tiny, sharded: bool) -> None:
+    run = tiny(train__steps=4)
+    two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    process = launched(tmp_path, run, "two", *two, **({"ACCELERATE_USE_FSDP": "true"} if sharded else {}))
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said[-3000:]
+    train(run, tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("one", "two"))
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-4), name
+
+
+def test_a_killed_process_leaves_a_state_to_go_on_with(tmp_path: Path, tiny: Tiny) -> None:
+    run = tiny(train__steps=400, train__save_every=1, train__log_every=1)
+    process = launched(tmp_path, run, "killed", sys.executable)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "killed" / "state").is_dir() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    said: list[str] = []
+    short = tiny(train__steps=400, train__save_every=1, train__log_every=1)
+    monkey = Stop(after=3)
+    with pytest.raises(Stop):
+        train(short, tmp_path / "killed", say=said.append, tell=monkey.told)
+    assert any(line.startswith("going on at step") for line in said)
+    again = losses(tmp_path / "killed")
+    whole = Stop(after=len(again))
+    with pytest.raises(Stop):
+        train(short, tmp_path / "whole", tell=whole.told)
+    assert again == losses(tmp_path / "whole")[: len(again)]
+
+
+class Stop(Exception):
+    """Raised when enough was told."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def told(self, _: object) -> None:
+        self.left -= 1
+        if not self.left:
+            raise self
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deadweight.train import loop
+
+    rate = loop.learning_rate
+    monkeypatch.setattr(loop, "learning_rate", lambda settings, step: 1e30 if step >= 5 else rate(settings, step))
+    with pytest.raises(DeadweightError) as error:
+        train(tiny(train__steps=20, train__log_every=7), tmp_path / "out")
+    message = str(error.value)
+    assert "at step" in message and ", first in transformer." in message and "lower learning rate" in message
+    assert "the checkpoint of step 4 is kept" in message
+    stored = load_file(tmp_path / "out" / "state" / "state.safetensors")
+    assert all(bool(torch.isfinite(t).all()) for t in stored.values())
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Stop(after=4)
+    with pytest.raises(Stop):
+        train(tiny(), tmp_path / "out", tell=stop.told)
+    file = tmp_path / "out" / "state" / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DeadweightError, match=r"cannot be read .*remove it to begin anew"):
+        train(tiny(), tmp_path / "out")
+
+
+def test_another_run_in_the_folder_is_not_touched(tmp_path: Path, tiny: Tiny) -> None:
+    train(tiny(train__steps=1), tmp_path / "out")
+    with pytest.raises(DeadweightError, match="holds another run"):
+        train(tiny(train__steps=2), tmp_path / "out")
+    train(tiny(train__steps=2), tmp_path / "out", overwrite=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    for overwrite in (False, True):
+        with pytest.raises(DeadweightError):
+            train(tiny(), tmp_path / "mine", overwrite=overwrite)
+    assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+
+
+def test_an_encoder_is_not_trained_as_a_decoder(tmp_path: Path, tiny: Tiny) -> None:
+    with pytest.raises(DeadweightError, match="expected a decoder"):
+        train(tiny(model__causal=False), tmp_path / "out")

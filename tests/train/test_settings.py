@@ -1,0 +1,71 @@
+"""Every mistake in a run is told before any work is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deadweight.errors import DeadweightError
+from deadweight.train import make_run, read_run
+from deadweight.train.settings import as_toml
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelt table": ({"trian": {}}, "unknown table trian; did you mean train?"),
+    "a misspelt key": ({"train": {"learning_rat": 1e-3}}, "did you mean learning_rate?"),
+    "a misspelt model key": ({"model": {"n_layer": 2}}, "did you mean n_layers?"),
+    "a key that is like nothing": ({"data": {"zzz": 1}}, "expected one of text, valid"),
+    "a word for a number": ({"train": {"steps": "many"}}, "steps = 'many'; expected a whole number"),
+    "a truth for a number": ({"train": {"steps": True}}, "steps = True; expected a whole number"),
+    "no steps": ({"train": {"steps": 0}}, "steps = 0; expected a number above zero"),
+    "a negative decay": ({"train": {"weight_decay": -0.1}}, "weight_decay = -0.1; expected zero or more"),
+    "an infinite rate": ({"train": {"learning_rate": float("inf")}}, "learning_rate = inf; expected a number above"),
+    "an unknown schedule": ({"train": {"schedule": "linear"}}, "schedule = 'linear'; expected cosine or wsd"),
+    "an unknown precision": ({"train": {"precision": "fp8"}}, "precision = 'fp8'; expected auto, fp32 or bf16"),
+    "all text to be judged on": ({"data": {"valid_share": 1.0}}, "valid_share = 1.0; expected a share between"),
+    "heads that do not divide": ({"model": {"d_model": 30, "heads": 4}}, "4 heads for d_model = 30"),
+    "identity Q of another width": (
+        {"model": {"d_model": 32, "heads": 4, "d_qk": 4, "query": "identity"}},
+        "query = identity with 4 heads of 4; expected heads × size = d_model = 32",
+    ),
+    "identity K with grouped keys": (
+        {"model": {"d_model": 32, "heads": 4, "key_heads": 2, "key": "identity"}},
+        "grouped keys",
+    ),
+    "a table that is none": ({"model": 3}, "expected a table [model]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_named(name: str) -> None:
+    tables, message = WRONG[name]
+    with pytest.raises(DeadweightError) as error:
+        make_run(tables)
+    assert message in str(error.value)
+
+
+def test_a_run_reads_back_from_its_own_file(tmp_path: Path) -> None:
+    run = make_run(
+        {
+            "model": {"d_model": 32, "heads": [2, 4], "n_layers": 2, "query": ["full", "identity"], "biases": ["key"]},
+            "data": {"text": 'a "quoted" \\ name'},
+            "train": {"steps": 7, "learning_rate": 3e-4, "tensorboard": True},
+        }
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(as_toml(run), encoding="utf-8")
+    assert read_run(file) == run
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[train\nsteps=1", encoding="utf-8")
+    with pytest.raises(DeadweightError, match="is no TOML"):
+        read_run(file)
+    with pytest.raises(DeadweightError, match="cannot be read"):
+        read_run(tmp_path / "absent.toml")
+
+
+def test_every_key_of_the_model_can_be_set() -> None:
+    assert make_run({"model": {"norm": "rms", "positions": "rotary", "biases": "all"}}).model["biases"]
