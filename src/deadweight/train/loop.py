@@ -140,7 +140,7 @@ class Trainer:
             if self.step % train.evaluate_every == 0 and self.step < train.steps:
                 self.evaluate(train.evaluate_tokens)
             if self.step % train.save_every == 0 and self.step < train.steps:
-                self.finite(losses)
+                self.finite([*losses, self.next_loss()])
                 self.save_state()
             if self.step % train.evaluate_every == 0 or self.step % train.save_every == 0:
                 since, last = time.perf_counter(), self.step
@@ -183,6 +183,11 @@ class Trainer:
             mine = mine.pin_memory()
         return mine.to(accelerator.device, non_blocking=True)
 
+    @torch.no_grad()
+    def next_loss(self) -> Tensor:
+        """What the weights give on text they have not seen yet: a state is worth keeping if that is finite."""
+        return self.objective(self.micro_batch(0)).detach()
+
     def finite(self, losses: list[Tensor]) -> list[float]:
         """The last losses; a run whose losses or weights are not finite ends here, before it is saved or told."""
         values = self.accelerator.reduce(torch.stack(losses), "mean").tolist() if losses else []
@@ -195,15 +200,35 @@ class Trainer:
 
     def not_finite(self, values: list[float], bad: int | None, broken: list[str]) -> str:
         """Where the first number that is not finite stands, and what is left of the run."""
-        step = self.step if bad is None else self.step - len(values) + bad
+        step = self.step if bad is None else min(self.step, self.step - len(values) + bad + 1)
         what = "the weights are not finite" if bad is None else f"the loss is {values[bad]}"
-        where = f", first in {broken[0]}" if broken else ""
+        first = broken[0] if broken else self.first_not_finite()
+        where = f", first in {first}" if first else ""
         kept = saved_step(self.out)
         left = "no checkpoint was saved yet" if kept is None else f"the checkpoint of step {kept} is kept"
         return (
-            f"{what} at step {step}{where}; {left} in {printable(self.out)}. A lower learning rate, a longer warm-up or "
-            "more weight decay may help"
+            f"{what} at step {step}{where}; {left} in {printable(self.out)}. A lower learning rate, a longer "
+            "warm-up or more weight decay may help"
         )
+
+    @torch.no_grad()
+    def first_not_finite(self) -> str | None:
+        """The first module whose output is not finite."""
+        found: list[str] = []
+        model = self.accelerator.unwrap_model(self.objective).model
+
+        def watch(name: str) -> Any:
+            def hook(_: Any, __: Any, output: Any) -> None:
+                if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+                    found.append(name)
+
+            return hook
+
+        hooks = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n]
+        self.next_loss()
+        for handle in hooks:
+            handle.remove()
+        return found[0] if found else None
 
     def log(self, losses: list[Tensor], speed: float) -> None:
         values = self.finite(losses)
