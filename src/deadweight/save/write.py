@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from deadweight.save.slim import layout as slim_layout
 from deadweight.save.slim import public
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.source.files import PICKLES, read_json
+from deadweight.source.slim_modeling import REPLACED
 from deadweight.source.text import printable
 
 MODELING = "modeling_deadweight.py"
@@ -72,6 +74,8 @@ def write(
         for name, tensor in stream(job, rewrites, applied, specs, say):
             writer.add(job.checkpoint.outer(name), tensor)
             numbers.count(name, tensor)
+        for name, tensor in guard(job, specs):
+            writer.add(job.checkpoint.outer(name), tensor)
         writer.close()
         done = settled(job, found, applied)
         done = replace(done, parameters_after=numbers.total, bytes_after=writer.bytes)
@@ -186,6 +190,18 @@ def finished(
             yield name, whole(name)
     for name in [n for n in ready if module_of(n) in modules]:
         del ready[name]
+
+
+def guard(job: Job, specs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """An empty tensor under the name of one weight that is stored in another form.
+
+    Plain transformers makes up the weights that it does not find, and says so in a warning only; this one it finds, and
+    refuses for its shape.
+    """
+    if job.source.config is not None:
+        for path in [path for path, spec in specs.items() if spec["kind"] in REPLACED][:1]:
+            name = f"{path}.weight"
+            yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
 
 
 def path_of(fact: Any) -> str:

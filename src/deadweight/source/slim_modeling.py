@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+IGNORED = "_keys_to_ignore_on_load_unexpected"
+REPLACED = ("linear", "embedding")  # layers whose weight is stored in another form, under other names
+
 
 class SlimLinear(nn.Module):
     """A linear layer whose rows are stored in groups.
@@ -158,6 +161,9 @@ def install(model: nn.Module, slim: dict[str, Any]) -> None:
         dtype = torch.get_default_dtype() if like is None else like.dtype
         new = replaced(model.get_submodule(path), spec)
         setattr(holder, name, new.to(dtype) if new is not model.get_submodule(path) else new)
+    if hasattr(model, IGNORED):  # a model of transformers, which would report the empty weight of the checkpoint
+        guards = {f"{path}.weight".replace(".", r"\.") for path, s in slim["modules"].items() if s["kind"] in REPLACED}
+        setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards})
 
 
 def slim_class(base: type[Any]) -> type[Any]:
