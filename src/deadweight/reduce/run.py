@@ -37,6 +37,7 @@ from deadweight.reduce.verify import (
     subject,
 )
 from deadweight.reduce.windows import check_windows
+from deadweight.save.folder import check_space
 from deadweight.save.slim import can_shrink, public
 from deadweight.save.slim import layout as slim_layout
 from deadweight.save.write import check_out, write
@@ -80,6 +81,8 @@ def reduce(
     options = {"inputs": inputs, "trust_remote_code": trust_remote_code}
     with one_thread():
         job = prepare(model, layout, select or (), ignore or (), options, say, weights=not dry_run)
+    if target is not None and not dry_run:
+        check_space(target, job.checkpoint.bytes)
     with threads_for(job.size):
         found = planned(job) if dry_run else carried_out(job, model, options, target, overwrite, say)
     return replace(found, seconds=time.perf_counter() - start)

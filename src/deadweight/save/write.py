@@ -18,7 +18,7 @@ from deadweight.reduce.apply import Applied, Weights, apply, checked, rounded
 from deadweight.reduce.job import Job, settled
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite, module_of
-from deadweight.save.folder import check_space, check_target, complete_or_absent
+from deadweight.save.folder import check_target, complete_or_absent
 from deadweight.save.manifest import card, manifest
 from deadweight.save.slim import layout as slim_layout
 from deadweight.save.slim import public
@@ -65,7 +65,6 @@ def write(
     say: Callable[[str], None],
 ) -> Reduction:
     """Apply the rewrites once more, streaming, and write what comes of them."""
-    check_space(out, job.checkpoint.bytes)
     with complete_or_absent(out, overwrite=overwrite) as draft:
         room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
         writer = Writer(draft, room)
