@@ -18,12 +18,13 @@ from deadweight.reduce.apply import Applied, Weights, apply, checked, rounded
 from deadweight.reduce.job import Job, settled
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite, module_of
-from deadweight.save.folder import check_target, complete_or_absent
+from deadweight.save.folder import check_replaceable, check_target, complete_or_absent
 from deadweight.save.manifest import card, manifest
 from deadweight.save.slim import layout as slim_layout
 from deadweight.save.slim import public
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.source.files import PICKLES, read_json
+from deadweight.source.model import refuse_unthinkable
 from deadweight.source.slim_modeling import REPLACED
 from deadweight.source.text import printable
 
@@ -48,10 +49,16 @@ AUTOS = (
 def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
     """Raise before any work is done if OUT cannot be."""
     check_target(out, overwrite=overwrite)
-    if not isinstance(model, nn.Module) and Path(str(model)).expanduser().exists():
+    if not isinstance(model, nn.Module):
+        refuse_unthinkable(str(model))
+    if not isinstance(model, nn.Module) and str(model) and Path(str(model)).expanduser().exists():
         here, there = Path(str(model)).expanduser().resolve(), out.resolve()
         if here == there or here in there.parents:
             raise DeadweightError(f"{printable(out)} is the model itself, or inside it; expected another folder")
+        if there in here.parents:
+            raise DeadweightError(f"{printable(out)} holds the model, and would be replaced; expected another folder")
+    if overwrite:
+        check_replaceable(out)
 
 
 def write(
@@ -112,7 +119,7 @@ def stream(
         count += 1
         say(f"writing: {count} of {len(rewrites)} rewrites")
 
-    for name, value in apply(rewrites, Weights(job.read, scaled=rounded), applied, started=started):
+    for name, value in apply(rewrites, Weights(job.read, scaled=rounded(job.precision)), applied, started=started):
         if value is not None:
             ready[name] = value
         for unit in due.released(name):
@@ -173,7 +180,7 @@ def finished(
 
     def whole(name: str) -> Tensor:
         if name in ready:
-            return ready[name].to(job.checkpoint.dtype(job.stored_name(name)))
+            return ready[name].to(job.precision(name))
         return checked(name, job.read(name))
 
     replaced: set[str] = set()

@@ -82,7 +82,10 @@ def locate(spec: str) -> Place:
             raise DeadweightError(f"{printable(spec)} is a folder without config.json; expected a Hugging Face folder")
         return Place(spec, str(path), folder=path)
     if path.is_file() and path.suffix.lower() != ".json":
-        raise DeadweightError(f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf")
+        raise DeadweightError(
+            f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf, or the folder "
+            "that holds weights and config"
+        )
     if not path.is_file() and (path.suffix == ".json" or spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise DeadweightError(f"{printable(spec)} does not exist; expected a folder, a config.json or a .gguf file")
     return Place(spec, str(path) if path.is_file() else spec)

@@ -85,7 +85,7 @@ def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bo
         return factory.from_module(spec)
     if not isinstance(spec, (str, Path)) or not str(spec):
         raise DeadweightError(f"found {printable(repr(spec))} as the model; expected a path, a hub id or an nn.Module")
-    _refuse_unthinkable(spec)
+    refuse_unthinkable(spec)
     if str(spec) == "demo" and not Path(spec).exists():
         return replace(hugging.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo")
     if factory.looks_like(str(spec)) and not Path(spec).exists():
@@ -94,7 +94,7 @@ def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bo
     return hugging.from_spec(str(spec), weights=weights, trust_remote_code=trust_remote_code)
 
 
-def _refuse_unthinkable(spec: str | Path) -> None:
+def refuse_unthinkable(spec: str | Path) -> None:
     """Raise if the file system cannot even be asked about this name."""
     try:
         Path(spec).expanduser().exists()

@@ -153,14 +153,20 @@ def without(module: nn.Module, name: str, value: float) -> None:
 
 
 def install(model: nn.Module, slim: dict[str, Any]) -> None:
-    """Replace every layer that the checkpoint stores in a smaller form."""
+    """Replace every layer that the checkpoint stores in a smaller form, wherever the model uses it."""
+    uses: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        uses.setdefault(module, []).append(path)
     for path, spec in slim["modules"].items():
-        parent, _, name = path.rpartition(".")
-        holder = model.get_submodule(parent) if parent else model
-        like = next(model.get_submodule(path).parameters(), None)
-        dtype = torch.get_default_dtype() if like is None else like.dtype
-        new = replaced(model.get_submodule(path), spec)
-        setattr(holder, name, new.to(dtype) if new is not model.get_submodule(path) else new)
+        old = model.get_submodule(path)
+        like = next(old.parameters(), None)
+        new = replaced(old, spec)
+        if new is not old:
+            new.to(torch.get_default_dtype() if like is None else like.dtype)
+            new.requires_grad_(like is None or any(p.requires_grad for p in old.parameters()))
+        for place in uses[old]:
+            parent, _, name = place.rpartition(".")
+            setattr(model.get_submodule(parent), name, new)
     if hasattr(model, IGNORED):  # a model of transformers, which would report the empty weight of the checkpoint
         guards = {f"{path}.weight".replace(".", r"\.") for path, s in slim["modules"].items() if s["kind"] in REPLACED}
         setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards})
