@@ -134,3 +134,12 @@ def test_a_name_that_no_folder_can_have_is_refused(gpt2: Path, tmp_path: Path, o
         deadweight.reduce(gpt2, tmp_path / out if out[0] == "x" else out)
     with pytest.raises(DeadweightError, match="cannot be looked up"):
         deadweight.reduce("~nobody-of-this-name/model", tmp_path / "out")
+
+
+def test_an_adapter_is_to_be_merged_first(gpt2: Path, tmp_path: Path) -> None:
+    (gpt2 / "adapter_config.json").write_text("{}")
+    with pytest.raises(DeadweightError, match=r"holds an adapter.*merge_and_unload"):
+        deadweight.reduce(gpt2, tmp_path / "out")
+    (gpt2 / "config.json").unlink()
+    with pytest.raises(DeadweightError, match=r"is an adapter, not a model.*merge_and_unload"):
+        deadweight.reduce(gpt2, tmp_path / "out")

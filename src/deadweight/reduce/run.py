@@ -42,7 +42,7 @@ from deadweight.save.slim import can_shrink, public, tied_parameters
 from deadweight.save.slim import layout as slim_layout
 from deadweight.save.write import check_out, write
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
-from deadweight.source.hugging import is_slim, local_folder
+from deadweight.source.hugging import ADAPTER, MERGE, is_slim, local_folder
 from deadweight.source.model import Source, open_complete, open_model
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
@@ -125,6 +125,9 @@ def refuse_unfit(source: Source, layout: Layout) -> None:
         raise DeadweightError(
             f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"
         )
+    folder = Path(source.name).expanduser()
+    if source.config is not None and (folder / ADAPTER).is_file():
+        raise DeadweightError(f"{printable(source.name)} holds an adapter ({ADAPTER}) beside its weights; {MERGE}")
     if not source.shapes:
         raise DeadweightError(f"{printable(source.name)} has no parameters; expected a module with something to reduce")
 
