@@ -124,5 +124,8 @@ def as_source(made: hugging.Built, given: Any, *, training: bool = False, length
     parameters = list(module.parameters())
     has_weights = not any(p.is_meta for p in parameters)
     device = parameters[0].device if parameters else torch.device("cpu")
-    args, kwargs = inputs.on(device)
+    floats = [p.dtype for p in parameters if p.is_floating_point()]
+    args, kwargs = inputs.on(
+        device, floats[0] if floats and config is not None else None
+    )  # images for a bfloat16 model
     return Source(made.name, module, kwargs, args, has_weights, config, notes, inputs)

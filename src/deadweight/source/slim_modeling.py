@@ -133,7 +133,8 @@ def replaced(module: nn.Module, spec: dict[str, Any]) -> nn.Module:
     if kind == "identity":
         return nn.Identity()
     if kind == "bias":  # a convolution that gets the shift of the norm behind it
-        module.register_parameter("bias", nn.Parameter(torch.empty(spec["outputs"])))
+        like = module.get_parameter("weight")
+        module.register_parameter("bias", nn.Parameter(like.new_empty(spec["outputs"]), like.requires_grad))
         return module
     if kind == "without":
         for name, value in spec["constants"].items():
