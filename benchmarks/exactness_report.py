@@ -140,8 +140,8 @@ logits of a position alike, and keeps probabilities.
 
 def preface(setting: dict[str, Any]) -> list[str]:
     lines = [
-        f"Written by `benchmarks/exactness.py` in one run, {setting['jobs']} processes at a time on {setting['cores']} "
-        "shared CPU cores, so that seconds are a coarse measure.",
+        f"Written by `benchmarks/exactness.py` in one run, tools at a time: {setting['jobs']}, on {setting['cores']} "
+        "shared CPU cores, so that seconds are a coarse measure." + setting.get("note", ""),
         "",
     ]
     for tool, versions in setting["versions"].items():
