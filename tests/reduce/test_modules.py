@@ -110,3 +110,20 @@ def test_batchnorm_goes_also_where_an_activation_works_in_place(inplace: bool, d
     found = deadweight.reduce(model, inputs=(x,))
     assert found.module is not None and not any(isinstance(m, nn.BatchNorm2d) for m in found.module.modules())
     assert torch.allclose(found.module(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_batchnorm_goes_into_a_convolution_in_groups(groups: int) -> None:
+    model = statistics(nn.Sequential(nn.Conv2d(4, 8, 3, groups=groups), nn.BatchNorm2d(8), nn.ReLU()))
+    x = torch.randn(2, 4, 8, 8)
+    found = deadweight.reduce(model, inputs=(x,))
+    assert found.module is not None and torch.allclose(found.module(x), model(x), atol=1e-5)
+    assert found.parameters_after == sum(p.numel() for p in model[0].parameters())
+
+
+def test_batchnorm_behind_a_transposed_convolution_stays() -> None:
+    model = statistics(nn.Sequential(nn.ConvTranspose2d(4, 8, 3, groups=2), nn.BatchNorm2d(8), nn.ReLU()))
+    x = torch.randn(2, 4, 8, 8)
+    found = deadweight.reduce(model, inputs=(x,), select=["DW004"])
+    assert found.module is not None and torch.allclose(found.module(x), model(x), atol=1e-5)
+    assert isinstance(found.module[1], nn.BatchNorm2d)
