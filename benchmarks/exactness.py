@@ -70,6 +70,7 @@ TOOLS = (
     Tool("transformer-tricks, FlashNorm strict", "tricks.py", "transformer-tricks", "strict"),
     Tool("llmcompressor, norms fused", "compressor.py", "llmcompressor", "fuse"),
     Tool("llmcompressor, SpinQuant R1 and R2", "compressor.py", "llmcompressor", "spinquant"),
+    Tool("llmcompressor, SpinQuant R1 and R2, not centred", "compressor.py", "llmcompressor", "spinquant, not centred"),
     Tool("torch, BatchNorm fusion", "batchnorm.py", HERE),
 )
 

@@ -87,16 +87,39 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+CLAIMS = {  # what it says of itself, and how it was used
+    "deadweight": (
+        "the same function over the real numbers; numbers that are gone are gone from the file (slim), or are zero or "
+        "one (stock)",
+        "`reduce(MODEL, OUT)`; and `layout='stock'`",
+    ),
+    "TransformerLens": (
+        "folds norms and value biases, centres what writes to the stream; centring the unembedding changes logits, not "
+        "log-probabilities",
+        "`enable_compatibility_mode()`; and `center_unembed=False`",
+    ),
+    "transformer-tricks": (
+        '"mathematically equivalent" for Llama, Mistral, Gemma, Qwen and others with RMSNorm; strict takes the gains '
+        "out of the file, and asks for modeling code that can do without them",
+        "`flashify_repo(MODEL, dir=OUT)`; and `strict=True`",
+    ),
+    "llmcompressor": (
+        "norms fused: moves a norm's scale into the linear layers behind it. SpinQuant: rotations fused into the "
+        "weights, so that a quantisation that follows loses less",
+        "`fuse_norm_linears`; `SpinQuantModifier(rotations=['R1', 'R2'])`",
+    ),
+    "torch": ("a convolution and its BatchNorm become one convolution, in eval", "`fuse_conv_bn_eval`"),
+}
 PREFACE = """\
 Weights are random, with gains that are not one and biases that are not zero, except where a model is trained (demo,
-MiniLM): sizes of errors are those of these weights. What is said of a tool that failed are its own words.
-transformer-tricks documents models with RMSNorm and LLaMA's names, llmcompressor's SpinQuant LLaMA's names; where
-*norms fused* was told which layers read which norm, that is noted.
+MiniLM): sizes of errors are those of these weights. What is said of a tool that failed are its own words. llmcompressor
+knows which layers read which norm by LLaMA's names; where it was told for a model with other names, that is noted, and
+is more than its documentation promises.
 
-Where a tool keeps nothing, its change was made to the original's weights by hand, which gave its outputs, and then made
-as it should be, which gave the original's. Gemma's norms multiply by one plus their weight, not by their weight.
-LayerNorm's shift has to move with its gain. RMSNorm sees the mean that centred embeddings have lost; SpinQuant centres
-them. A centred unembedding shifts all logits of a position alike.
+Where a tool keeps nothing, this is why. Gemma's norms multiply by one plus their weight: who folds the weight alone
+changes the function. LayerNorm's shift has to move with its gain. RMSNorm sees the mean that centred embeddings have
+lost: SpinQuant centres them, and the row *not centred* is the same without that step. A centred unembedding shifts all
+logits of a position alike, and keeps probabilities.
 
 - **keeps**: the strongest output that is the same function: *logits*; only *probabilities*, after the softmax (all
   logits of a position are shifted alike); or *nothing*. By the float64 error (at most 1e-10), or by a float32 error
@@ -110,18 +133,25 @@ them. A centred unembedding shifts all logits of a position alike.
 - **plain transformers**: does it load the result by itself, and is that what the tool made?
 - **verify**: `deadweight verify ORIGINAL RESULT`, a second computation, with its worst float64 error. Both are stored
   in float32 there, so the rounding of the new weights shows.
-- **seconds**: the tool's own work, and the whole process with its imports; **MiB**: peak of that process."""
+- **seconds**: from the original's files to those of the result (TransformerLens writes none: to its model), and the
+  whole process with its imports. deadweight's include its proofs and its own check of the result; no other tool checks.
+  **MiB**: peak of that process, imports included."""
 
 
 def preface(setting: dict[str, Any]) -> list[str]:
     lines = [
-        f"Written by `benchmarks/exactness.py` in one run, {setting['jobs']} processes at a time on {setting['cores']} "
-        "shared CPU cores, so that seconds are a coarse measure.",
+        f"Written by `benchmarks/exactness.py` in one run, tools at a time: {setting['jobs']}, on {setting['cores']} "
+        "shared CPU cores, so that seconds are a coarse measure." + setting.get("note", ""),
         "",
     ]
     for tool, versions in setting["versions"].items():
         lines.append(f"- {tool}: {', '.join(f'{n} {v}' for n, v in versions.items())}")
-    return [*lines, "", *PREFACE.splitlines()]
+    return [*lines, "", *claims(), "", *PREFACE.splitlines()]
+
+
+def claims() -> list[str]:
+    rows = [line((tool, says, used)) for tool, (says, used) in CLAIMS.items()]
+    return [line(("tool", "what it says of itself", "used as")), line("---" for _ in range(3)), *rows]
 
 
 HEADS = (

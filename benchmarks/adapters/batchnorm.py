@@ -25,13 +25,14 @@ def fused(net: nn.Sequential) -> nn.Sequential:
 def work(job: Job) -> dict[str, Tensor]:
     if job.kind != "conv":
         raise NotSupported("the model has no BatchNorm")
-    net = small_net().to(job.dtype).eval()
-    net.load_state_dict(load_file(job.model / "model.safetensors"))
+    with job.timed():
+        net = small_net().to(job.dtype).eval()
+        net.load_state_dict(load_file(job.model / "model.safetensors"))
     inputs = job.read_inputs()
     control = net(inputs)
     with job.timed():
         result = fused(net)
-    save_state(result.state_dict(), job.result)
+        save_state(result.state_dict(), job.result)
     return {"output": result(inputs), "control": control}
 
 

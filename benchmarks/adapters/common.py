@@ -52,7 +52,7 @@ class Job:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """The work of the tool: from the original's files, or its loaded model, to the result."""
+        """The work of the tool: from the original's files to those of the result, or to its model if it writes none."""
         start = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - start

@@ -10,8 +10,11 @@ from torch import Tensor
 def work(job: Job) -> dict[str, Tensor]:
     if job.kind == "conv":
         raise NotSupported("no transformer")
+    module = load_hugging(job, job.model)
+    if not hasattr(module.config, "rms_norm_eps"):
+        raise NotSupported("its documentation asks for a model with RMSNorm")
     inputs = job.read_inputs()
-    control = run_hugging(load_hugging(job, job.model), inputs)
+    control = run_hugging(module, inputs)
     transformer_tricks.repo_exists = lambda _: False  # it asks the hub first; a folder is no repository there
     with job.timed():
         transformer_tricks.flashify_repo(str(job.model), dir=str(job.result), strict=job.variant == "strict")

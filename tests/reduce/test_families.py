@@ -11,6 +11,8 @@ import transformers
 
 import deadweight
 
+from .conftest import randomise
+
 FAMILIES = [
     "BertForMaskedLM",
     "BloomForCausalLM",
@@ -81,6 +83,15 @@ def test_a_slim_model_survives_save_and_load_and_other_precisions(gpt2: Path, tm
     exact = transformers.AutoModelForCausalLM.from_pretrained(gpt2).double().eval()(ids).logits
     noise = (original(ids).logits.double() - exact).norm()
     assert (half(ids).logits.double() - exact).norm() < 3 * noise
+
+
+def test_an_image_model_in_bfloat16_gets_images_in_bfloat16(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=3)
+    randomise(transformers.ViTForImageClassification(config)).bfloat16().save_pretrained(tmp_path / "vit")
+    found = deadweight.reduce(tmp_path / "vit", tmp_path / "slim")
+    assert found.parameters_after < found.parameters_before
+    assert deadweight.verify(tmp_path / "vit", tmp_path / "slim").same
 
 
 def test_a_slim_model_compiles(gpt2: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -129,3 +129,60 @@ def test_a_killed_reduction_leaves_all_or_nothing(gpt2: Path, tmp_path: Path) ->
         assert {p.name: p.read_bytes() for p in gpt2.iterdir()} == before
         if out.exists():
             assert deadweight.verify(gpt2, out).same
+
+
+SMALL = """
+import sys, deadweight
+from pathlib import Path
+from deadweight.errors import DeadweightError
+import deadweight.save.write as write
+honest = write.stream
+def filling(*args):  # somebody else takes what is left, while we write
+    with open(Path(sys.argv[2]).parent / "somebody", "wb", buffering=0) as other:
+        try:
+            while other.write(bytes(1 << 16)):
+                pass
+        except OSError:
+            pass
+    yield from honest(*args)
+write.stream = filling
+try:
+    deadweight.reduce(sys.argv[1], sys.argv[2])
+except DeadweightError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 80 MB, in memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_real_disk_that_fills_up_leaves_nothing(gpt2: Path, small_disk: Path) -> None:
+    command = [sys.executable, "-c", SMALL, str(gpt2), str(small_disk / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "No space left on device" in done.stdout, done.stderr
+    assert sorted(p.name for p in small_disk.iterdir()) == ["somebody"]
+    assert not done.stderr, "and nothing is said twice"
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_work(gpt2: Path, small_disk: Path) -> None:
+    (small_disk / "somebody").write_bytes(bytes(40 << 20))
+    said: list[str] = []
+    with pytest.raises(DeadweightError, match="GB free"):
+        deadweight.reduce(gpt2, small_disk / "out", progress=said.append)
+    assert "loading the weights" not in said
+    (small_disk / "somebody").unlink()
+    assert deadweight.reduce(gpt2, small_disk / "out").out is not None

@@ -99,3 +99,31 @@ def test_a_whole_projection_becomes_the_identity_where_no_norm_forbids_it() -> N
     assert torch.allclose(found.module(ids), model(ids), atol=1e-4)
     before, after = (sum(p.numel() for p in m.parameters()) for m in (model, found.module))
     assert before - after == 36
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_batchnorm_goes_also_where_an_activation_works_in_place(inplace: bool, dtype: torch.dtype) -> None:
+    """Work in place makes torch.export write its batch norms in another way."""
+    layers = [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace), nn.Conv2d(4, 2, 1)]
+    model, x = statistics(nn.Sequential(*layers)).to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    found = deadweight.reduce(model, inputs=(x,))
+    assert found.module is not None and not any(isinstance(m, nn.BatchNorm2d) for m in found.module.modules())
+    assert torch.allclose(found.module(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_batchnorm_goes_into_a_convolution_in_groups(groups: int) -> None:
+    model = statistics(nn.Sequential(nn.Conv2d(4, 8, 3, groups=groups), nn.BatchNorm2d(8), nn.ReLU()))
+    x = torch.randn(2, 4, 8, 8)
+    found = deadweight.reduce(model, inputs=(x,))
+    assert found.module is not None and torch.allclose(found.module(x), model(x), atol=1e-5)
+    assert found.parameters_after == sum(p.numel() for p in model[0].parameters())
+
+
+def test_batchnorm_behind_a_transposed_convolution_stays() -> None:
+    model = statistics(nn.Sequential(nn.ConvTranspose2d(4, 8, 3, groups=2), nn.BatchNorm2d(8), nn.ReLU()))
+    x = torch.randn(2, 4, 8, 8)
+    found = deadweight.reduce(model, inputs=(x,), select=["DW004"])
+    assert found.module is not None and torch.allclose(found.module(x), model(x), atol=1e-5)
+    assert isinstance(found.module[1], nn.BatchNorm2d)

@@ -89,3 +89,61 @@ def test_a_different_function_is_never_written(gpt2: Path, tmp_path: Path, monke
     result = CliRunner().invoke(app, ["reduce", str(gpt2), str(tmp_path / "out"), "--layout", "stock"])
     assert result.exit_code == 1 and not (tmp_path / "out").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["gpt2"]
+
+
+def gpt2_of(folder: Path, **sizes: Any) -> Path:
+    known = {"n_embd": 8, "n_head": 2, "n_layer": 2, "vocab_size": 11, "n_positions": 32, "n_inner": 12}
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**known | sizes, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False)
+    )
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("first", [11, 13])
+def test_other_vocabularies_are_refused_from_either_side(tmp_path: Path, first: int) -> None:
+    a, b = gpt2_of(tmp_path / "a", vocab_size=first), gpt2_of(tmp_path / "b", vocab_size=24 - first)
+    with pytest.raises(deadweight.DeadweightError, match=rf"differ in shape: \[\[1, 24, {first}\]\] and"):
+        deadweight.verify(a, b)
+    for folder in (a, b):
+        transformers.GPT2Model.from_pretrained(folder).save_pretrained(folder.with_suffix(".base"))
+    if first == 13:  # without logits only the ids tell: not all of the first model's are tokens of the second
+        with pytest.raises(deadweight.DeadweightError, match="fewer rows"):
+            deadweight.verify(a.with_suffix(".base"), b.with_suffix(".base"))
+
+
+def test_a_model_with_fewer_positions_is_compared_on_those_that_both_have(tmp_path: Path) -> None:
+    long = gpt2_of(tmp_path / "long")
+    short, other = (transformers.GPT2LMHeadModel.from_pretrained(long) for _ in range(2))
+    for model, moved in ((short, 0.0), (other, 1.0)):
+        table = torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight[:16] + moved * torch.eye(16, 8))
+        model.transformer.wpe, model.config.n_positions = table, 16
+        model.save_pretrained(tmp_path / str(moved))
+        for pair in ((long, tmp_path / str(moved)), (tmp_path / str(moved), long)):
+            assert deadweight.verify(*pair).same is not bool(moved)
+
+
+def test_nan_is_the_same_as_nothing(gpt2: Path, tmp_path: Path) -> None:
+    broken = changed(gpt2, tmp_path / "broken", "transformer.h.0.mlp.c_fc.weight", float("nan"))
+    assert not deadweight.verify(gpt2, broken).same
+    with pytest.raises(deadweight.DeadweightError, match="returns NaN"):
+        deadweight.verify(broken, broken)
+
+
+def test_infinities_are_compared_by_their_sign() -> None:
+    from deadweight.reduce.verify import difference
+
+    low, high = torch.tensor([1.0, -torch.inf]), torch.tensor([1.0, torch.inf])
+    assert difference(low, low) == (0.0, 1.0)
+    assert difference(low, high)[0] == difference(torch.tensor([1.0, 0.0]), low)[0] == float("inf")
+
+
+def test_a_tokenizer_of_another_model_is_not_used(gpt2: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"word{i}": i for i in range(1000)} | {"the": 1000, "?": 1001}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(gpt2)
+    assert deadweight.reduce(gpt2, tmp_path / "out").verification is not None
+    assert "text" not in deadweight.verify(gpt2, tmp_path / "out").inputs

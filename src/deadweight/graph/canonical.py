@@ -157,9 +157,12 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
 def split_batch_norm(make: Canonicaliser, node: Node) -> Ref:
     """Batch statistics: a core. Running statistics: (x − μ)/σ with constants."""
     x, weight, bias, mean, var, training, _, eps = node.args[:8]
-    view = [1, -1] + [1] * (len(node.shape) - 2)
-    view[1] = node.shape[1]
-    if training or mean is None:
+    return batch_norm(make, node, x, weight, bias, None if training else mean, var, eps)
+
+
+def batch_norm(make: Canonicaliser, node: Node, x: Ref, weight: Any, bias: Any, mean: Any, var: Any, eps: float) -> Ref:
+    view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
+    if mean is None:
         return make.affine(node, core(make, node, "core.batch", x, eps), weight, bias, view)
     scale = make.emit(f"{node.name}_scale", "running_scale", running_scale, (var, eps, view), tuple(view), node)
     centre = make.emit(f"{node.name}_centre", "aten.reshape", aten.reshape.default, (mean, view), tuple(view), node)
@@ -174,14 +177,14 @@ def running_scale(var: torch.Tensor, eps: float, view: list[int]) -> torch.Tenso
 
 @rewrites("getitem")
 def native_batch_norm(make: Canonicaliser, node: Node) -> Ref | None:
-    """The first result of a training-mode batch norm is the normalised value; the others are running statistics."""
+    """The first result of a batch norm in a lowered graph is the normalised value; the others are its statistics."""
     source = make.nodes[node.args[0].name]
-    given = by_name(source) if source.op in NATIVE_BATCH_NORMS else {}
-    if node.args[1] != 0 or not given.get("training"):
+    if node.args[1] != 0 or source.op not in NATIVE_BATCH_NORMS:
         return None
-    x, weight, bias, eps = source.args[0], source.args[1], source.args[2], given["eps"]
-    view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
-    return make.affine(node, core(make, node, "core.batch", x, eps), weight, bias, view)
+    given = by_name(source)
+    mean = None if given.get("training") else given.get("running_mean")
+    x, weight, bias = source.args[:3]
+    return batch_norm(make, node, x, weight, bias, mean, given.get("running_var"), given["eps"])
 
 
 def by_name(node: Node) -> dict[str, Any]:
@@ -193,6 +196,7 @@ def by_name(node: Node) -> dict[str, Any]:
 NATIVE_BATCH_NORMS = {
     "aten._native_batch_norm_legit_functional",
     "aten._native_batch_norm_legit",
+    "aten._native_batch_norm_legit_no_training",
     "aten.native_batch_norm",
 }
 

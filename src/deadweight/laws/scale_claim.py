@@ -78,7 +78,7 @@ def read_back(graph: Graph, product: Node, code: str, name: str) -> ScaleClaim |
     biases: list[str] = []
     steps = [Step(product.name, product.op, "the factor takes up the scale of its channel", "undone", None)]
     node, constant = graph.nodes[inner], False
-    while weight_view(graph, node) is None:
+    while weight_view(graph, node, rows_only=True) is None:
         before = step_back(graph, node, channel)
         if before is None or len(graph.users[node.name]) != 1:
             return None
@@ -88,7 +88,7 @@ def read_back(graph: Graph, product: Node, code: str, name: str) -> ScaleClaim |
             biases.append(parameter_behind(graph, other))
         steps.append(Step(node.name, node.op, words, "scaled, up to a constant of its channel", True))
         node = graph.node(next(a for a in node.args if isinstance(a, Ref) and a.name != other))
-    view = weight_view(graph, node)
+    view = weight_view(graph, node, rows_only=True)
     alone = view is not None and len(graph.users[node.name]) == 1 and len(list(uses_of(graph, view.parameter))) == 1
     if view is None or not alone or output_axis(node) != channel or "" in biases:
         return None

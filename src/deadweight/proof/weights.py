@@ -25,12 +25,16 @@ class WeightView:
         return along
 
 
-def weight_view(graph: Graph, node: Node) -> WeightView | None:
-    """The parameter behind a linear map or convolution, if it is used whole."""
+def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightView | None:
+    """The parameter behind a linear map or convolution, if it is used whole.
+
+    Of a convolution in groups only the rows are those of one matrix, one for each channel of the output.
+    """
     if node.op in CONVOLUTIONS:
         found = graph.node(node.args[1])
         batched = len(node.shape) == len(found.shape)
-        plain = found.op == "parameter" and batched and groups_of(node) == 1 and not is_transposed(node)
+        plain = found.op == "parameter" and batched and not is_transposed(node)
+        plain = plain and (rows_only or groups_of(node) == 1)
         return WeightView(found.name, 0, 1) if plain else None
     if node.op != "linear":
         return None

@@ -18,7 +18,7 @@ from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors
 from deadweight.source.text import printable
 
 Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision
-Scaled = Callable[[Tensor, Tensor], Any]  # what becomes of a stored weight and the factor it is multiplied by
+Scaled = Callable[[str, Tensor, Tensor], Any]  # what becomes of a stored weight and the factor it is multiplied by
 
 
 class Weights(Tensors):
@@ -42,7 +42,7 @@ class Weights(Tensors):
             self[name] = value * along(factor, axis, value.ndim)
             return
         stored = checked(name, self.read(name))
-        self[name] = self.scaled(stored, along(factor, axis, stored.ndim))
+        self[name] = self.scaled(name, stored, along(factor, axis, stored.ndim))
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.open[name] = value
@@ -61,13 +61,17 @@ class Weights(Tensors):
 CHUNK = 1 << 20  # elements worked on at a time
 
 
-def rounded(stored: Tensor, factor: Tensor) -> Tensor:
-    """The product in float64, rounded to the weight's own precision a few rows at a time."""
-    result, start = torch.empty_like(stored), 0
-    for piece in pieces(Lazy(stored, factor), CHUNK):
-        result[start : start + len(piece)] = piece
-        start += len(piece)
-    return result
+def rounded(precision: Callable[[str], torch.dtype]) -> Scaled:
+    """The product in float64, rounded a few rows at a time to the precision in which the weight will be stored."""
+
+    def scaled(name: str, stored: Tensor, factor: Tensor) -> Tensor:
+        result, start = torch.empty_like(stored, dtype=precision(name)), 0
+        for piece in pieces(Lazy(stored, factor), CHUNK):
+            result[start : start + len(piece)] = piece
+            start += len(piece)
+        return result
+
+    return scaled
 
 
 def along(factor: Tensor, axis: int, rank: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from deadweight.reduce.plan import Layout, Plan
 from deadweight.reduce.result import Reduction, step_of
 from deadweight.reduce.rewrite import Rewrite
 from deadweight.source.checkpoint import Checkpoint
+from deadweight.source.files import read_json
 from deadweight.source.model import Source
 from deadweight.source.text import printable
 
@@ -32,6 +34,14 @@ class Job:
     layout: Layout
     folder: Path | None
 
+    @cached_property
+    def loaded(self) -> torch.dtype | None:
+        """The precision that the folder's config asks for."""
+        file = None if self.folder is None else self.folder / "config.json"
+        raw = read_json(file) if file is not None and file.is_file() else {}
+        found = getattr(torch, str(raw.get("dtype", raw.get("torch_dtype"))).removeprefix("torch."), None)
+        return found if isinstance(found, torch.dtype) and found.is_floating_point else None
+
     @property
     def size(self) -> int:
         return sum(torch.Size(s).numel() for s in self.source.shapes.values())
@@ -39,6 +49,14 @@ class Job:
     def read(self, name: str) -> Tensor:
         """A weight in its own precision, by whichever of its names it is stored."""
         return self.checkpoint.read(self.stored_name(name))
+
+    def precision(self, name: str) -> torch.dtype:
+        """In which precision a changed weight is stored: its own, or that in which the config has it loaded, if wider.
+
+        A file in bfloat16 that is loaded in float32 holds numbers that happen to be short; what is computed is not.
+        """
+        stored = self.checkpoint.dtype(self.stored_name(name))
+        return stored if self.loaded is None else torch.promote_types(stored, self.loaded)
 
     def stored_name(self, name: str) -> str:
         if name in self.checkpoint:

@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from deadweight.audit.run import one_thread, proved, threads_for, traced
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
+<<<<<<< HEAD
 from deadweight.graph.trace import TraceError
 from deadweight.laws import dw015_whole_projection
 from deadweight.laws.prover import Prover
+=======
+from deadweight.graph.trace import TraceError, tied_names
+>>>>>>> reduce-proof
 from deadweight.reduce.apply import Applied, Weights, apply
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.job import Job, planned, settled
@@ -39,14 +43,15 @@ from deadweight.reduce.verify import (
     subject,
 )
 from deadweight.reduce.windows import check_windows
-from deadweight.save.slim import can_shrink, public
+from deadweight.save.folder import check_space, followed
+from deadweight.save.slim import can_shrink, public, tied_parameters
 from deadweight.save.slim import layout as slim_layout
 from deadweight.save.write import check_out, write
-from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, open_checkpoint
-from deadweight.source.hugging import is_slim, local_folder
+from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
+from deadweight.source.hugging import ADAPTER, MERGE, is_slim, local_folder
 from deadweight.source.model import Source, open_complete, open_model
 from deadweight.source.slim_modeling import install
-from deadweight.source.text import printable
+from deadweight.source.text import printable, reason
 from deadweight.source.tokens import text_pieces
 
 Say = Callable[[str], None]
@@ -76,12 +81,14 @@ def reduce(
     if out is None and not dry_run and not isinstance(model, nn.Module):
         raise DeadweightError("no folder to write to; expected OUT, or dry_run=True")
     start, say = time.perf_counter(), progress or (lambda _: None)
-    target = None if out is None else Path(out).expanduser()
+    target = None if out is None else followed(out)
     if target is not None and not dry_run:
         check_out(target, model, overwrite=overwrite)
     options = {"inputs": inputs, "trust_remote_code": trust_remote_code}
     with one_thread():
         job = prepare(model, layout, select or (), ignore or (), options, say, weights=not dry_run)
+    if target is not None and not dry_run:
+        check_space(target, job.checkpoint.bytes)
     with threads_for(job.size):
         found = planned(job) if dry_run else carried_out(job, model, options, target, overwrite, say)
     return replace(found, seconds=time.perf_counter() - start)
@@ -108,9 +115,15 @@ def prepare(
         found = proved(source, graph, complete=False, say=say, evidence=False)
     whole = source.module if not source.blocks else open_model(model, collapsed=False, **options).module
     say("planning")
+<<<<<<< HEAD
     shrinks = lambda name, is_whole: can_shrink(whole, name, whole=is_whole)  # noqa: E731
     plan = make_plan(source, graph, found.claims, layout, select, ignore, shrinks)
     plan.skipped += whole_projections_kept(source, found.prover, select)
+=======
+    tied = tied_parameters(whole)
+    shrinks = lambda name, is_whole: can_shrink(whole, name, tied, whole=is_whole)  # noqa: E731
+    plan = make_plan(source, graph, claims, layout, select, ignore, shrinks)
+>>>>>>> reduce-proof
     if not weights:  # shapes are enough for a plan
         return Job(source, whole, graph, plan, ModuleCheckpoint(whole), layout, None)
     checkpoint, folder = weights_of(model, source, graph, whole, options)
@@ -135,6 +148,9 @@ def refuse_unfit(source: Source, layout: Layout) -> None:
         raise DeadweightError(
             f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"
         )
+    folder = Path(source.name).expanduser()
+    if source.config is not None and (folder / ADAPTER).is_file():
+        raise DeadweightError(f"{printable(source.name)} holds an adapter ({ADAPTER}) beside its weights; {MERGE}")
     if not source.shapes:
         raise DeadweightError(f"{printable(source.name)} has no parameters; expected a module with something to reduce")
 
@@ -148,6 +164,7 @@ def weights_of(
         spare = [n for first, others in graph.tied.items() for n in (first, *others)]
         found = open_checkpoint(folder, source.shapes, spare)
         if found is not None:
+            forget_copies(found, tied_names(whole))
             return found, folder
     if source.has_weights:
         return ModuleCheckpoint(whole), folder
@@ -187,7 +204,8 @@ def carried_out(
         return write(job, rewrites, applied, found, out, overwrite=overwrite, say=say)
     for _ in apply(rewrites, Weights(job.read), applied):
         pass
-    return settled(job, found, applied)
+    done = settled(job, found, applied)
+    return done if module is None else replace(done, parameters_after=sum(p.numel() for p in module.parameters()))
 
 
 class DifferentError(DeadweightError):
@@ -228,6 +246,7 @@ class Trial:
 
     def __init__(self, job: Job, full: Subject) -> None:
         self.job, self.full = job, full
+        self.check_weights()
         self.truth = in_float64(full, self.original)
         own = in_own_precision(full.module, full.calls, full.source.inputs)
         self.floor = noise(own, self.truth)
@@ -235,6 +254,17 @@ class Trial:
     def original(self, name: str) -> Tensor:
         tensor = self.job.read(name)
         return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+    def check_weights(self) -> None:
+        """Raise if the files whose weights are rewritten are not those that the model computes with."""
+        if self.job.folder is None:
+            return
+        for name, own in self.full.module.named_parameters():
+            if not torch.equal(own.detach(), self.job.read(name).to(own.device, own.dtype)):
+                raise DeadweightError(
+                    f"{printable(name)} in the files is not what the model has when it is loaded; expected a folder "
+                    "with one checkpoint, saved by the model's own save_pretrained"
+                )
 
     def changed(self, rewrites: Sequence[Rewrite]) -> tuple[dict[str, Tensor], Applied]:
         """Every weight that these rewrites change, in float64."""
@@ -271,9 +301,18 @@ class Trial:
     def fits(self, rewrites: Sequence[Rewrite]) -> bool:
         if not rewrites:
             return True
-        module = self.written(*self.changed(rewrites))
-        own = relative(in_own_precision(module, self.full.calls, self.full.source.inputs), self.truth)
+        own = relative(self.outputs(self.written(*self.changed(rewrites))), self.truth)
         return all(e <= max(FLOORS * f, 1e-13) for e, f in zip(own, self.floor, strict=True))
+
+    def outputs(self, module: nn.Module) -> list[list[Tensor]]:
+        """What the reduced model returns; code that looks into its layers may find less there than it expects."""
+        try:
+            return in_own_precision(module, self.full.calls, self.full.source.inputs)
+        except DeadweightError as error:
+            raise DeadweightError(
+                f"with the parameters that are not needed taken out, {error}: its code reads them where no layer does; "
+                "use --layout stock (layout='stock'), which keeps them"
+            ) from error
 
     def written(self, weights: dict[str, Tensor], applied: Applied) -> nn.Module:
         """The model as it will be loaded."""
@@ -281,9 +320,19 @@ class Trial:
 
     def dense(self, weights: dict[str, Tensor]) -> nn.Module:
         """The original class with these weights, in its own precision."""
-        module = copy.deepcopy(self.full.module)
+        module = self.copied()
         put(module, weights)
         return module
+
+    def copied(self) -> nn.Module:
+        try:
+            return copy.deepcopy(self.full.module)
+        except Exception as error:  # whatever the user's module holds
+            raise DeadweightError(
+                f"{printable(self.full.source.name)} cannot be copied, and the reduced model is made from a copy "
+                f"({reason(error)}); expected a module that copy.deepcopy takes: take hooks and old-style norms of "
+                "weights out first (torch.nn.utils.remove_weight_norm)"
+            ) from error
 
     def verify(self, rewrites: Sequence[Rewrite]) -> tuple[Verification, nn.Module]:
         weights, applied = self.changed(rewrites)
@@ -293,14 +342,14 @@ class Trial:
 
         exact = relative(in_float64(self.full, reduced), self.truth)
         module = self.written(weights, applied)
-        own = relative(in_own_precision(module, self.full.calls, self.full.source.inputs), self.truth)
+        own = relative(self.outputs(module), self.truth)
         names = names_of(self.full, len(exact))
         return gathered(names, exact, own, self.floor, self.full.words), module
 
     def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
         """The original with the smaller layers of the slim checkpoint."""
         form = slim_layout(self.full.module, facts)
-        module = copy.deepcopy(self.full.module)
+        module = self.copied()
         before = module.state_dict()
 
         def whole(name: str) -> Tensor:

@@ -16,6 +16,8 @@ from deadweight.source.hugging import local_folder
 from deadweight.source.model import open_complete
 from deadweight.source.tokens import text_pieces
 
+Say = Callable[[str], None]
+
 
 def verify(
     a: Any,
@@ -23,29 +25,32 @@ def verify(
     *,
     inputs: Any = None,
     trust_remote_code: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> Verification:
     """Compare B with A on random inputs (and text, where A has a tokenizer): in float64, and in their own precision."""
     say = progress or (lambda _: None)
     with one_thread():
-        say("loading the first model")
-        first = opened(a, inputs, trust_remote_code)
-        say("loading the second model")
-        second = opened(b, inputs, trust_remote_code)
+        first, second = opened(a, b, inputs, trust_remote_code, say)
     say("comparing")
     with threads_for(sum(p.numel() for p in first.module.parameters())):
         return compare(first, second)
 
 
-def opened(model: Any, inputs: Any, trust_remote_code: bool) -> Subject:
-    folder = None if isinstance(model, nn.Module) else local_folder(str(model))
-    text = text_pieces(Path(folder)) if folder is not None else ()
-    lengths = (LENGTH, None) if inputs is None else (None,)
-    for length in lengths:
+def opened(a: Any, b: Any, inputs: Any, trust_remote_code: bool, say: Say) -> tuple[Subject, Subject]:
+    """Both models, traced on inputs of one length: a long one, or, where one of them cannot, the shortest there is."""
+    for length in (LENGTH, None) if inputs is None else (None,):
         try:
-            source = open_complete(model, inputs=inputs, length=length, trust_remote_code=trust_remote_code)
-            return subject(source, text)
+            say("loading the first model")
+            first = one(a, inputs, length, trust_remote_code)
+            say("loading the second model")
+            return first, one(b, inputs, length, trust_remote_code)
         except (DeadweightError, TraceError) as error:
             if length is None:
                 raise DeadweightError(str(error)) from error
     raise AssertionError("unreachable")
+
+
+def one(model: Any, inputs: Any, length: int | None, trust_remote_code: bool) -> Subject:
+    folder = None if isinstance(model, nn.Module) else local_folder(str(model))
+    text = text_pieces(Path(folder)) if folder is not None else ()
+    return subject(open_complete(model, inputs=inputs, length=length, trust_remote_code=trust_remote_code), text)

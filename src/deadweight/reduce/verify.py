@@ -19,6 +19,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import first_line, trace
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
+from deadweight.source.text import printable
 
 EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
 FLOORS = 3.0  # how many times its own noise a rewrite may add
@@ -89,8 +90,10 @@ def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
     words = f"{draws} random inputs"
     ids = source.kwargs.get("input_ids")
     if ids is not None:
+        span = source.inputs.spans.get("input_ids")
         for tokens in text:
-            if tokens.shape[-1] >= ids.shape[-1]:
+            legal = span is None or int(tokens.max()) <= span.high  # a tokenizer may be of another model
+            if legal and tokens.shape[-1] >= ids.shape[-1]:
                 calls.append(((), {**source.inputs.kwargs, "input_ids": tokens[:, : ids.shape[-1]]}))
                 words = f"{draws} random inputs and {len(calls) - draws} pieces of text"
     return Subject(source, graph, tuple(calls), words)
@@ -140,7 +143,7 @@ def relative(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]
     for a, b in zip(found, truth, strict=True):
         if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
             raise DeadweightError(
-                f"the outputs differ in shape: {[list(x.shape) for x in a]} and {[list(y.shape) for y in b]}"
+                f"the outputs differ in shape: {[list(y.shape) for y in b]} and {[list(x.shape) for x in a]}"
             )
         pairs.append([difference(x, y) for x, y in zip(a, b, strict=True)])
     return [ratio(column) for column in zip(*pairs, strict=True)]
@@ -161,9 +164,9 @@ def noise(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) 
 def difference(found: Tensor, truth: Tensor) -> tuple[float, float]:
     """The squared norms of the difference and of the truth."""
     found, truth = found.to(torch.float64), truth.to(torch.float64)
-    closed = torch.isfinite(truth)  # a masked logit is −∞ in both
-    if not torch.equal(closed, torch.isfinite(found)):
-        return float("inf"), 1.0
+    closed = torch.isfinite(truth)
+    if not torch.equal(found[~closed], truth[~closed]) or not bool(torch.isfinite(found[closed]).all()):
+        return float("inf"), 1.0  # a masked logit is −∞ in both; NaN equals nothing
     return float((found[closed] - truth[closed]).square().sum()), float(truth[closed].square().sum())
 
 
@@ -185,12 +188,38 @@ def compare(a: Subject, b: Subject) -> Verification:
         raise DeadweightError(
             f"the models take different inputs: {takes(a)} and {takes(b)}; expected two of one architecture"
         )
+    if shapes(a) != shapes(b):
+        raise DeadweightError(
+            f"the models take inputs of different shapes: {shapes(a)} and {shapes(b)}; expected two of one architecture"
+        )
+    if returns(a) != returns(b):
+        raise DeadweightError(f"the outputs differ in shape: {returns(a)} and {returns(b)}; the functions differ")
     b = replace(b, calls=a.calls)
     truth = in_float64(a)
-    exact = relative(in_float64(b), truth)
+    if any(bool(x.isnan().any()) for outputs in truth for x in outputs):
+        raise DeadweightError(
+            f"{printable(a.source.name)} returns NaN; nothing can be compared with it: repair it first"
+        )
+    try:
+        found = in_float64(b)
+    except IndexError as error:
+        raise DeadweightError(
+            f"{printable(b.source.name)} cannot run the inputs of {printable(a.source.name)}: some of its tables have "
+            "fewer rows; expected two models of one vocabulary"
+        ) from error
+    exact = relative(found, truth)
     floor = noise(in_own_precision(a.module, a.calls, a.source.inputs), truth)
     own = relative(in_own_precision(b.module, a.calls, a.source.inputs), truth)
     return gathered(names_of(a, len(exact)), exact, own, floor, a.words, stored=True)
+
+
+def shapes(one: Subject) -> list[list[int]]:
+    leaves = pytree.tree_leaves((one.source.args, one.source.kwargs))
+    return [list(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def returns(one: Subject) -> list[list[int]]:
+    return [list(node.shape) for node in map(one.graph.node, one.graph.outputs) if node.is_float]
 
 
 def takes(one: Subject) -> str:

@@ -97,7 +97,9 @@ class Reduced:
         self.job = job
         self.made: dict[str, Tensor | Lazy] = {}
         self.coming = {name for r in rewrites for name in r.touches}
-        self.stream = apply(rewrites, Weights(job.read, scaled=Lazy), Applied())
+        self.stream = apply(
+            rewrites, Weights(job.read, scaled=lambda _, stored, factor: Lazy(stored, factor)), Applied()
+        )
 
     def read(self, name: str) -> Tensor | Lazy:
         while name in self.coming:

@@ -12,7 +12,18 @@ from pathlib import Path
 from deadweight.errors import DeadweightError
 from deadweight.source.text import printable, reason
 
+CHECKPOINT = ("config.json", "deadweight.json", "*.safetensors")  # by any of these a folder is one
 MARGIN = 64 << 20  # bytes left free on the disk
+
+
+def followed(out: str | Path) -> Path:
+    """OUT as a path; where it is a link, or goes up, the place that is meant."""
+    try:
+        path = Path(out).expanduser()
+        path.exists()
+        return path.resolve() if path.is_symlink() or ".." in path.parts else path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DeadweightError(f"{printable(out)} cannot be a folder ({reason(error)}); choose another name") from error
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
@@ -26,6 +37,18 @@ def check_target(out: Path, *, overwrite: bool) -> None:
         raise DeadweightError(f"{printable(parent)} does not exist; expected the folder in which OUT will be")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DeadweightError(f"{printable(parent)} cannot be written to; expected a folder of your own")
+
+
+def check_replaceable(out: Path) -> None:
+    """Raise if what OUT holds is no checkpoint: --overwrite replaces all of it."""
+    here = Path.cwd()
+    if out.resolve() in (here, *here.parents):
+        raise DeadweightError(f"{printable(out)} is the folder you are in, or above it; expected one to be replaced")
+    if out.is_dir() and any(out.iterdir()) and not any(f for pattern in CHECKPOINT for f in out.glob(pattern)):
+        raise DeadweightError(
+            f"{printable(out)} holds files, and no checkpoint that --overwrite could replace; choose another folder, "
+            "or empty it yourself"
+        )
 
 
 def check_space(out: Path, needed: int) -> None:

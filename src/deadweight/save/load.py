@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.source.checkpoint import FileCheckpoint
@@ -41,9 +41,16 @@ def into(module: nn.Module, folder: Path) -> nn.Module:
     slim = read_json(folder / "slim.json") if (folder / "slim.json").is_file() else {"modules": {}}
     install(module, slim)
     weights = FileCheckpoint(folder)
-    found = {name: weights.read(name) for name in weights.names}
+    found = under_all_names(module, {name: weights.read(name) for name in weights.names})
     try:
         module.load_state_dict(found, strict=True)
     except RuntimeError as error:
         raise DeadweightError(f"{printable(str(folder))} does not fit the module ({reason(error)})") from error
     return module.eval()
+
+
+def under_all_names(module: nn.Module, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What is tied or shared is stored once, and the module asks for it by each of its names."""
+    own = module.state_dict(keep_vars=True)
+    stored = {id(own[name]): tensor for name, tensor in found.items() if name in own}
+    return found | {n: stored[id(t)] for n, t in own.items() if n not in found and id(t) in stored}

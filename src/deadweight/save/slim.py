@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,17 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def can_shrink(module: nn.Module, parameter: str, *, whole: bool) -> str | None:
+def tied_parameters(module: nn.Module) -> set[int]:
+    """Parameters that more than one module holds, by identity. A module that is used twice holds its own once."""
+    holders = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
+    return {parameter for parameter, count in holders.items() if count > 1}
+
+
+def can_shrink(module: nn.Module, parameter: str, tied: Collection[int] = (), *, whole: bool) -> str | None:
     """None if the module that holds a parameter can do with less of it; else why it cannot.
 
-    `whole` parameters become constants; of others a row, a column or a block goes.
+    `whole` parameters become constants; of others a row, a column or a block goes. `tied` parameters are stored once
+    for all modules that hold them, which must go on to hold them.
     """
     path = module_of(parameter)
     try:
@@ -33,6 +40,13 @@ def can_shrink(module: nn.Module, parameter: str, *, whole: bool) -> str | None:
     except AttributeError:
         return "no module holds it"
     kind = type(owner)
+    if id(owner._parameters.get(parameter.rpartition(".")[2])) in tied:
+        return "it is tied to a parameter of another module, and stored once for both"
+    in_place = whole and (kind is nn.Linear or not is_linear(owner))
+    if not in_place and any(id(p) in tied for p in owner._parameters.values()):
+        return "its module shares another parameter with a second module: stored apart, the two would cost more"
+    if not in_place and has_hooks(owner):
+        return "its module has hooks, which a smaller one in its place would not have"
     if is_linear(owner):
         return None
     if not whole:
@@ -59,7 +73,14 @@ def acts_like_linear(kind: type[nn.Module]) -> bool:
 
 
 def is_linear(owner: nn.Module) -> bool:
+    """A linear layer with a weight of its own: old-style weight norm makes it from two others before every call."""
+    if owner._parameters.get("weight") is None:
+        return False
     return type(owner) is Conv1D or (isinstance(owner, nn.Linear) and acts_like_linear(type(owner)))
+
+
+def has_hooks(owner: nn.Module) -> bool:
+    return bool(owner._forward_hooks or owner._forward_pre_hooks)
 
 
 def is_scale_only(owner: nn.Module) -> bool:
@@ -189,6 +210,8 @@ def linear_spec(owner: nn.Module, known: Known) -> dict[str, Any]:
     rows_first = owner.get_parameter("weight").shape
     outputs, inputs = (rows_first[1], rows_first[0]) if transposed else (rows_first[0], rows_first[1])
     has_bias = owner.bias is not None and "bias" not in known.constants
+    if type(owner) is nn.Linear and set(known.constants) == {"bias"} and not known.zero and not known.blocks:
+        return {"kind": "without", "constants": dict(known.constants)}  # its weight stays what it is, tied or not
     if not transposed and not known.zero and not known.blocks:
         return {"kind": "plain", "inputs": inputs, "outputs": outputs, "bias": has_bias}
     out_axis = 1 if transposed else 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 
@@ -17,12 +18,14 @@ from deadweight.reduce.apply import Applied, Weights, apply, checked, rounded
 from deadweight.reduce.job import Job, settled
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite, module_of
-from deadweight.save.folder import check_space, check_target, complete_or_absent
+from deadweight.save.folder import check_replaceable, check_target, complete_or_absent
 from deadweight.save.manifest import card, manifest
 from deadweight.save.slim import layout as slim_layout
 from deadweight.save.slim import public
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.source.files import PICKLES, read_json
+from deadweight.source.model import refuse_unthinkable
+from deadweight.source.slim_modeling import REPLACED
 from deadweight.source.text import printable
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerPreTrained
@@ -50,10 +53,16 @@ AUTOS = (
 def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
     """Raise before any work is done if OUT cannot be."""
     check_target(out, overwrite=overwrite)
-    if not isinstance(model, nn.Module) and Path(str(model)).expanduser().exists():
+    if not isinstance(model, nn.Module):
+        refuse_unthinkable(str(model))
+    if not isinstance(model, nn.Module) and str(model) and Path(str(model)).expanduser().exists():
         here, there = Path(str(model)).expanduser().resolve(), out.resolve()
         if here == there or here in there.parents:
             raise DeadweightError(f"{printable(out)} is the model itself, or inside it; expected another folder")
+        if there in here.parents:
+            raise DeadweightError(f"{printable(out)} holds the model, and would be replaced; expected another folder")
+    if overwrite:
+        check_replaceable(out)
 
 
 def write(
@@ -67,7 +76,6 @@ def write(
     say: Callable[[str], None],
 ) -> Reduction:
     """Apply the rewrites once more, streaming, and write what comes of them."""
-    check_space(out, job.checkpoint.bytes)
     with complete_or_absent(out, overwrite=overwrite) as draft:
         room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
         writer = Writer(draft, room)
@@ -76,6 +84,8 @@ def write(
         for name, tensor in stream(job, rewrites, applied, specs, say):
             writer.add(job.checkpoint.outer(name), tensor)
             numbers.count(name, tensor)
+        for name, tensor in guard(job, specs):
+            writer.add(job.checkpoint.outer(name), tensor)
         writer.close()
         done = settled(job, found, applied)
         done = replace(done, parameters_after=numbers.total, bytes_after=writer.bytes)
@@ -113,7 +123,7 @@ def stream(
         count += 1
         say(f"writing: {count} of {len(rewrites)} rewrites")
 
-    for name, value in apply(rewrites, Weights(job.read, scaled=rounded), applied, started=started):
+    for name, value in apply(rewrites, Weights(job.read, scaled=rounded(job.precision)), applied, started=started):
         if value is not None:
             ready[name] = value
         for unit in due.released(name):
@@ -174,7 +184,7 @@ def finished(
 
     def whole(name: str) -> Tensor:
         if name in ready:
-            return ready[name].to(job.checkpoint.dtype(job.stored_name(name)))
+            return ready[name].to(job.precision(name))
         return checked(name, job.read(name))
 
     replaced: set[str] = set()
@@ -190,6 +200,18 @@ def finished(
             yield name, whole(name)
     for name in [n for n in ready if module_of(n) in modules]:
         del ready[name]
+
+
+def guard(job: Job, specs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """An empty tensor under the name of one weight that is stored in another form.
+
+    Plain transformers makes up the weights that it does not find, and says so in a warning only; this one it finds, and
+    refuses for its shape.
+    """
+    if job.source.config is not None:
+        for path in [path for path, spec in specs.items() if spec["kind"] in REPLACED][:1]:
+            name = f"{path}.weight"
+            yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
 
 
 def path_of(fact: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,10 @@ class FileCheckpoint(Checkpoint):
             self.places[name] = (file, 8 + length + first, last - first)
             self.slices[name] = (DTYPES[entry["dtype"]], tuple(entry["shape"]))
 
+    def forget(self, name: str) -> None:
+        """Go on as if this weight were not stored."""
+        del self.places[self.outer(name)]
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.inner(name) for name in self.places)
@@ -152,7 +156,7 @@ class FileCheckpoint(Checkpoint):
 
 def open_checkpoint(
     folder: Path, shapes: dict[str, tuple[int, ...]], optional: Iterable[str] = ()
-) -> Checkpoint | None:
+) -> FileCheckpoint | None:
     """The folder's weights by the model's names; None if the names in the files are not the model's own.
 
     `shapes` are the parameters that the model needs; of tied ones only one name need be stored.
@@ -168,6 +172,19 @@ def open_checkpoint(
             check_shapes(found, shapes)
             return found
     return None
+
+
+def forget_copies(found: FileCheckpoint, tied: Mapping[str, Iterable[str]]) -> None:
+    """Of a tied weight that is stored under several names, keep one: two that differ later would no longer be tied."""
+    for first, others in tied.items():
+        kept, *copies = [name for name in (first, *others) if name in found] or [first]
+        for name in copies:
+            if found.shape(name) != found.shape(kept) or not torch.equal(found.read(name), found.read(kept)):
+                raise DeadweightError(
+                    f"{printable(name)} and {printable(kept)} are tied by the config, and differ in the checkpoint; "
+                    "expected one weight: set tie_word_embeddings to false in config.json if they are two"
+                )
+            found.forget(name)
 
 
 def prefixes(wanted: set[str], stored: set[str]) -> list[str]:

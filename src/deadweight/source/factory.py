@@ -55,7 +55,8 @@ def _refuse_lazy(module: nn.Module, name: str) -> None:
 
 
 def _structure(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    kept = [*module.parameters(), *module.buffers()]
+    renormed = {id(p) for m in module.modules() if getattr(m, "max_norm", None) is not None for p in m.parameters()}
+    kept = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in renormed]  # running changes those
     try:
         return copy.deepcopy(module, {id(tensor): tensor for tensor in kept}), ()
     except (TypeError, RuntimeError, AttributeError, NotImplementedError, copy.Error) as error:

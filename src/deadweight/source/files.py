@@ -40,10 +40,12 @@ def refuse_pickle(path: Path) -> None:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint, each checked to lie inside the folder; empty when there are none."""
-    if (folder / INDEX).exists():
-        return _shards(folder, read_json(folder / INDEX))
-    return (_inside(folder, WEIGHTS),) if (folder / WEIGHTS).exists() else ()
+    """The safetensors files of a checkpoint, each checked to lie inside the folder; empty when there are none.
+
+    Where there is one file as well as an index of several, transformers reads the one.
+    """
+    shards = _shards(folder, read_json(folder / INDEX)) if (folder / INDEX).exists() else ()
+    return (_inside(folder, WEIGHTS),) if (folder / WEIGHTS).exists() else shards
 
 
 def check_weights(folder: Path, *, needed: bool) -> None:

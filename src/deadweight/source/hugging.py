@@ -32,6 +32,8 @@ FALLBACKS: tuple[dict[str, str], ...] = (
     {"experts_implementation": "batched_mm"},
     {},
 )
+ADAPTER = "adapter_config.json"
+MERGE = "expected weights that it is merged into (peft: model.merge_and_unload(), then save_pretrained)"
 MISSING = "are not in the checkpoint and are random"
 DECODER = (transformers.AutoModelForCausalLM, transformers.AutoModel)
 ENCODER = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel)
@@ -81,10 +83,15 @@ def locate(spec: str) -> Place:
         return _gguf(spec, path)
     if path.is_dir():
         if not (path / "config.json").is_file():
+            if (path / ADAPTER).is_file():
+                raise DeadweightError(f"{printable(spec)} is an adapter, not a model; {MERGE}")
             raise DeadweightError(f"{printable(spec)} is a folder without config.json; expected a Hugging Face folder")
         return Place(spec, str(path), folder=path)
     if path.is_file() and path.suffix.lower() != ".json":
-        raise DeadweightError(f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf")
+        raise DeadweightError(
+            f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf, or the folder "
+            "that holds weights and config"
+        )
     if not path.is_file() and (path.suffix == ".json" or spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise DeadweightError(f"{printable(spec)} does not exist; expected a folder, a config.json or a .gguf file")
     return Place(spec, str(path) if path.is_file() else spec)

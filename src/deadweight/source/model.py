@@ -85,7 +85,7 @@ def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bo
         return factory.from_module(spec)
     if not isinstance(spec, (str, Path)) or not str(spec):
         raise DeadweightError(f"found {printable(repr(spec))} as the model; expected a path, a hub id or an nn.Module")
-    _refuse_unthinkable(spec)
+    refuse_unthinkable(spec)
     if str(spec) == "demo" and not Path(spec).exists():
         return replace(hugging.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo")
     if factory.looks_like(str(spec)) and not Path(spec).exists():
@@ -94,7 +94,7 @@ def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bo
     return hugging.from_spec(str(spec), weights=weights, trust_remote_code=trust_remote_code)
 
 
-def _refuse_unthinkable(spec: str | Path) -> None:
+def refuse_unthinkable(spec: str | Path) -> None:
     """Raise if the file system cannot even be asked about this name."""
     try:
         Path(spec).expanduser().exists()
@@ -124,5 +124,8 @@ def as_source(made: hugging.Built, given: Any, *, training: bool = False, length
     parameters = list(module.parameters())
     has_weights = not any(p.is_meta for p in parameters)
     device = parameters[0].device if parameters else torch.device("cpu")
-    args, kwargs = inputs.on(device)
+    floats = [p.dtype for p in parameters if p.is_floating_point()]
+    args, kwargs = inputs.on(
+        device, floats[0] if floats and config is not None else None
+    )  # images for a bfloat16 model
     return Source(made.name, module, kwargs, args, has_weights, config, notes, inputs)

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+IGNORED = "_keys_to_ignore_on_load_unexpected"
+REPLACED = ("linear", "embedding")  # layers whose weight is stored in another form, under other names
+
 
 class SlimLinear(nn.Module):
     """A linear layer whose rows are stored in groups.
@@ -130,7 +133,8 @@ def replaced(module: nn.Module, spec: dict[str, Any]) -> nn.Module:
     if kind == "identity":
         return nn.Identity()
     if kind == "bias":  # a convolution that gets the shift of the norm behind it
-        module.register_parameter("bias", nn.Parameter(torch.empty(spec["outputs"])))
+        like = module.get_parameter("weight")
+        module.register_parameter("bias", nn.Parameter(like.new_empty(spec["outputs"]), like.requires_grad))
         return module
     if kind == "without":
         for name, value in spec["constants"].items():
@@ -150,14 +154,23 @@ def without(module: nn.Module, name: str, value: float) -> None:
 
 
 def install(model: nn.Module, slim: dict[str, Any]) -> None:
-    """Replace every layer that the checkpoint stores in a smaller form."""
+    """Replace every layer that the checkpoint stores in a smaller form, wherever the model uses it."""
+    uses: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        uses.setdefault(module, []).append(path)
     for path, spec in slim["modules"].items():
-        parent, _, name = path.rpartition(".")
-        holder = model.get_submodule(parent) if parent else model
-        like = next(model.get_submodule(path).parameters(), None)
-        dtype = torch.get_default_dtype() if like is None else like.dtype
-        new = replaced(model.get_submodule(path), spec)
-        setattr(holder, name, new.to(dtype) if new is not model.get_submodule(path) else new)
+        old = model.get_submodule(path)
+        like = next(old.parameters(), None)
+        new = replaced(old, spec)
+        if new is not old:
+            new.to(torch.get_default_dtype() if like is None else like.dtype)
+            new.requires_grad_(like is None or any(p.requires_grad for p in old.parameters()))
+        for place in uses[old]:
+            parent, _, name = place.rpartition(".")
+            setattr(model.get_submodule(parent), name, new)
+    if hasattr(model, IGNORED):  # a model of transformers, which would report the empty weight of the checkpoint
+        guards = {f"{path}.weight".replace(".", r"\.") for path, s in slim["modules"].items() if s["kind"] in REPLACED}
+        setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards})
 
 
 def slim_class(base: type[Any]) -> type[Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,12 +14,13 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.source.hugging import without_bars
-from deadweight.source.text import printable, reason
+from deadweight.source.text import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
+from deadweight.train.launch import make_accelerator, open_out
 from deadweight.train.objective import Objective
 from deadweight.train.result import Metrics, Trained, Update
 from deadweight.train.schedule import learning_rate
-from deadweight.train.settings import Run, Train, as_toml
+from deadweight.train.settings import Run, Train
 from deadweight.train.state import load_state, save_state, saved_step, whole_weights
 from deadweight.train.tokenizer import save_tokenizer
 from deadweight.transformer import TransformerForCausalLM
@@ -52,51 +51,6 @@ def train(
     with accelerator.main_process_first():
         corpus = prepare(run.data, cache or folder / "data", context=context, say=say)
     return Trainer(run, folder, corpus, accelerator, tell, say).run_all()
-
-
-def make_accelerator() -> Any:
-    """As launched: one process, several with copies of the weights (DDP), or several with shards of them (FSDP2)."""
-    try:
-        from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
-    except ImportError as error:
-        raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
-        return Accelerator()
-    from accelerate.utils import FullyShardedDataParallelPlugin  # type: ignore[import-untyped,unused-ignore]
-
-    os.environ.setdefault("FSDP_VERSION", "2")
-    os.environ.setdefault("FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")
-    os.environ.setdefault("FSDP_TRANSFORMER_CLS_TO_WRAP", "Layer")
-    plugin = FullyShardedDataParallelPlugin()
-    accelerator = Accelerator(fsdp_plugin=plugin)
-    if accelerator.distributed_type == DistributedType.MULTI_CPU:  # accelerate shards on GPUs alone; torch here too
-        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
-    return accelerator
-
-
-def open_out(folder: Path, run: Run, *, overwrite: bool) -> None:
-    """A new folder, or one with the same run in it."""
-    told = as_toml(run)
-    if folder.exists() and overwrite:
-        if not (folder / "run.toml").is_file() and any(folder.iterdir()):
-            raise DeadweightError(f"{printable(folder)} holds something that is no training run; choose another folder")
-        shutil.rmtree(folder)
-    if folder.is_dir() and any(folder.iterdir()):
-        before = (folder / "run.toml").read_text(encoding="utf-8") if (folder / "run.toml").is_file() else None
-        if before is None:
-            raise DeadweightError(f"{printable(folder)} is not empty; expected a new folder, or a run to go on with")
-        if before != told:
-            raise DeadweightError(
-                f"{printable(folder)} holds another run (run.toml differs); expected the same settings to go on with: "
-                "choose another folder, or --overwrite"
-            )
-    elif folder.exists() and not folder.is_dir():
-        raise DeadweightError(f"{printable(folder)} is a file; expected a folder to write to")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.toml").write_text(told, encoding="utf-8")
-    except OSError as error:
-        raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
 
 
 class Trainer:
