@@ -16,13 +16,9 @@ from torch import Tensor, nn
 from deadweight.audit.run import one_thread, proved, threads_for, traced
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
-<<<<<<< HEAD
-from deadweight.graph.trace import TraceError
+from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws import dw015_whole_projection
 from deadweight.laws.prover import Prover
-=======
-from deadweight.graph.trace import TraceError, tied_names
->>>>>>> reduce-proof
 from deadweight.reduce.apply import Applied, Weights, apply
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.job import Job, planned, settled
@@ -115,15 +111,10 @@ def prepare(
         found = proved(source, graph, complete=False, say=say, evidence=False)
     whole = source.module if not source.blocks else open_model(model, collapsed=False, **options).module
     say("planning")
-<<<<<<< HEAD
-    shrinks = lambda name, is_whole: can_shrink(whole, name, whole=is_whole)  # noqa: E731
-    plan = make_plan(source, graph, found.claims, layout, select, ignore, shrinks)
-    plan.skipped += whole_projections_kept(source, found.prover, select)
-=======
     tied = tied_parameters(whole)
     shrinks = lambda name, is_whole: can_shrink(whole, name, tied, whole=is_whole)  # noqa: E731
-    plan = make_plan(source, graph, claims, layout, select, ignore, shrinks)
->>>>>>> reduce-proof
+    plan = make_plan(source, graph, found.claims, layout, select, ignore, shrinks)
+    plan.skipped += whole_projections_kept(source, found.prover, select)
     if not weights:  # shapes are enough for a plan
         return Job(source, whole, graph, plan, ModuleCheckpoint(whole), layout, None)
     checkpoint, folder = weights_of(model, source, graph, whole, options)

@@ -1,0 +1,243 @@
+"""How fast `deadweight train` is beside nanoGPT: same shape, same batch, same text, in turns, one machine.
+
+python benchmarks/train_speed.py --nanogpt CHECKOUT --text enwik8.xz \\
+    --json benchmarks/results/train_speed.json --markdown docs/train-speed.md
+
+nanoGPT's own train.py is run as it is (its model, its loop, bfloat16, compiled), and `deadweight train` likewise, each
+in a process of its own. Both read the same bytes; the vocabulary of the 124 M shape is GPT-2's, of which bytes use
+the first 256. Speed is the median over the last steps, memory what the driver says the process holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+PEAK = 989e12  # dense bfloat16 FLOP/s of an H200, from its datasheet
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A GPT without biases, and what one step sees."""
+
+    width: int
+    layers: int
+    heads: int
+    context: int
+    vocabulary: int
+    batch: int
+
+    def flops_per_token(self, parameters: int) -> float:
+        """Forward and backward: 6 per weight, and the scores and values of attention."""
+        return 6 * parameters + 12 * self.layers * self.width * self.context
+
+
+SHAPES = {
+    "124 M, GPT-2's vocabulary": Shape(768, 12, 12, 1024, 50304, 32),
+    "38 M, bytes": Shape(512, 12, 8, 512, 256, 128),
+    "tiny": Shape(32, 2, 2, 32, 256, 4),
+}
+RIVALS = ("nanoGPT", "deadweight", "deadweight, identity Q")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rival on one shape."""
+
+    shape: str
+    rival: str
+    parameters: int
+    milliseconds: float
+    tokens_per_second: float
+    utilisation: float  # model FLOP/s over the peak
+    gigabytes: float
+    loss: float  # of the last step: the same text, so about the same number
+
+
+class Memory(threading.Thread):
+    """The most memory that the GPU had in use, as nvidia-smi says."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most, self.over = 0.0, threading.Event()
+
+    def run(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        while shutil.which(command[0]) and not self.over.wait(1.0):
+            found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+            self.most = max(self.most, float(found[0]) * 2**20 / 1e9 if found else 0.0)
+
+
+def process(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[str, float]:
+    """What a process printed, and the memory it took."""
+    memory = Memory()
+    memory.start()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    memory.over.set()
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout, memory.most
+
+
+def nanogpt(checkout: Path, shape: Shape, tokens: np.ndarray[Any, Any], steps: int, device: str, place: Path) -> Any:
+    """Its own script, with its own defaults where the shape does not say otherwise; it times every step."""
+    work = place / "nanogpt"
+    shutil.copytree(checkout, work, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
+    data = work / "data" / "text"
+    data.mkdir(parents=True, exist_ok=True)
+    for name in ("train", "val"):
+        tokens.astype(np.uint16).tofile(data / f"{name}.bin")
+    if shape.vocabulary != 50304:
+        (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": shape.vocabulary}))
+    flags = {
+        "dataset": "text",
+        "batch_size": shape.batch,
+        "block_size": shape.context,
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_embd": shape.width,
+        "gradient_accumulation_steps": 1,
+        "max_iters": steps,
+        "eval_interval": 10**6,
+        "eval_iters": 1,
+        "warmup_iters": 10,
+        "device": device,
+        "compile": device == "cuda",
+        "always_save_checkpoint": False,
+    }
+    command = [sys.executable, "train.py", *(f"--{k}={v}" for k, v in flags.items())]
+    said, memory = process(command, work, {**os.environ})
+    found = re.findall(r"iter \d+: loss ([\d.]+), time ([\d.]+)ms", said)
+    millions = re.search(r"num decayed parameter tensors: \d+, with ([\d,]+)", said)
+    assert millions is not None
+    times = [float(t) for _, t in found][len(found) // 2 :]
+    return int(millions[1].replace(",", "")), statistics.median(times), memory, float(found[-1][0])
+
+
+def ours(shape: Shape, query: str, text: Path, steps: int, place: Path) -> Any:
+    """`deadweight train` as anyone would run it."""
+    out = place / f"ours-{query}"
+    log = max(1, steps // 10)
+    settings = {
+        "model": {
+            "d_model": shape.width,
+            "n_layers": shape.layers,
+            "heads": shape.heads,
+            "context": shape.context,
+            "vocab_size": shape.vocabulary,
+            "query": query,
+        },
+        "train": {
+            "steps": steps,
+            "batch": shape.batch,
+            "learning_rate": 6e-4,
+            "warmup": 10,
+            "log_every": log,
+            "save_every": 10**6,
+            "evaluate_every": 10**6,
+        },
+    }
+    sets = [f"{t}.{k}={json.dumps(v)}" for t, table in settings.items() for k, v in table.items()]
+    command = [sys.executable, "-m", "deadweight", "train", str(out), "--text", str(text), "--overwrite"]
+    _, memory = process([*command, *(x for s in sets for x in ("--set", s))], place, {**os.environ})
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    speeds = [x["tokens_per_second"] for x in lines if "tokens_per_second" in x][5:]
+    losses = [x["loss"] for x in lines if "loss" in x]
+    from deadweight.transformer import TransformerConfig, TransformerForCausalLM
+
+    size = sum(p.numel() for p in TransformerForCausalLM(TransformerConfig.from_pretrained(out)).parameters())
+    return size, shape.batch * shape.context / statistics.median(speeds) * 1e3, memory, losses[-1]
+
+
+def measure(names: list[str], checkout: Path, text: str, steps: int, device: str) -> list[Row]:
+    from deadweight.train.data import read_text
+
+    read = read_text(text, print)[: 20 << 20]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "text.txt").write_bytes(read)
+        tokens = np.frombuffer(read, dtype=np.uint8)
+        for name in names:
+            shape = SHAPES[name]
+            for rival in RIVALS:
+                start = time.perf_counter()
+                if rival == "nanoGPT":
+                    found = nanogpt(checkout, shape, tokens, steps, device, place)
+                else:
+                    found = ours(shape, "identity" if "identity" in rival else "full", place / "text.txt", steps, place)
+                parameters, milliseconds, memory, loss = found
+                speed = shape.batch * shape.context / milliseconds * 1e3
+                used = speed * shape.flops_per_token(parameters) / PEAK
+                rows.append(Row(name, rival, parameters, milliseconds, speed, used, memory, loss))
+                print(f"{name}, {rival}: {speed:,.0f} tokens/s ({time.perf_counter() - start:.0f} s)", flush=True)
+    return rows
+
+
+def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
+    lines = [
+        "# Training speed",
+        "",
+        f"One run of `benchmarks/train_speed.py` on {setting['machine']}, torch {setting['torch']}, "
+        f"{setting['steps']} steps each, bfloat16, compiled, in turns.",
+        "",
+        "| shape | | parameters | ms per step | tokens/s | against nanoGPT | model FLOP/s of peak | memory, GB | loss |",
+        "| --- " * 9 + "|",
+    ]
+    for row in rows:
+        base = next(r for r in rows if r.shape == row.shape and r.rival == "nanoGPT")
+        lines.append(
+            f"| {row.shape} | {row.rival} | {row.parameters / 1e6:.1f} M | {row.milliseconds:.1f} | "
+            f"{row.tokens_per_second:,.0f} | {row.tokens_per_second / base.tokens_per_second:.3f} | "
+            f"{row.utilisation:.1%} | {row.gigabytes:.1f} | {row.loss:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    nanogpt_checkout: Annotated[Path | None, typer.Option("--nanogpt", help="a checkout of karpathy/nanoGPT")] = None,
+    text: Annotated[str, typer.Option(help="text to train on")] = "embedded",
+    steps: Annotated[int, typer.Option(help="steps of every run")] = 120,
+    shapes: Annotated[str, typer.Option(help="names of SHAPES, by semicolon")] = ";".join(list(SHAPES)[:2]),
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
+    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
+    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+) -> None:
+    if recorded is not None:
+        data = json.loads(recorded.read_text(encoding="utf-8"))
+        setting, rows = data["setting"], [Row(**r) for r in data["rows"]]
+    else:
+        import torch
+
+        if nanogpt_checkout is None:
+            raise SystemExit("--nanogpt is missing; expected a checkout of karpathy/nanoGPT")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        machine = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
+        setting = {"machine": machine, "torch": torch.__version__, "steps": steps}
+        rows = measure(shapes.split(";"), nanogpt_checkout.absolute(), text, steps, device)
+        if json_file is not None:
+            told = {"setting": setting, "rows": [asdict(r) for r in rows]}
+            json_file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    Console().print(markdown(rows, setting), markup=False)
+    if page is not None:
+        page.write_text(markdown(rows, setting), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
