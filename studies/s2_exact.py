@@ -350,8 +350,7 @@ def span(values: list[float]) -> str:
 
 
 def verdict(record: dict[str, Any], case: Case) -> str:
-    """Rounding grows with the condition number of Θ: an error beyond the bound counts as exact only if that explains it,
-    and is told."""
+    """Rounding grows with the condition number of Θ: an error beyond the bound counts only if that explains it."""
     mine = [m for m in record["measured"] if m["case"] == case.name]
     if not case.holds:
         return "holds: it fails, as claimed" if min(m["error"] for m in mine) > 1e-3 else "not seen here"
@@ -361,7 +360,7 @@ def verdict(record: dict[str, Any], case: Case) -> str:
     if all(m["error"] <= EXACT * m["condition"] / 1e3 for m in beyond):
         worst = max(beyond, key=lambda m: m["error"])
         told = f"{worst['error']:.1e} at condition number {worst['condition']:.0f}, {span_of_others(mine)} elsewhere"
-        return f"holds with a condition: Θ must be well conditioned ({told})"
+        return f"holds with conditions: Θ must be well conditioned ({told})"
     return "not seen here"
 
 
@@ -463,8 +462,8 @@ def rank_table(record: dict[str, Any]) -> list[str]:
     lines = [
         f"Width {width}, two layers where it says nothing else. The rank of the Jacobian of all outputs with respect "
         "to all weights is the number of dimensions of the functions that a shape reaches. Equal: nothing is lost "
-        "with the projection. Fewer: the functions with an identity are a set of measure zero among the others, so almost "
-        "no full model has an equal one of the same size, whatever the recipe.",
+        "with the projection. Fewer: the functions with an identity are a set of measure zero among the others, so "
+        "almost no full model has an equal one of the same size, whatever the recipe.",
         "",
         "| case | identity | parameters | dimensions | lost | gap |",
         "| --- " * 6 + "|",
