@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
 import statistics
@@ -37,6 +38,7 @@ from torch.func import functional_call
 
 import deadweight
 from deadweight import embedded
+from deadweight.audit.run import one_thread
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
@@ -354,13 +356,13 @@ def run(
     """Measure, and record."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)  # many small operations: a second thread costs more than it gives
     record = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
 
     def once(place: str, name: str, work: Callable[[], Any]) -> None:
         if name not in record.setdefault(place, {}):
             print(f"{place}: {name}", flush=True)
-            record[place][name] = work()
+            with one_thread():
+                record[place][name] = work()
             out.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
     train = Train(steps=steps, batch=8, warmup=max(1, steps // 20), learning_rate=2e-3)
@@ -394,7 +396,7 @@ def setting(train: Train, seeds: int, sentences: int, size: int) -> dict[str, An
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "deadweight": deadweight.__version__,
-        "machine": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "machine": f"{platform.machine()} CPU, {os.cpu_count()} cores",
     }
 
 

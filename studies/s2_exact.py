@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -316,7 +317,7 @@ def setting(s: Settings) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "deadweight": deadweight.__version__,
-        "machine": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "machine": f"{platform.machine()} CPU, {os.cpu_count()} cores",
     }
 
 

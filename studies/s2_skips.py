@@ -9,7 +9,7 @@ page that `report` writes. Measured, in float64:
 2. generic weights: the exact skip-free MLPs of width m + 2d and m + d; and the best of many fits of every width from m
    to m + d, by Levenberg-Marquardt, from starts that include the candidates of the theorem;
 3. the Jacobian form: J(x) + J(−x) is the same matrix for all x, and what separates it from that of a skip-free MLP is
-   D_S = I + W_down[:,S] W_up[S,:]; its rank, over every S, is the number of units that are missing.
+   D_S = I + W_down[:,S] W_up[S,:]; its rank, over every S, is the least number of units missing.
 
     python studies/s2_skips.py run --out studies/s2_skips.json
     python studies/s2_skips.py report studies/s2_skips.json --markdown docs/skip-boundary.md
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import platform
 import statistics
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from rich.console import Console
 from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.nn import functional as F
+
+from deadweight.audit.run import one_thread
 
 app = typer.Typer(add_completion=False, help=__doc__)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -271,23 +274,23 @@ def run(
     largest: Annotated[int, typer.Option(help="width of the largest exact construction")] = 64,
 ) -> None:
     """Measure, and record."""
-    torch.set_num_threads(1)  # many small operations: a second thread costs more than it gives
     sizes = tuple(pair for pair in SIZES if pair[0] <= largest)
     s = Settings(seeds=seeds, starts=starts, iterations=iterations, draws=draws, sizes=sizes)
     record: dict[str, Any] = {"setting": setting(s), "exact": [], "fits": [], "ranks": [], "dimensions": []}
-    for activation in ACTIVATIONS:
-        print(activation, flush=True)
-        for seed in range(s.seeds):
-            record["exact"] += [constructions(d, m, activation, seed) for d, m in s.sizes]
-            if activation in FITTED:
-                record["fits"] += fits(s.d, s.m, activation, seed, s.starts, s.iterations)
-        record["ranks"] += [ranks(d, m, activation, s.draws) for d, m in ((2, 4), (3, 6), (4, 10))]
-        record["dimensions"].append(dimensions(s.d, s.m, activation))
-        out.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    with one_thread():
+        for activation in ACTIVATIONS:
+            print(activation, flush=True)
+            for seed in range(s.seeds):
+                record["exact"] += [constructions(d, m, activation, seed) for d, m in s.sizes]
+                if activation in FITTED:
+                    record["fits"] += fits(s.d, s.m, activation, seed, s.starts, s.iterations)
+            record["ranks"] += [ranks(d, m, activation, s.draws) for d, m in ((2, 4), (3, 6), (4, 10))]
+            record["dimensions"].append(dimensions(s.d, s.m, activation))
+            out.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def setting(s: Settings) -> dict[str, Any]:
-    machine = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    machine = f"{platform.machine()} CPU, {os.cpu_count()} cores"
     return {**asdict(s), "precision": "float64", "torch": torch.__version__, "machine": machine}
 
 
@@ -342,10 +345,11 @@ measure zero, for each of the finitely many S. *Enough:* take d independent rows
 units w_i with a_i − c_i and their mirror images −w_i with c_i do it. Without d independent rows, pairs ±e_j with ±e_j
 do it: 2d units. ∎
 
-*The Jacobian form.* σ'(z) + σ'(−z) = 1, so J_f(x) + J_f(−x) = 2I + W_down W_up at every x, and for the candidate with
-the signs S it is less by exactly 2·D_S. So the rank of that difference, smallest over S, counts the units that are
-missing. With d = 1 all directions are parallel, and two ReLU units do everything: d ≥ 2 is needed. Both families have
-the same number of dimensions (below): counting alone does not see the difference, they are different sets."""
+*The Jacobian form.* σ'(z) + σ'(−z) = 1, so J_f(x) + J_f(−x) = 2I + W_down W_up at every x (for ReLU, off the kinks),
+and for the candidate with the signs S it is less by exactly 2·D_S. So the rank of that difference, smallest over S,
+is the least number of units that are missing: d, for almost all weights. With d = 1 all directions are parallel, and
+two ReLU units do everything: d ≥ 2 is needed. Both families have the same number of dimensions (below): counting
+alone does not see the difference, they are different sets."""
 
 
 def cells(record: dict[str, Any], activation: str, d: int, names: list[str]) -> list[str]:

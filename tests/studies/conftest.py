@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import transformers
 
 FOLDER = Path(__file__).parents[2] / "studies"
 
@@ -26,3 +27,10 @@ def study() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(autouse=True)
+def loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that is run as a program quietens transformers; here that would reach other tests."""
+    for name in ("set_verbosity_error", "disable_progress_bar"):
+        monkeypatch.setattr(transformers.logging, name, lambda: None)
