@@ -25,7 +25,10 @@ from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 Weights = dict[str, Tensor]
-BATCHED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # those that vmap knows
+BATCHED = {  # the attention kernels that vmap knows; others it would call once per member
+    "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+    "cpu": [SDPBackend.MATH],
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Ensemble:
         own = {k: v for k, v in own.items() if k in TransformerConfig.__dataclass_fields__}
         self.config, self.members, self.train, self.device = TransformerConfig(**own), members, train, device
         self.precision = torch.bfloat16 if device.type == "cuda" and train.precision != "fp32" else torch.float32
+        self.kernels = BATCHED.get(device.type, [SDPBackend.MATH])
         self.base = Objective(TransformerForCausalLM(self.config).to(device).train(), self.precision)
         self.weights = self.stacked()
         self.first = {n: torch.zeros_like(w) for n, w in self.weights.items()}
@@ -93,7 +97,7 @@ class Ensemble:
         return vmap(one)(weights, tokens)
 
     def step(self, number: int, tokens: Tensor) -> Tensor:
-        with sdpa_kernel(BATCHED):
+        with sdpa_kernel(self.kernels):
             losses = self.losses(self.weights, tokens)
         gradients = torch.autograd.grad(losses.sum(), list(self.weights.values()))
         factor = learning_rate(replace(self.train, learning_rate=1.0), number)
@@ -126,7 +130,7 @@ class Ensemble:
             if len(part) < rows and count:
                 break  # one shape only: another would be compiled anew
             same = part.to(self.device).expand(len(self.members), *part.shape)
-            with sdpa_kernel(BATCHED):
+            with sdpa_kernel(self.kernels):
                 total += self.losses(self.weights, same) * len(part)
             count += len(part)
         return (total / count).tolist()

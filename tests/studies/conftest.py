@@ -1,0 +1,36 @@
+"""The studies are files that one runs, not a package: they are loaded by their path."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import transformers
+
+FOLDER = Path(__file__).parents[2] / "studies"
+
+
+@pytest.fixture(scope="session")
+def study() -> Callable[[str], ModuleType]:
+    def load(name: str) -> ModuleType:
+        if (found := sys.modules.get(f"studies.{name}")) is not None:
+            return found
+        spec = importlib.util.spec_from_file_location(f"studies.{name}", FOLDER / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(autouse=True)
+def loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that is run as a program quietens transformers; here that would reach other tests."""
+    for name in ("set_verbosity_error", "disable_progress_bar"):
+        monkeypatch.setattr(transformers.logging, name, lambda: None)
