@@ -197,7 +197,7 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         f"One run of `benchmarks/train_speed.py` on {setting['machine']}, torch {setting['torch']}, "
         f"{setting['steps']} steps each, bfloat16, compiled, in turns.",
         "",
-        "| shape | | parameters | ms per step | tokens/s | against nanoGPT | model FLOP/s of peak | memory, GB | loss |",
+        "| shape | | parameters | ms per step | tokens/s | against nanoGPT | of peak FLOP/s | memory, GB | loss |",
         "| --- " * 9 + "|",
     ]
     for row in rows:

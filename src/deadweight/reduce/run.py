@@ -19,7 +19,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws import dw015_whole_projection
 from deadweight.laws.prover import Prover
-from deadweight.reduce.apply import Applied, Weights, apply
+from deadweight.reduce.apply import Applied, Weights, apply, checked
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.job import Job, planned, settled
 from deadweight.reduce.plan import Layout, Skipped, every_place, make_plan
@@ -251,7 +251,8 @@ class Trial:
         if self.job.folder is None:
             return
         for name, own in self.full.module.named_parameters():
-            if not torch.equal(own.detach(), self.job.read(name).to(own.device, own.dtype)):
+            stored = checked(name, self.job.read(name))
+            if not torch.equal(own.detach(), stored.to(own.device, own.dtype)):
                 raise DeadweightError(
                     f"{printable(name)} in the files is not what the model has when it is loaded; expected a folder "
                     "with one checkpoint, saved by the model's own save_pretrained"
