@@ -154,10 +154,92 @@ def report(
         markdown.write_text(page, encoding="utf-8")
 
 
+def best(record: dict[str, Any], shape: str) -> tuple[tuple[Any, ...], list[dict[str, Any]]]:
+    """The setting of a shape with the lowest mean, among those in which every seed finished."""
+    settings = {k: v for k, v in grouped(record).items() if k[0] == shape and len(bits(v)) == len(v)}
+    return min(settings.items(), key=lambda item: statistics.mean(bits(item[1])))
+
+
+def gap(record: dict[str, Any], shape: str, other: str) -> tuple[float, float]:
+    """The difference of the best settings in bits per byte, and its standard error."""
+    a, b = (bits(best(record, name)[1]) for name in (shape, other))
+    difference = statistics.mean(a) - statistics.mean(b)
+    return difference, math.sqrt(statistics.variance(a) / len(a) + statistics.variance(b) / len(b))
+
+
+def claim(words: str, holds: str, found: str) -> str:
+    return f"- *{words}* **{holds}.** {found}"
+
+
+def matches(difference: float, error: float) -> str:
+    return "Holds here" if difference <= 2 * error else "Not seen here"
+
+
+def verdicts(record: dict[str, Any]) -> list[str]:
+    """What the numbers say of each published claim, worked out from them."""
+    found, rate, have = grouped(record), record["setting"]["learning_rate"], record["curves"]
+    lines = [
+        "## What it says of the claims",
+        "",
+        "Differences are between best settings, ± the standard error of the difference; a claim of equality holds here "
+        "if the difference is within two of them.",
+        "",
+    ]
+    pairs = {
+        ("identity Q", "full"): "Query weights can be the identity.",
+        ("identity K", "full"): "So can key weights.",
+        ("identity V", "full"): "So can value weights.",
+        ("identity Q", "full, smaller MLP"): "A model that gives up as many weights of its MLP is no better.",
+        ("identity Q, larger MLP", "full"): "Given to the MLP, the weights are worth as much as queries.",
+        ("identity Q, key norm, larger MLP", "full"): "The same with normed keys.",
+    }
+    for (shape, other), words in pairs.items():
+        if shape in have and other in have:
+            difference, error = gap(record, shape, other)
+            told = f"{shape} against {other}: {difference:+.4f} ± {error:.4f} bits per byte."
+            lines.append(claim(words, matches(difference, error), told))
+
+    def change(shape: str, scale: float, decay: float, factor: float = 1.0) -> float:
+        """Against the same shape at scale 1, decay 0.1 and the plain learning rate."""
+        base = mean_bits(found[shape, 1.0, 0.1, False, rate])
+        return mean_bits(found[shape, scale, decay, False, rate * factor]) - base
+
+    listed = lambda values: ", ".join(f"{s} {d:+.4f}" for s, d in values.items())  # noqa: E731
+    half = {s: change(s, 0.5, 0.1) for s in have}
+    better = half.get("identity Q", 0.0) < 0
+    lines.append(
+        claim("It wants half the attention scale.", "Holds here" if better else "Not seen here", listed(half) + ".")
+    )
+    third = {s: change(s, 1.0, 0.03125) for s in have}
+    lost = sum(c["diverged_at"] is not None for t in have.values() for c in t["members"])
+    words = "It wants a third of the weight decay, with which the baseline diverges."
+    lines.append(
+        claim(words, "Not seen here" if not lost else "Some runs diverged", f"{listed(third)}; {lost} diverged.")
+    )
+    fast = {s: change(s, 1.0, 0.1, 4.0) for s in FURTHER if s in have}
+    words = "Beyond the claims: without query weights, training bears four times the learning rate better."
+    gentler = fast.get("identity Q", 0.0) < fast.get("full", 0.0)
+    lines.append(claim(words, "Holds here" if gentler else "Not seen here", listed(fast) + "."))
+    missing = [s for s in SHAPES if s not in have]
+    if missing:
+        lines += ["", f"Not run yet: {'; '.join(missing)}."]
+    return [*lines, ""]
+
+
+def mean_bits(curves: list[dict[str, Any]]) -> float:
+    return statistics.mean(bits(curves)) if bits(curves) else math.nan
+
+
 def tables(record: dict[str, Any]) -> str:
     s, found = record["setting"], grouped(record)
     rate = s["learning_rate"]
     lines = [
+        "# Without query weights, trained from scratch",
+        "",
+        "Published (arXiv 2510.23912): the query weights can be the identity; with half the attention scale and a "
+        "third of the weight decay the smaller model matches the baseline. Scale and decay changed together there, "
+        "with one seed. `studies/s2_query_weights.py` separates them.",
+        "",
         f"{LAYERS} layers, {HEADS} heads of {WIDTH // HEADS}, context {s['context']}, bytes of {s['text']}, "
         f"{s['steps']:,} steps of {s['batch'] * s['context']:,} bytes, learning rate {rate:g}, {s['seeds']} seeds; "
         f"{s['machine']}, torch {s['torch']}. Bits per byte of held-out text, mean ± standard deviation over seeds.",
@@ -181,7 +263,7 @@ def tables(record: dict[str, Any]) -> str:
         if shape in record["curves"]:
             rates = [words(found[shape, 1.0, 0.1, False, rate * f]) for f in (0.5, 1.0, 2.0, 4.0)]
             lines.append(f"| {shape} | {words(found[shape, 1.0, 0.1, True, rate])} | " + " | ".join(rates) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *verdicts(record), "![best settings](query-weights.svg)"]) + "\n"
 
 
 def figure(record: dict[str, Any], file: Path) -> None:
@@ -191,12 +273,11 @@ def figure(record: dict[str, Any], file: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    found, _, axes = grouped(record), *pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
+    _, axes = pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
     for place, (shape, told) in enumerate(record["curves"].items()):
-        settings = {k: v for k, v in found.items() if k[0] == shape and len(bits(v)) == len(v)}
-        best = min(settings, key=lambda k: statistics.mean(bits(settings[k])))
+        values = bits(best(record, shape)[1])
         x = told["parameters"]["non_embedding"] / 1e6
-        axes.scatter([x] * len(settings[best]), bits(settings[best]), label=shape, s=28, marker="osD^vPX*"[place % 8])
+        axes.scatter([x] * len(values), values, label=shape, s=28, marker="osD^vPX*"[place % 8])
     axes.set_xlabel("non-embedding parameters, millions")
     axes.set_ylabel("bits per byte")
     axes.legend(fontsize=7)
