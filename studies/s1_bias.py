@@ -139,22 +139,32 @@ def norms_behind(graph: Graph) -> list[str]:
     for node in graph.nodes.values():
         for name in node.inputs:
             readers[name].append(node.name)
-    weights = {n for n in graph.parameters if len(graph.nodes[n].shape) >= 2}
+    made_of = weights_alone(graph)
     found: set[str] = set()
-    for start in weights:
+    for start in (n for n in graph.parameters if made_of.get(n)):
         role = role_of(graph.parameters[start])
-        if role not in ("qkv", "b_Q", "b_K", "b_V"):
-            continue
-        ahead, seen = list(readers[start]), {start}
+        ahead, seen = list(readers[start]) if role in ("qkv", "b_Q", "b_K", "b_V") else [], {start}
         while ahead:
             node = graph.nodes[ahead.pop()]
-            if node.name in seen or node.op.endswith("softmax") or (set(node.inputs) & weights) - {start}:
+            others = {w for name in node.inputs for w in made_of.get(name, ())} - {start}
+            if node.name in seen or node.op.endswith("softmax") or others:
                 continue
             seen.add(node.name)
             if "core." in node.op:
-                found.add(f"{role.replace('b_', '').replace('qkv', 'QKV')}: {node.op.removeprefix('core.')}")
+                found.add(f"{str(role).replace('b_', '').upper()}: {node.op.removeprefix('core.')}")
             ahead += readers[node.name]
     return sorted(found)
+
+
+def weights_alone(graph: Graph) -> dict[str, set[str]]:
+    """Nodes that are computed from parameters alone, as a transposed weight is, and the matrices among those."""
+    made_of: dict[str, set[str]] = {}
+    for node in graph.nodes.values():
+        if node.name in graph.parameters:
+            made_of[node.name] = {node.name} if len(node.shape) >= 2 else set()
+        elif node.inputs and all(name in made_of for name in node.inputs):
+            made_of[node.name] = set().union(*(made_of[name] for name in node.inputs))
+    return made_of
 
 
 def in_modules() -> Iterator[dict[str, Any]]:
@@ -685,7 +695,7 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_xticks(range(len(names)), [n.replace(", ", ",\n") for n in names], fontsize=8)
     axes.set_ylabel("held-out loss, nats per byte")
     axes.set_title("Same start, same text: one line per seed", fontsize=9)
-    pyplot.savefig(file)
+    pyplot.savefig(file, metadata={"Date": None})
 
 
 def plotting() -> Any:
