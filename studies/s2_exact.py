@@ -512,7 +512,7 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_xlabel("relative error of the logits, float64")
     axes.legend(fontsize=8, loc="upper center")
     axes.set_title("A projection made the identity: every seed, learned and rotary positions", fontsize=9)
-    pyplot.savefig(file)
+    pyplot.savefig(file, metadata={"Date": None})
 
 
 def plotting() -> Any:

@@ -347,9 +347,9 @@ do it: 2d units. ∎
 
 *The Jacobian form.* σ'(z) + σ'(−z) = 1, so J_f(x) + J_f(−x) = 2I + W_down W_up at every x (for ReLU, off the kinks),
 and for the candidate with the signs S it is less by exactly 2·D_S. So the rank of that difference, smallest over S,
-is the least number of units that are missing: d, for almost all weights. With d = 1 all directions are parallel, and
-two ReLU units do everything: d ≥ 2 is needed. Both families have the same number of dimensions (below): counting
-alone does not see the difference, they are different sets."""
+bounds the units that are missing from below: for almost all weights both are d. With d = 1 all directions are
+parallel, and two ReLU units do everything: d ≥ 2 is needed. Both families have the same number of dimensions (below):
+counting alone does not see the difference, they are different sets."""
 
 
 def cells(record: dict[str, Any], activation: str, d: int, names: list[str]) -> list[str]:
@@ -494,7 +494,7 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_ylabel("relative error of the best fit")
     axes.set_title(f"A skip-free MLP of more and more units, d = {d} (stars: by construction)", fontsize=9)
     axes.legend(fontsize=8)
-    pyplot.savefig(file)
+    pyplot.savefig(file, metadata={"Date": None})
 
 
 def plotting() -> Any:

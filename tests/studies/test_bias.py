@@ -8,6 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import trace
+from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 ROLES = {
     "transformer.h.0.attn.c_attn.bias": "qkv",
@@ -56,6 +61,16 @@ def test_a_variant_starts_where_the_model_with_all_biases_starts(study: Callable
 def test_zeroing_the_key_bias_of_a_trained_model_changes_nothing(study: Callable) -> None:
     query, key = (study("s1_bias").zeroed_gpt2(part, 2) for part in (0, 1))
     assert key["error"] < 1e-10 and key["norm"] > 1 and query["error"] > 1e-3
+
+
+@pytest.mark.parametrize("names", [(), ("query",), ("query", "key")])
+def test_norms_behind_projections_are_read_from_the_graph(study: Callable, names: tuple[str, ...]) -> None:
+    s1 = study("s1_bias")
+    options = {f"{name}_norm": True for name in names}
+    config = TransformerConfig(d_model=8, n_layers=1, heads=2, vocab_size=11, context=4, use_cache=False, **options)
+    module = TransformerForCausalLM(config).eval()
+    graph = canonical(trace(module, (torch.zeros(1, 4, dtype=torch.long),), {}))
+    assert s1.norms_behind(graph) == sorted(f"{name[0].upper()}: rms" for name in names)
 
 
 @pytest.mark.slow

@@ -95,7 +95,8 @@ class Reduced:
 
     def __init__(self, job: Job, rewrites: Sequence[Rewrite]) -> None:
         self.job = job
-        self.made: dict[str, Tensor | Lazy] = {}
+        self.made: dict[str, Tensor] = {}
+        self.factors: dict[str, Tensor] = {}  # of weights that are only scaled: they are read again when needed
         self.coming = {name for r in rewrites for name in r.touches}
         self.stream = apply(
             rewrites, Weights(job.read, scaled=lambda _, stored, factor: Lazy(stored, factor)), Applied()
@@ -105,8 +106,12 @@ class Reduced:
         while name in self.coming:
             ready, value = next(self.stream)
             self.coming.discard(ready)
-            if value is not None:
+            if isinstance(value, Lazy):
+                self.factors[ready] = value.factor
+            elif value is not None:
                 self.made[ready] = value
+        if name in self.factors:
+            return Lazy(self.job.read(name), self.factors.pop(name))
         return self.made.pop(name) if name in self.made else self.job.read(name)
 
 
