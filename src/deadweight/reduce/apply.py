@@ -109,7 +109,7 @@ def apply(
     applied: Applied,
     *,
     started: Callable[[Rewrite], None] | None = None,
-) -> Iterator[tuple[str, Tensor | None]]:
+) -> Iterator[tuple[str, Any]]:
     """Do the rewrites in order, giving out every weight once it is final: its float64 value, or None if unchanged."""
     for rewrite in rewrites[:1]:
         rewrite.notes.clear()

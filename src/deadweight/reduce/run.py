@@ -51,6 +51,11 @@ from deadweight.source.text import printable, reason
 from deadweight.source.tokens import text_pieces
 
 Say = Callable[[str], None]
+IN_PARTS = "the model does not fit into memory beside itself: checked in float64 on a few layers at a time"
+NOT_CHECKED = (
+    "the model does not fit into memory beside itself, and has no blocks that stand for each other: the rewrites are "
+    "proved, but the result was NOT compared with the original; use `deadweight verify` on a larger machine"
+)
 BYTES_PER_PARAMETER = 32  # original and reduced, each in its own precision and in float64
 TIGHTER = (1e3, 100.0, 50.0, 25.0)  # growth of rounding errors allowed for identity blocks, tried in turn
 
@@ -175,17 +180,19 @@ def carried_out(
         skipped += left_out
         say("verifying")
         verification, module = trial.verify(rewrites)
-        if not verification.same:
-            worst = verification.worst
-            raise DifferentError(
-                f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64 "
-                f"and by {worst.own or 0:.1e} in its own precision (noise floor {worst.floor or 0:.1e}); nothing was "
-                "written",
-                verification,
-            )
     else:
         verification = check_windows(job, rewrites, say)
-        notes += ("the model does not fit into memory beside itself: checked in float64 on a few layers at a time",)
+        notes += (IN_PARTS if verification is not None else NOT_CHECKED,)
+    if verification is not None and not verification.same:
+        worst = verification.worst
+        own = (
+            "" if worst.own is None else f" and by {worst.own:.1e} in its own precision (noise floor {worst.floor:.1e})"
+        )
+        raise DifferentError(
+            f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64{own}; "
+            "nothing was written",
+            verification,
+        )
     applied = Applied()
     found = replace(
         planned(job), verification=verification, notes=notes, skipped=tuple(skipped), out=out, module=module
