@@ -185,12 +185,10 @@ def carried_out(
         notes += (IN_PARTS if verification is not None else NOT_CHECKED,)
     if verification is not None and not verification.same:
         worst = verification.worst
-        own = (
-            "" if worst.own is None else f" and by {worst.own:.1e} in its own precision (noise floor {worst.floor:.1e})"
-        )
+        noisy = f" and by {worst.own:.1e} in its own precision (noise floor {worst.floor:.1e})" if worst.own else ""
         raise DifferentError(
-            f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64{own}; "
-            "nothing was written",
+            f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64"
+            f"{noisy}; nothing was written",
             verification,
         )
     applied = Applied()
