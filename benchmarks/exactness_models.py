@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
-from common import first_line as first_line
-from common import hugging_class, run_hugging
+from job import first_line as first_line
+from job import hugging_class, run_hugging
 from nets import small_net
 
 PRECISIONS = ("float32", "float64")

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import re
 import statistics
 import tempfile
@@ -32,7 +30,6 @@ import numpy as np
 import torch
 import transformers
 import typer
-from rich.console import Console
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -42,6 +39,8 @@ from deadweight.audit.run import one_thread
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
+from deadweight.report.figure import pyplot, save
+from deadweight.report.study import circumstances, show
 from deadweight.source import open_model
 from deadweight.train.data import batch, windows
 from deadweight.train.ensemble import Ensemble, Member
@@ -403,10 +402,7 @@ def setting(train: Train, seeds: int, sentences: int, size: int) -> dict[str, An
         "learning_rate": train.learning_rate,
         "seeds": seeds,
         "sentences": sentences,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "deadweight": deadweight.__version__,
-        "machine": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        **circumstances(),
     }
 
 
@@ -416,12 +412,7 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
 ) -> None:
     """Tables and a figure from a record."""
-    record = json.loads(file.read_text(encoding="utf-8"))
-    page = written(record)
-    Console().print(page, markup=False)
-    if markdown is not None:
-        figure(record, markdown.with_suffix(".svg"))
-        markdown.write_text(page, encoding="utf-8")
+    show(file, written, figure, markdown)
 
 
 def cell(role: dict[str, Any]) -> str:
@@ -687,8 +678,7 @@ def judged_zeroing(record: dict[str, Any]) -> Iterator[Judgement]:
 
 def figure(record: dict[str, Any], file: Path) -> None:
     """The held-out loss of every variant, one mark per seed, lines between the same seeds."""
-    pyplot = plotting()
-    _, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    picture, axes = pyplot().subplots(figsize=(7, 3.6), layout="constrained")
     names = list(record["training"])
     for seed in range(len(losses(record, names[0]))):
         for group in ([n for n in names if not n.startswith("rotary")], [n for n in names if n.startswith("rotary")]):
@@ -697,19 +687,7 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_xticks(range(len(names)), [n.replace(", ", ",\n") for n in names], fontsize=8)
     axes.set_ylabel("held-out loss, nats per byte")
     axes.set_title("Same start, same text: one line per seed", fontsize=9)
-    pyplot.savefig(file, metadata={"Date": None})
-
-
-def plotting() -> Any:
-    try:
-        import matplotlib
-    except ImportError as missing:
-        raise SystemExit("the figure needs matplotlib, which is not installed: pip install matplotlib") from missing
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "deadweight"  # the same record, the same file
-    from matplotlib import pyplot
-
-    return pyplot
+    save(picture, file)
 
 
 if __name__ == "__main__":

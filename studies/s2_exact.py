@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,12 +28,13 @@ from typing import Annotated, Any
 import torch
 import transformers
 import typer
-from rich.console import Console
 from torch import Tensor
 from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import deadweight
+from deadweight.report.figure import pyplot, save
+from deadweight.report.study import circumstances, show
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -314,10 +313,7 @@ def setting(s: Settings) -> dict[str, Any]:
     return {
         **asdict(s),
         "precision": "float64",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "deadweight": deadweight.__version__,
-        "machine": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        **circumstances(),
     }
 
 
@@ -327,12 +323,7 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
 ) -> None:
     """Tables and a figure from a record."""
-    record = json.loads(file.read_text(encoding="utf-8"))
-    page = written(record)
-    Console().print(page, markup=False)
-    if markdown is not None:
-        figure(record, markdown.with_suffix(".svg"))
-        markdown.write_text(page, encoding="utf-8")
+    show(file, written, figure, markdown)
 
 
 def errors(record: dict[str, Any], case: str, positions: str | None = None, projection: str | None = None) -> list:
@@ -497,8 +488,7 @@ def library_table(record: dict[str, Any]) -> list[str]:
 
 def figure(record: dict[str, Any], file: Path) -> None:
     """Every error of every case, on a logarithmic axis."""
-    pyplot = plotting()
-    _, axes = pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
+    picture, axes = pyplot().subplots(figsize=(7.5, 4.2), layout="constrained")
     for place, case in enumerate(CASES):
         for shift, (name, mark) in enumerate(zip(PROJECTIONS, "osD", strict=True)):
             values = errors(record, case.name, None, name)
@@ -512,19 +502,7 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_xlabel("relative error of the logits, float64")
     axes.legend(fontsize=8, loc="upper center")
     axes.set_title("A projection made the identity: every seed, learned and rotary positions", fontsize=9)
-    pyplot.savefig(file, metadata={"Date": None})
-
-
-def plotting() -> Any:
-    try:
-        import matplotlib
-    except ImportError as missing:
-        raise SystemExit("the figure needs matplotlib, which is not installed: pip install matplotlib") from missing
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "deadweight"  # the same record, the same file
-    from matplotlib import pyplot
-
-    return pyplot
+    save(picture, file)
 
 
 if __name__ == "__main__":

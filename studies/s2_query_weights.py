@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import statistics
 from collections import defaultdict
 from dataclasses import asdict
@@ -26,11 +25,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
-import transformers
 import typer
-from rich.console import Console
 
+from deadweight.report.figure import pyplot, save
+from deadweight.report.study import circumstances, show
 from deadweight.train.data import check_text, read_text
 from deadweight.train.ensemble import Member, train_together
 from deadweight.train.settings import Train
@@ -93,7 +91,6 @@ def run(
 
 
 def setting(text: str, size: int, train: Train, seeds: int) -> dict[str, Any]:
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "text": Path(text).name,
         "bytes": size,
@@ -103,9 +100,7 @@ def setting(text: str, size: int, train: Train, seeds: int) -> dict[str, Any]:
         "warmup": train.warmup,
         "learning_rate": RATE,
         "seeds": seeds,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "machine": machine,
+        **circumstances(),
     }
 
 
@@ -146,12 +141,7 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="write the tables here, and the figure beside it")] = None,
 ) -> None:
     """Tables and a figure from a record."""
-    record = json.loads(file.read_text(encoding="utf-8"))
-    page = tables(record)
-    Console().print(page, markup=False)
-    if markdown is not None:
-        figure(record, markdown.with_suffix(".svg"))
-        markdown.write_text(page, encoding="utf-8")
+    show(file, tables, figure, markdown)
 
 
 def best(record: dict[str, Any], shape: str) -> tuple[tuple[Any, ...], list[dict[str, Any]]]:
@@ -268,12 +258,7 @@ def tables(record: dict[str, Any]) -> str:
 
 def figure(record: dict[str, Any], file: Path) -> None:
     """Best setting of every shape: each seed a dot, against the number of weights."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    _, axes = pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
+    picture, axes = pyplot().subplots(figsize=(7.5, 4.2), layout="constrained")
     for place, (shape, told) in enumerate(record["curves"].items()):
         values = bits(best(record, shape)[1])
         x = told["parameters"]["non_embedding"] / 1e6
@@ -282,7 +267,7 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_ylabel("bits per byte")
     axes.legend(fontsize=7)
     axes.set_title("Every shape at its best scale, decay and learning rate; one mark per seed", fontsize=9)
-    pyplot.savefig(file)
+    save(picture, file)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -29,12 +27,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.nn import functional as F
 
 from deadweight.audit.run import one_thread
+from deadweight.report.figure import pyplot, save
+from deadweight.report.study import circumstances, show
 
 app = typer.Typer(add_completion=False, help=__doc__)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -290,8 +289,7 @@ def run(
 
 
 def setting(s: Settings) -> dict[str, Any]:
-    machine = f"{platform.machine()} CPU, {os.cpu_count()} cores"
-    return {**asdict(s), "precision": "float64", "torch": torch.__version__, "machine": machine}
+    return {**asdict(s), "precision": "float64", **circumstances()}
 
 
 @app.command()
@@ -300,12 +298,7 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
 ) -> None:
     """Tables and a figure from a record."""
-    record = json.loads(file.read_text(encoding="utf-8"))
-    page = written(record)
-    Console().print(page, markup=False)
-    if markdown is not None:
-        figure(record, markdown.with_suffix(".svg"))
-        markdown.write_text(page, encoding="utf-8")
+    show(file, written, figure, markdown)
 
 
 THEOREM = """\
@@ -477,8 +470,7 @@ def verdicts(record: dict[str, Any]) -> list[str]:
 
 def figure(record: dict[str, Any], file: Path) -> None:
     """Best fit against units beyond m."""
-    pyplot = plotting()
-    _, axes = pyplot.subplots(figsize=(6.5, 3.8), layout="constrained")
+    picture, axes = pyplot().subplots(figsize=(6.5, 3.8), layout="constrained")
     d = record["setting"]["d"]
     for place, activation in enumerate(FITTED):
         shift = 0.06 * (place - 1)
@@ -494,19 +486,7 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_ylabel("relative error of the best fit")
     axes.set_title(f"A skip-free MLP of more and more units, d = {d} (stars: by construction)", fontsize=9)
     axes.legend(fontsize=8)
-    pyplot.savefig(file, metadata={"Date": None})
-
-
-def plotting() -> Any:
-    try:
-        import matplotlib
-    except ImportError as missing:
-        raise SystemExit("the figure needs matplotlib, which is not installed: pip install matplotlib") from missing
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "deadweight"  # the same record, the same file
-    from matplotlib import pyplot
-
-    return pyplot
+    save(picture, file)
 
 
 if __name__ == "__main__":

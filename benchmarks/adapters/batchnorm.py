@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from common import Job, NotSupported, save_state, serve
+from job import Job, NotSupported, save_state, serve
 from nets import small_net
 from safetensors.torch import load_file
 from torch import Tensor, nn

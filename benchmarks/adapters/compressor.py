@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from common import Job, NotSupported, first_line, load_hugging, run_hugging, serve
 from compressed_tensors import match_modules_set
+from job import Job, NotSupported, first_line, load_hugging, run_hugging, serve
 from llmcompressor import oneshot
 from llmcompressor.modeling import fuse_norm_linears
 from llmcompressor.modifiers.transform import SpinQuantModifier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from common import Job, NotSupported, full_precision, load_hugging, save_state, serve
+from job import Job, NotSupported, full_precision, load_hugging, save_state, serve
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common import Job, load_hugging, run_hugging, serve
+from job import Job, load_hugging, run_hugging, serve
 from nets import small_net
 from safetensors.torch import load_file
 from torch import Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import transformer_tricks
-from common import Job, NotSupported, load_hugging, run_hugging, serve
+from job import Job, NotSupported, load_hugging, run_hugging, serve
 from torch import Tensor
 
 

@@ -72,10 +72,8 @@ def train(
     """
     from deadweight.train import make_run
     from deadweight.train import train as run_training
-    from deadweight.train.settings import read_toml
 
-    tables = read_toml(config) if config is not None else {"model": dict(START), "train": dict(START_TRAIN)}
-    given: dict[str, Any] = {
+    flags = {
         "data.text": text,
         "data.tokenizer": tokenizer,
         "train.steps": steps,
@@ -88,33 +86,47 @@ def train(
         "train.learning_rate": learning_rate,
         "train.seed": seed,
     }
-    for key, value in given.items():
-        if value is not None:
-            put(tables, key, value)
-    for setting in settings or []:
-        put(tables, *parsed(setting))
-    run = make_run(tables, where=f"{config}: " if config is not None else "")
+    run = make_run(tables_from(config, flags, settings or []), where="" if config is None else f"{config}: ")
     with training_bar(run.train.steps) as (tell, say):
         result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
-    if int(os.environ.get("RANK", "0")):
-        return  # of many processes one speaks
-    if json:
+    if int(os.environ.get("RANK", "0")) == 0:  # of many processes one speaks
+        tell_result(result, as_json=json)
+
+
+def tables_from(config: Path | None, flags: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """The tables of a file, or a small run to begin with; flags and --set change them, in this order."""
+    from deadweight.train.settings import read_toml
+
+    tables = read_toml(config) if config is not None else {"model": dict(START), "train": dict(START_TRAIN)}
+    for key, value in flags.items():
+        if value is not None:
+            put(tables, key, value)
+    for setting in settings:
+        put(tables, *parsed(setting))
+    return tables
+
+
+def tell_result(result: Any, *, as_json: bool) -> None:
+    if as_json:
         sys.stdout.write(as_text({**asdict(result), "out": str(result.out)}))
         return
     console = make_console()
     console.print(
         f"{result.parameters:,} parameters, {result.tokens:,} tokens in {result.seconds:.0f} s: "
-        f"{result.bits_per_byte:.3f} bits per byte on text it has not seen",
+        f"{result.bits_per_byte:.3f} bits per byte on text it has not seen\n\n"
+        f"deadweight evaluate {result.out} --text FILE\ndeadweight audit {result.out}",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
-    console.print(f"\ndeadweight evaluate {out} --text FILE\ndeadweight audit {out}", highlight=False, markup=False)
 
 
 def put(tables: dict[str, Any], key: str, value: Any) -> None:
     """Set TABLE.KEY."""
     table, _, name = key.partition(".")
-    tables.setdefault(table, {})[name] = value
+    if not isinstance(tables.setdefault(table, {}), dict):
+        raise DeadweightError(f"found {table} = {tables[table]!r}; expected a table [{table}]")
+    tables[table][name] = value
 
 
 def parsed(setting: str) -> tuple[str, Any]:

@@ -58,7 +58,8 @@ def test_attention_is_eager_and_nothing_is_cached(config_folder: Path) -> None:
 def test_a_mixture_of_experts_is_traced_without_looking_at_its_data(tmp_path: Path) -> None:
     MixtralConfig(num_hidden_layers=1, hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
     source = open_model(str(tmp_path))
-    torch.export.export(source.module, source.args, source.kwargs, strict=False)
+    traced = torch.export.export(source.module, source.args, source.kwargs, strict=False)
+    assert not traced.range_constraints  # no size depends on what the router chose
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM
 
@@ -81,7 +82,8 @@ POSSIBLE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", POSSIBLE, ids=[" ".join(f"{k}={v}" for k, v in c.items()) for c in POSSIBLE])
 def test_its_possible_neighbour_is_built(changes: dict[str, Any]) -> None:
-    TransformerForCausalLM(TransformerConfig(vocab_size=5, context=4, **SMALL | changes))
+    model = TransformerForCausalLM(TransformerConfig(vocab_size=5, context=4, **SMALL | changes)).eval()
+    assert model(torch.tensor([[0, 1, 2, 4]])).logits.shape == (1, 4, 5)
 
 
 def test_what_is_not_given_is_derived() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from deadweight.errors import DeadweightError
+from deadweight.report.figure import pyplot, save
 from deadweight.train.sweep import Row
 
 
@@ -37,20 +37,12 @@ def markdown(found: Sequence[Row]) -> str:
 
 def plot(found: Sequence[Row], file: Path) -> None:
     """Mean, spread and every seed."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise DeadweightError("a plot needs matplotlib: pip install deadweight[train]") from error
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
     shown = [r for r in found if r.values]
-    figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.4 * len(shown)), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(7.5, 1.2 + 0.4 * len(shown)), layout="constrained")
     for place, row in enumerate(shown):
         axes.errorbar(row.mean, -place, xerr=row.spread, fmt="s", color="black", capsize=4, markersize=5)
         axes.scatter(row.values, [-place] * len(row.values), s=14, alpha=0.6, zorder=3)
     axes.set_yticks([-i for i in range(len(shown))], [r.variant for r in shown])
     axes.set_xlabel("bits per byte: mean ± standard deviation, and every seed")
     axes.grid(axis="x", alpha=0.3)
-    figure.savefig(file)
-    pyplot.close(figure)
+    save(figure, file)

@@ -226,15 +226,13 @@ class TransformerModel(TransformerPreTrained):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
 
-class TransformerForCausalLM(TransformerPreTrained, GenerationMixin):
-    """The decoder: hidden states to the logits of the next token."""
+class TransformerWithReadout(TransformerPreTrained):
+    """Hidden states to one logit per token of the vocabulary."""
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"readout.weight": "transformer.tokens.weight"}
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        if not config.causal:
-            raise ValueError("found causal = False; expected a decoder, or TransformerForMaskedLM for this config")
         self.transformer = TransformerModel(config)
         self.readout = nn.Linear(config.d_model, config.vocab_size, bias="readout" in config.biases)
         self.post_init()
@@ -244,6 +242,15 @@ class TransformerForCausalLM(TransformerPreTrained, GenerationMixin):
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.readout = value  # type: ignore[assignment]
+
+
+class TransformerForCausalLM(TransformerWithReadout, GenerationMixin):
+    """The decoder: hidden states to the logits of the next token."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        if not config.causal:
+            raise ValueError("found causal = False; expected a decoder, or TransformerForMaskedLM for this config")
+        super().__init__(config)
 
     def forward(
         self,
@@ -268,24 +275,13 @@ class TransformerForCausalLM(TransformerPreTrained, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
 
 
-class TransformerForMaskedLM(TransformerPreTrained):
+class TransformerForMaskedLM(TransformerWithReadout):
     """The encoder: hidden states to the logits of the masked tokens."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"readout.weight": "transformer.tokens.weight"}
-
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config)
         if config.causal:
             raise ValueError("found causal = True; expected an encoder, or TransformerForCausalLM for this config")
-        self.transformer = TransformerModel(config)
-        self.readout = nn.Linear(config.d_model, config.vocab_size, bias="readout" in config.biases)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.readout
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        self.readout = value  # type: ignore[assignment]
+        super().__init__(config)
 
     def forward(
         self,

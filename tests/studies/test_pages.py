@@ -1,0 +1,47 @@
+"""Every page of a study is what its record says, to the letter; and the query study runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    "s1_bias": ("written", "biases"),
+    "s2_exact": ("written", "exact-projections"),
+    "s2_skips": ("written", "skip-boundary"),
+    "s2_query_weights": ("tables", "query-weights"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_its_record_says(study: Callable[[str], ModuleType], name: str) -> None:
+    function, page = PAGES[name]
+    record = json.loads((ROOT / "studies" / f"{name}.json").read_text(encoding="utf-8"))
+    assert getattr(study(name), function)(record) == (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_the_query_study_runs_records_and_goes_on(
+    study: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s2 = study("s2_query_weights")
+    for name, value in {"WIDTH": 16, "LAYERS": 1, "HEADS": 2, "CONTEXT": 16, "FURTHER": ("full",)}.items():
+        monkeypatch.setattr(s2, name, value)
+    shapes = {"full": {}, "identity Q": {"query": "identity"}}
+    monkeypatch.setattr(s2, "SHAPES", shapes)
+    text = tmp_path / "t.txt"
+    text.write_text("the cat sat on the mat. " * 60)
+    out = tmp_path / "record.json"
+    for only in (["full"], ["full", "identity Q"]):
+        s2.run(text=str(text), out=out, steps=3, batch=2, seeds=2, only=only)
+    record = json.loads(out.read_text())
+    assert {shape: len(told["members"]) for shape, told in record["curves"].items()} == {"full": 20, "identity Q": 12}
+    sizes = [record["curves"][s]["parameters"]["non_embedding"] for s in shapes]
+    assert sizes[0] - sizes[1] == 16 * 16
+    page = s2.tables(record)
+    assert "identity Q against full:" in page and "Not run yet" not in page
