@@ -182,6 +182,27 @@ def test_another_run_in_the_folder_is_not_touched(tmp_path: Path, tiny: Tiny) ->
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
 
+@pytest.mark.parametrize("content", [b"", b"\0" * 500, b"short"], ids=["empty", "binary", "short"])
+def test_bad_text_leaves_nothing_behind_and_an_older_run_alone(tmp_path: Path, tiny: Tiny, content: bytes) -> None:
+    (tmp_path / "bad.txt").write_bytes(content)
+    bad = tiny(data__text=str(tmp_path / "bad.txt"))
+    with pytest.raises(DeadweightError):
+        train(bad, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    train(tiny(train__steps=1), tmp_path / "old")
+    weights = (tmp_path / "old" / "model.safetensors").read_bytes()
+    with pytest.raises(DeadweightError):
+        train(bad, tmp_path / "old", overwrite=True)
+    assert (tmp_path / "old" / "model.safetensors").read_bytes() == weights
+    train(tiny(train__steps=1), tmp_path / "old")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(DeadweightError, match="is a file; expected a folder"):
+        train(tiny(), tmp_path / "out")
+
+
 def test_an_encoder_is_not_trained_as_a_decoder(tmp_path: Path, tiny: Tiny) -> None:
     with pytest.raises(DeadweightError, match="expected a decoder"):
         train(tiny(model__causal=False), tmp_path / "out")

@@ -70,7 +70,10 @@ def prepare(data: Data, cache: Path, *, context: int, say: Callable[[str], None]
     key = hashlib.sha256(b"\0".join([data.tokenizer.encode(), stamp(data.tokenizer), text, valid])).hexdigest()[:16]
     folder = cache / key
     if not (folder / "corpus.json").is_file():
-        write_corpus(folder, data, text, valid, say)
+        try:
+            write_corpus(folder, data, text, valid, say)
+        except OSError as error:
+            raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
     found = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     tokenizer = folder / "tokenizer.json"
     corpus = Corpus(folder, found["vocabulary"], len(valid), len(text), tokenizer if tokenizer.is_file() else None)

@@ -11,6 +11,8 @@ from deadweight.errors import DeadweightError
 from deadweight.source.text import printable, reason
 from deadweight.train.settings import Run, as_toml
 
+RUN, DATA = "run.toml", "data"  # inside OUT: the settings, and the tokens
+
 
 def make_accelerator() -> Any:
     """As launched: one process, several with copies of the weights (DDP), or several with shards of them (FSDP2)."""
@@ -32,26 +34,31 @@ def make_accelerator() -> Any:
     return accelerator
 
 
-def open_out(folder: Path, run: Run, *, overwrite: bool) -> None:
-    """A new folder, or one with the same run in it."""
-    told = as_toml(run)
-    if folder.exists() and overwrite:
-        if not (folder / "run.toml").is_file() and any(folder.iterdir()):
-            raise DeadweightError(f"{printable(folder)} holds something that is no training run; choose another folder")
-        shutil.rmtree(folder)
-    if folder.is_dir() and any(folder.iterdir()):
-        before = (folder / "run.toml").read_text(encoding="utf-8") if (folder / "run.toml").is_file() else None
-        if before is None:
-            raise DeadweightError(f"{printable(folder)} is not empty; expected a new folder, or a run to go on with")
-        if before != told:
-            raise DeadweightError(
-                f"{printable(folder)} holds another run (run.toml differs); expected the same settings to go on with: "
-                "choose another folder, or --overwrite"
-            )
-    elif folder.exists() and not folder.is_dir():
+def refuse_out(folder: Path, run: Run, *, overwrite: bool) -> None:
+    """Raise, before anything is touched, unless OUT is new, holds this run, or holds a run that may be overwritten."""
+    if folder.exists() and not folder.is_dir():
         raise DeadweightError(f"{printable(folder)} is a file; expected a folder to write to")
+    held = {entry.name for entry in folder.iterdir()} - {DATA} if folder.is_dir() else set()
+    if held and RUN not in held:
+        raise DeadweightError(
+            f"{printable(folder)} is not empty and holds no training run; expected a new folder, or a run to go on with"
+        )
+    if held and not overwrite and (folder / RUN).read_text(encoding="utf-8") != as_toml(run):
+        raise DeadweightError(
+            f"{printable(folder)} holds another run ({RUN} differs); expected the same settings to go on with: "
+            "choose another folder, or --overwrite"
+        )
+
+
+def begin_out(folder: Path, run: Run, *, overwrite: bool) -> None:
+    """Clear what may be overwritten (the tokens stay: they are found by what is in them), and write the settings."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.toml").write_text(told, encoding="utf-8")
+        for entry in folder.iterdir() if overwrite else ():
+            if entry.is_dir() and not entry.is_symlink() and entry.name != DATA:
+                shutil.rmtree(entry)
+            elif entry.name != DATA:
+                entry.unlink()
+        (folder / RUN).write_text(as_toml(run), encoding="utf-8")
     except OSError as error:
         raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from deadweight.errors import DeadweightError
 from deadweight.source.hugging import without_bars
 from deadweight.source.text import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
-from deadweight.train.launch import make_accelerator, open_out
+from deadweight.train.launch import DATA, begin_out, make_accelerator, refuse_out
 from deadweight.train.objective import Objective
 from deadweight.train.result import Metrics, Trained, Update
 from deadweight.train.schedule import learning_rate
@@ -44,12 +45,20 @@ def train(
     """
     folder = Path(out).expanduser()
     accelerator = make_accelerator()
-    if accelerator.is_main_process:
-        open_out(folder, run, overwrite=overwrite)
-    accelerator.wait_for_everyone()
+    main, new = accelerator.is_main_process, not folder.exists()
+    if main:
+        refuse_out(folder, run, overwrite=overwrite)
     context = run.config(run.model.get("vocab_size") or 1 << 30).context
-    with accelerator.main_process_first():
-        corpus = prepare(run.data, cache or folder / "data", context=context, say=say)
+    try:
+        with accelerator.main_process_first():
+            corpus = prepare(run.data, cache or folder / DATA, context=context, say=say)
+    except DeadweightError:
+        if main and new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if main:
+        begin_out(folder, run, overwrite=overwrite)
+    accelerator.wait_for_everyone()
     return Trainer(run, folder, corpus, accelerator, tell, say).run_all()
 
 
