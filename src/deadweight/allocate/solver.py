@@ -1,0 +1,146 @@
+"""The exact minimum of the bound over whole numbers M, H_m, d_m.
+
+For every M the price of width (`dual`) gives a floor and an allocation that fits. Any allocation to M lags costs
+
+    floor + Σ_m (what lag m pays above φ_m) + λ·(width left over),    all terms ≥ 0,
+
+so one that beats the best known by anything takes, for every lag, a pair (k, d) within best − floor of φ_m, and few
+pairs are. Dynamic programming over the width that they take then finds the best of them: nothing that could win is
+left out, and most of D and of the lags is never looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from deadweight.allocate.bound import Group, Task, error
+from deadweight.allocate.dual import Choice, Priced, Problem, best_price, floors, floors_at
+from deadweight.allocate.rules import Budget, Limit, Rules, feasible
+from deadweight.allocate.search import EQUAL, Question, searched
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best allocation, and what shows that there is none better."""
+
+    task: Task
+    rules: Rules
+    limit: Limit  # the budget that decided
+    groups: tuple[Group, ...]  # the first for lag 1
+    error: float
+    floor: float  # what the price alone proves: no allocation to as many lags falls below
+    price: float  # what one more unit of width would be worth, near enough
+
+    @property
+    def width(self) -> int:
+        return int(sum(g.width for g in self.groups))
+
+    @property
+    def heads(self) -> int:
+        return sum(g.heads for g in self.groups)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best so far."""
+
+    problem: Problem
+    choice: Choice
+    value: float
+    priced: Priced
+
+
+def solve(task: Task, budget: Budget | int, rules: Rules | None = None) -> Optimum:
+    """Minimise the bound. Raises DeadweightError where nothing fits, naming the limit and the nearest one that does.
+
+    Of a width that is left over, no part can lower the bound.
+    """
+    rules = rules or Rules()
+    limit = feasible(task, Budget(budget) if isinstance(budget, int) else budget, rules)
+    sizes = tuple(rules.sizes(task))
+    kinds = [(size,) for size in sizes] if rules.one_size else [sizes]
+    best: Found | None = None
+    for problem in ordered([Problem(task, kind, rules.sharing, limit.width) for kind in kinds]):
+        best = best_of(problem, rules.lags, best)
+    assert best is not None, "what feasible() lets through has an allocation"
+    groups = as_groups(best.problem, best.choice)
+    return Optimum(task, rules, limit, groups, error(task, groups), best.priced.floor, best.priced.price)
+
+
+def ordered(problems: list[Problem]) -> list[Problem]:
+    """The most promising first, so that the others are soon ruled out."""
+    return sorted(problems, key=lambda p: least_floor(p)) if len(problems) > 1 else problems
+
+
+def least_floor(problem: Problem) -> float:
+    """By Cauchy and Schwarz: N blocks of one price for M lags cost at least (Σ √α_m)² / N."""
+    n = problem.width // problem.prices.min()
+    if n < 1:
+        return float("inf")
+    roots, weights = np.cumsum(np.sqrt(problem.alpha)), np.cumsum(problem.weights)
+    return float((weights * problem.cut.min() + roots**2 / n + problem.tails[1:]).min())
+
+
+def as_groups(problem: Problem, choice: Choice) -> tuple[Group, ...]:
+    pairs = zip(choice.blocks, choice.places, strict=True)
+    return tuple(Group(int(blocks) * problem.sharing, problem.sizes[place]) for blocks, place in pairs)
+
+
+def best_of(problem: Problem, lags: int | None, best: Found | None) -> Found | None:
+    """The better of `best` and what this problem has to offer."""
+    if best is not None and least_floor(problem) >= best.value:
+        return best
+    proved, prices = floors(problem)
+    room = int(problem.width // problem.prices.min())
+    chosen = range(1, min(room, len(proved)) + 1) if lags is None else range(lags, min(room, lags) + 1)
+    open_: dict[int, Priced] = {}
+    for m in sorted(chosen, key=lambda m: proved[m - 1]):
+        if best is not None and proved[m - 1] >= best.value * (1 - EQUAL):
+            break
+        open_[m] = best_price(problem, m, float(prices[m - 1]))
+        best = better(best, problem, filled(problem, open_[m].choice), open_[m])
+    return closed(problem, open_, best)
+
+
+def closed(problem: Problem, open_: dict[int, Priced], best: Found | None) -> Found | None:
+    """Search every number of lags whose floor is below the best. One price does for all that it proves half as well."""
+    while open_:
+        assert best is not None
+        first = min(open_, key=lambda m: open_[m].floor)
+        priced, value = open_[first], best.value
+        if priced.floor >= value * (1 - EQUAL):
+            return best
+        proved = floors_at(problem, max(open_), priced.price)
+        together = [m for m, p in open_.items() if value - proved[m - 1] <= 2 * (value - p.floor)]
+        asked = np.full(max(together), np.inf)
+        asked[np.array(together) - 1] = proved[np.array(together) - 1]
+        choice = searched(Question(problem, priced.price, asked, value))
+        if choice is not None:
+            best = better(best, problem, choice, open_[len(choice.blocks)])
+        open_ = {m: p for m, p in open_.items() if m not in together}
+    return best
+
+
+def better(best: Found | None, problem: Problem, choice: Choice, priced: Priced) -> Found:
+    value = choice.error(problem) + float(problem.tails[len(choice.blocks)])
+    return Found(problem, choice, value, priced) if best is None or value < best.value else best
+
+
+def filled(problem: Problem, choice: Choice) -> Choice:
+    """Spend what is left, each time on the lag that gains most by it."""
+    blocks, places = choice.blocks.copy(), choice.places.copy()
+    n = len(blocks)
+    weights, alpha = problem.weights[:n, None], problem.alpha[:n, None]
+    while True:
+        own = blocks * problem.prices[places]
+        room = (own + problem.width - own.sum())[:, None] // problem.prices
+        costs = np.where(room >= 1, weights * problem.cut + alpha / np.maximum(room, 1), np.inf)
+        now = problem.weights[:n] * problem.cut[places] + problem.alpha[:n] / blocks
+        best = costs.argmin(1)
+        gains = now - costs[np.arange(n), best]
+        lag = int(gains.argmax())
+        if gains[lag] <= EQUAL * max(now.sum(), 1e-300):
+            return Choice(blocks, places)
+        blocks[lag], places[lag] = room[lag, best[lag]], best[lag]
