@@ -23,6 +23,7 @@ __all__ = [
     "Unknown",
     "Verification",
     "__version__",
+    "allocate",
     "audit",
     "load",
     "reduce",
@@ -54,10 +55,11 @@ class _Stage(ModuleType):
         return getattr(import_module(f"{self.__name__}.run"), name)(*args, **options)
 
 
-for _name in ("audit", "reduce"):
+for _name in ("audit", "allocate", "reduce"):
     import_module(f"deadweight.{_name}").__class__ = _Stage
 
 if TYPE_CHECKING:
+    from deadweight.allocate.run import allocate
     from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
     from deadweight.errors import DeadweightError

@@ -19,6 +19,7 @@ from deadweight.allocate.bound import Group, Task, error
 from deadweight.allocate.dual import Choice, Priced, Problem, best_price, floors, floors_at
 from deadweight.allocate.rules import Budget, Limit, Rules, feasible
 from deadweight.allocate.search import EQUAL, Question, searched
+from deadweight.errors import DeadweightError
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ def solve(task: Task, budget: Budget | int, rules: Rules | None = None) -> Optim
     assert best is not None, "what feasible() lets through has an allocation"
     groups = as_groups(best.problem, best.choice)
     return Optimum(task, rules, limit, groups, error(task, groups), best.priced.floor, best.priced.price)
+
+
+def split(task: Task, heads: int, size: int, sharing: int = 1) -> tuple[Group, ...]:
+    """The best way to share out so many heads of one size over lags."""
+    found = best_of(Problem(task, (size,), sharing, heads * size), None, None)
+    if found is None:
+        raise DeadweightError(f"found {heads} heads; expected {sharing} or more, which share their keys")
+    return as_groups(found.problem, found.choice)
 
 
 def ordered(problems: list[Problem]) -> list[Problem]:

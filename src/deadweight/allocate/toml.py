@@ -1,0 +1,28 @@
+"""A plan as the file that `deadweight train --config FILE` runs as it is."""
+
+from __future__ import annotations
+
+from deadweight.allocate.plan import Plan
+
+
+def plan_toml(plan: Plan) -> str:
+    """The tables [model], [data] and [train]; what is not said there has the defaults of `deadweight train`."""
+    from deadweight.train.settings import as_toml, make_run
+
+    shape, sharing = plan.shape, plan.rules.sharing
+    sizes = [layer.size for layer in plan.layers]
+    model = {
+        "d_model": shape.d_model,
+        "n_layers": shape.n_layers,
+        "context": shape.context,
+        "heads": [layer.heads for layer in plan.layers],
+        "key_heads": [layer.heads // sharing for layer in plan.layers],
+        "d_qk": sizes,
+        "d_v": sizes,
+    }
+    errors = [sum(layer.error for layer in layers) for layers in (plan.layers, plan.default)]
+    told = (
+        f"# deadweight allocate plan: {sum(map(plan.parameters, plan.layers)):,} attention parameters, bound "
+        f"{errors[0]:.4g}; equal heads: {sum(map(plan.parameters, plan.default)):,}, bound {errors[1]:.4g}\n"
+    )
+    return told + as_toml(make_run({"model": model}))

@@ -1,0 +1,220 @@
+"""The commands that design: `allocate bound` and `allocate plan`."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deadweight.errors import DeadweightError
+from deadweight.report.json_report import as_text
+from deadweight.report.terminal import make_console
+
+Profile = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        metavar="PROFILE",
+        help="How much depends on each lag: flat, power:EXPONENT, exponential:LAGS, FILE.csv (columns lag, norm), "
+        "FILE.json, text:FILE (measured; text:embedded is Python's manual) or model:MODEL (its attention).",
+    ),
+]
+Lags = Annotated[int | None, typer.Option("--lags", min=1, metavar="N", help="Length of the profile.")]
+TokenDim = Annotated[
+    int | None,
+    typer.Option("--token-dim", min=1, metavar="d", help="Dimensions of a token; a measured profile brings its own."),
+]
+Tokenizer = Annotated[str, typer.Option("--tokenizer", help="For text:FILE. bytes, bpe:SIZE, or a tokenizer.json.")]
+Multiple = Annotated[int, typer.Option("--multiple", min=1, help="Head sizes are multiples of this.")]
+Sharing = Annotated[int, typer.Option("--sharing", min=1, help="Query heads per key-value head (grouped keys).")]
+Json = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON; - is standard output.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (SVG; needs matplotlib).")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback()
+def root() -> None:
+    """How many heads, of what size, in which layer?
+
+    \b
+    deadweight allocate bound --budget 128 --token-dim 16      one layer: heads against their size
+    deadweight allocate plan --profile text:embedded           a whole transformer, ready to train
+    """
+
+
+@app.command(short_help="One layer: the best heads for each lag, and the curve.")
+def bound(
+    budget: Annotated[int, typer.Option("--budget", metavar="D", help="Σ heads × size.")],
+    profile: Profile = "flat",
+    lags: Lags = None,
+    token_dim: TokenDim = None,
+    tokenizer: Tokenizer = "bytes",
+    use_lags: Annotated[
+        int | None, typer.Option("--use-lags", min=1, metavar="M", help="Exactly so many; default: the best number.")
+    ] = None,
+    multiple: Multiple = 1,
+    one_size: Annotated[bool, typer.Option("--one-size", help="All heads have one size.")] = False,
+    sharing: Sharing = 1,
+    kv_bytes: Annotated[
+        float | None, typer.Option("--kv-bytes", help="At most so many bytes of cache per token (2 bytes a number).")
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option("--flops", help="At most so many per token; needs --width, and --context counts.")
+    ] = None,
+    width: Annotated[int, typer.Option("--width", min=0, help="d_model, for --flops.")] = 0,
+    context: Annotated[int, typer.Option("--context", min=0, help="Tokens that a token sees, for --flops.")] = 0,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="ε of the bound.")] = 0.0,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """The heads and sizes for each lag that minimise the error bound within a budget, and the curve around them.
+
+    The bound of arXiv 2510.03784 says what a layer of attention may get wrong: heads narrower than a token cut
+    something off, few heads look at a lag badly, and lags without heads are lost. Its minimum over whole numbers is
+    found exactly.
+
+    \b
+    deadweight allocate bound --budget 128 --token-dim 16
+                                          one lag: the curve is lowest at 8 heads of 16
+    deadweight allocate bound --budget 256 --token-dim 8 --lags 4
+                                          a 4-gram: 8 heads of 8 for each of four lags
+    deadweight allocate bound --budget 768 --profile text:book.txt --multiple 8 --one-size
+                                          your text, sizes that hardware likes
+    deadweight allocate bound --budget 512 --profile power:1.2 --token-dim 32 --kv-bytes 512 --sharing 4
+
+    \b
+    exit status: 0 done, 2 wrong usage, bad input, or nothing fits (the message says what would)
+    """
+    from deadweight.allocate.rules import Budget, Rules
+    from deadweight.allocate.run import allocate
+    from deadweight.report.allocation import bound_data, plot_bound, print_bound
+
+    destination = writable(json, "--json")
+    drawing = writable(plot, "--plot")
+    limits = Budget(budget, kv_bytes, flops, width, context)
+    found_profile = named_profile(profile, lags, tokenizer)
+    rules = Rules(multiple, one_size, sharing, use_lags)
+    found = allocate(found_profile, limits, d_token=token_dim, rules=rules, epsilon=epsilon)
+    if json == "-":
+        sys.stdout.write(as_text(bound_data(found, found_profile.source)))
+    else:
+        print_bound(found, found_profile.source, make_console())
+    if destination is not None:
+        destination.write_text(as_text(bound_data(found, found_profile.source)), encoding="utf-8")
+    if drawing is not None:
+        plot_bound(found, found_profile.source, drawing)
+
+
+@app.command(short_help="A whole transformer, layer by layer, ready to train.")
+def plan(
+    profile: Profile = "text:embedded",
+    lags: Lags = None,
+    token_dim: TokenDim = None,
+    tokenizer: Tokenizer = "bytes",
+    width: Annotated[int, typer.Option("--width", min=1, help="d_model.")] = 128,
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Number of layers.")] = 4,
+    heads: Annotated[int, typer.Option("--heads", min=1, help="Per layer, of the default with equal heads.")] = 4,
+    context: Annotated[int, typer.Option("--context", min=2, help="Tokens per sequence.")] = 128,
+    saturation: Annotated[
+        str | None,
+        typer.Option(
+            "--saturation",
+            metavar="FACTORS",
+            help="What each layer's heads can still use of a token, 0 < factor ≤ 1: by comma, or a JSON list in a "
+            "file. Default: 1 everywhere.",
+        ),
+    ] = None,
+    multiple: Multiple = 8,
+    sharing: Sharing = 1,
+    json: Json = None,
+    toml: Annotated[
+        str | None, typer.Option("--toml", metavar="FILE", help="Write the run for deadweight train; - prints it.")
+    ] = None,
+    plot: Plot = None,
+) -> None:
+    """Heads and their size by layer, with the attention parameters of equal heads everywhere.
+
+    Early layers take their shape from the bound. A layer whose softmax saturates uses less of a token: its heads are
+    smaller by its factor, and what that frees buys heads in all layers. Heads of one layer have one size, since the
+    model has one d_qk and one d_v per layer.
+
+    \b
+    deadweight allocate plan                                        four layers, profile of Python's manual
+    deadweight allocate plan --saturation 1,1,0.75,0.5 --toml plan.toml
+    deadweight train OUT --config plan.toml                         train it as it is
+    deadweight allocate plan --profile model:demo --width 768 --layers 12 --heads 12 --plot plan.svg
+
+    \b
+    exit status: 0 done, 2 wrong usage, bad input, or nothing fits (the message says what would)
+    """
+    from deadweight.allocate.plan import Shape
+    from deadweight.allocate.plan import plan as make_plan
+    from deadweight.allocate.rules import Rules
+    from deadweight.allocate.toml import plan_toml
+    from deadweight.report.allocation import plan_data, plot_plan, print_plan
+
+    if json == "-" and toml == "-":
+        raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
+    files = writable(json, "--json"), writable(toml, "--toml"), writable(plot, "--plot")
+    shape, factors = Shape(width, layers, heads, context), given_saturation(saturation)
+    known = named_profile(profile, lags, tokenizer)
+    size, rules = token_dim or known.d_token, Rules(multiple=multiple, one_size=True, sharing=sharing)
+    found = make_plan(shape, known.values, d_token=size, saturation=factors, rules=rules)
+    if json == "-":
+        sys.stdout.write(as_text(plan_data(found, known.source)))
+    elif toml == "-":
+        sys.stdout.write(plan_toml(found))
+    else:
+        print_plan(found, known.source, make_console())
+    if files[0] is not None:
+        files[0].write_text(as_text(plan_data(found, known.source)), encoding="utf-8")
+    if files[1] is not None:
+        files[1].write_text(plan_toml(found), encoding="utf-8")
+    if files[2] is not None:
+        plot_plan(found, known.source, files[2])
+
+
+def named_profile(name: str, lags: int | None, tokenizer: str) -> Any:
+    from deadweight.allocate.profile import read_profile
+    from deadweight.cli import spinner
+
+    with spinner() as say:
+        return read_profile(name, lags, tokenizer, say or (lambda _: None))
+
+
+def given_saturation(text: str | None) -> list[float] | None:
+    """Numbers by comma, or a JSON list in a file."""
+    if text is None:
+        return None
+    try:
+        found = json_module.loads(Path(text).read_text(encoding="utf-8")) if text.endswith(".json") else text.split(",")
+        return [float(value) for value in found]
+    except (OSError, ValueError, TypeError) as error:
+        raise DeadweightError(
+            f"found --saturation {text!r}; expected numbers by comma, or a .json file with a list of them"
+        ) from error
+
+
+def writable(file: str | Path | None, option: str) -> Path | None:
+    """Fail before the work, not after it, if its result has nowhere to go."""
+    if file is None or str(file) == "-":
+        return None
+    path = Path(file)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        found = "it is a folder" if path.is_dir() else f"the folder {str(path.absolute().parent)!r} does not exist"
+        raise DeadweightError(f"cannot write {option} {str(path)!r}: {found}; name a file in an existing folder")
+    return path
+
+
+def register(main: typer.Typer) -> None:
+    main.add_typer(app, name="allocate", short_help="How many heads, of what size, in which layer.")

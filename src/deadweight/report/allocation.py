@@ -1,0 +1,217 @@
+"""Allocations and plans for people, for programs, and as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deadweight import __version__
+from deadweight.allocate.bound import curve, lag_errors
+from deadweight.allocate.plan import Plan, PlannedLayer
+from deadweight.allocate.relaxed import relaxed
+from deadweight.allocate.solver import Optimum
+from deadweight.report.figure import pyplot, save
+from deadweight.report.text import plural
+
+BAR = 30  # columns of the longest bar
+SHOWN = (1, 2, 3, 4, 6, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64, 80, 96, 128, 192, 256)  # heads per lag in the table
+
+
+def print_bound(found: Optimum, source: str, console: Console) -> None:
+    """The optimum by lag, then the curve of groups that are all alike."""
+    task, m = found.task, len(found.groups)
+    console.print(f"{source}: {plural(len(task.profile), 'lag')}, tokens of {task.d_token} dimensions")
+    console.print(f"{found.limit.name} {found.limit.value:,g}: room for a Σ heads × size of {found.limit.width:,}\n")
+    console.print(lag_table(found, block(console)))
+    console.print(
+        f"\nbound {found.error:.4g} with {plural(m, 'lag')} and {plural(found.heads, 'head')}, width {found.width:,}: "
+        "no whole numbers have a lower one"
+    )
+    loose = relaxed(task, found.limit.width)
+    heads = ", ".join(f"{h:.3g}" for h in loose.heads[:4]) + (", …" if len(loose.heads) > 4 else "")
+    console.print(
+        f"with real numbers of heads, all of size {task.d_token}: bound {loose.error:.4g}, "
+        f"{plural(len(loose.heads), 'lag')}, heads {heads}\n"
+    )
+    console.print(f"{plural(m, 'lag')}, all with as many heads, of size D / (lags · heads), not rounded:")
+    console.print(curve_table(found, block(console)))
+
+
+def lag_table(found: Optimum, mark: str) -> Table:
+    table = plain("lags", "‖ρ‖", "heads each", "size", "bound", "")
+    errors = lag_errors(found.task, found.groups)
+    for first, last in runs(found):
+        group = found.groups[first - 1]
+        total = float(errors[first - 1 : last].sum())
+        norms = found.task.profile[first - 1], found.task.profile[last - 1]
+        shown = f"{norms[0]:.3g}" if first == last or norms[0] == norms[1] else f"{norms[0]:.3g} … {norms[1]:.3g}"
+        table.add_row(
+            span(first, last), shown, f"{group.heads}", f"{group.size:g}", f"{total:.4g}", mark * bar(total, errors)
+        )
+    if len(found.groups) < len(found.task.profile):
+        rest = float(errors[len(found.groups) :].sum())
+        lags = span(len(found.groups) + 1, len(found.task.profile))
+        table.add_row(lags, "", "none", "", f"{rest:.4g}", mark * bar(rest, errors))
+    return table
+
+
+def runs(found: Optimum) -> Iterator[tuple[int, int]]:
+    """Lags next to each other with the same heads: the first and the last of each."""
+    for _, lags in groupby(enumerate(found.groups, 1), key=lambda pair: pair[1]):
+        own = [lag for lag, _ in lags]
+        yield own[0], own[-1]
+
+
+def curve_table(found: Optimum, mark: str) -> Table:
+    table = plain("heads", "size", "bound", "")
+    m, width = len(found.groups), found.limit.width
+    heads = [h for h in SHOWN if m * h <= width]
+    values = curve(found.task, width, heads, m)
+    for h, value in zip(heads, values, strict=True):
+        table.add_row(f"{h}", f"{width / (m * h):.4g}", f"{value:.3f}", mark * round(BAR * value / max(values)))
+    return table
+
+
+def bound_data(found: Optimum, source: str) -> dict[str, Any]:
+    """The optimum and its whole curve, for programs."""
+    m, width = len(found.groups), found.limit.width
+    heads = list(range(1, width // m + 1))
+    loose = relaxed(found.task, width)
+    return {
+        "deadweight": __version__,
+        "task": {**asdict(found.task), "source": source},
+        "rules": asdict(found.rules),
+        "limit": {"name": found.limit.name, "value": found.limit.value, "width": width},
+        "optimum": {
+            "error": found.error,
+            "lags": m,
+            "heads": [g.heads for g in found.groups],
+            "sizes": [g.size for g in found.groups],
+            "width": found.width,
+            "price": found.price,
+            "floor": found.floor,
+        },
+        "relaxed": {"error": loose.error, "heads": list(loose.heads)},
+        "curve": {"lags": m, "heads": heads, "error": curve(found.task, width, heads, m)},
+    }
+
+
+def plot_bound(found: Optimum, source: str, file: Path) -> None:
+    """The U-curve, and heads by lag."""
+    data = bound_data(found, source)
+    picture, (left, right) = pyplot().subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    left.plot(data["curve"]["heads"], data["curve"]["error"], color="black", linewidth=1)
+    left.axhline(found.error, color="C0", linewidth=0.8, linestyle="--", label="best whole numbers")
+    left.set_xscale("log", base=2)
+    left.set_xlabel(f"heads for each of {plural(len(found.groups), 'lag')}, D = {found.limit.width:,}")
+    left.set_ylabel("error bound")
+    left.set_ylim(bottom=0)
+    left.legend(fontsize=8)
+    lags = range(1, len(found.groups) + 1)
+    right.bar(lags, [g.heads for g in found.groups], color="C0", width=0.8)
+    for lag, group in zip(lags, found.groups, strict=True):
+        if len(found.groups) <= 16:
+            right.annotate(f"{group.size:g}", (lag, group.heads), ha="center", va="bottom", fontsize=8)
+    right.set_xlabel("lag (above the bars: size of its heads)")
+    right.set_ylabel("heads")
+    picture.suptitle(f"{source}, tokens of {found.task.d_token} dimensions", fontsize=10)
+    save(picture, file)
+
+
+def print_plan(found: Plan, source: str, console: Console) -> None:
+    """Layer by layer, the plan beside equal heads."""
+    shape = found.shape
+    console.print(f"{source}: tokens of {found.d_token} dimensions; {shape.n_layers} layers of width {shape.d_model}\n")
+    table = plain("layer", "saturation", "heads", "size", "", "attention", "KV bytes", "bound", "equal heads", "bound")
+    widest = max(layer.width for layer in found.layers)
+    for i, (layer, old) in enumerate(zip(found.layers, found.default, strict=True)):
+        table.add_row(
+            f"{i}",
+            f"{found.saturation[i]:g}",
+            f"{layer.heads}",
+            f"{layer.size}",
+            block(console) * round(BAR / 2 * layer.width / widest),
+            f"{found.parameters(layer):,}",
+            f"{found.kv_bytes(layer):,}",
+            f"{layer.error:.4g}",
+            f"{old.heads} × {old.size}",
+            f"{old.error:.4g}",
+        )
+    table.add_row("all", "", "", "", "", *totals(found, found.layers), "", totals(found, found.default)[2])
+    console.print(table)
+    parameters, cache, _ = totals(found, found.default)
+    console.print(f"\nequal heads everywhere: {parameters} attention parameters, {cache} KV bytes per token")
+    console.print("every layer has heads of one size: the model has one d_qk and one d_v per layer")
+
+
+def totals(found: Plan, layers: Sequence[PlannedLayer]) -> tuple[str, str, str]:
+    error = sum(layer.error for layer in layers)
+    return f"{sum(map(found.parameters, layers)):,}", f"{sum(map(found.kv_bytes, layers)):,}", f"{error:.4g}"
+
+
+def plan_data(found: Plan, source: str) -> dict[str, Any]:
+    def side(layers: Sequence[PlannedLayer]) -> dict[str, Any]:
+        return {
+            "heads": [layer.heads for layer in layers],
+            "size": [layer.size for layer in layers],
+            "lags": [len(layer.groups) for layer in layers],
+            "parameters": [found.parameters(layer) for layer in layers],
+            "kv_bytes": [found.kv_bytes(layer) for layer in layers],
+            "error": [layer.error for layer in layers],
+        }
+
+    return {
+        "deadweight": __version__,
+        "profile": source,
+        "shape": asdict(found.shape),
+        "rules": asdict(found.rules),
+        "d_token": found.d_token,
+        "saturation": list(found.saturation),
+        "plan": side(found.layers),
+        "equal_heads": side(found.default),
+    }
+
+
+PANELS = ("heads", "size", "parameters", "kv_bytes", "error")
+TITLES = ("heads", "head size", "attention parameters", "KV bytes per token", "error bound")
+
+
+def plot_plan(found: Plan, source: str, file: Path) -> None:
+    """One panel per quantity, layers from left to right, the plan beside equal heads."""
+    data = plan_data(found, source)
+    picture, axes = pyplot().subplots(1, len(PANELS), figsize=(15, 3), layout="constrained")
+    for panel, key, title in zip(axes, PANELS, TITLES, strict=True):
+        for place, (name, label) in enumerate((("plan", "plan"), ("equal_heads", "equal heads"))):
+            values = data[name][key]
+            panel.bar([i + 0.4 * place - 0.2 for i in range(len(values))], values, width=0.4, label=label)
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel("layer")
+    axes[0].legend(fontsize=8)
+    picture.suptitle(f"{source}, tokens of {found.d_token} dimensions", fontsize=10)
+    save(picture, file)
+
+
+def plain(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name else "left")
+    return table
+
+
+def block(console: Console) -> str:
+    """What bars are made of."""
+    return "#" if console.options.ascii_only else "█"
+
+
+def bar(value: float, errors: Any) -> int:
+    return round(BAR * value / float(errors.sum()))
+
+
+def span(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first}–{last}"
