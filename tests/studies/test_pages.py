@@ -15,6 +15,7 @@ PAGES = {
     "s2_exact": ("written", "exact-projections"),
     "s2_skips": ("written", "skip-boundary"),
     "s2_query_weights": ("tables", "query-weights"),
+    "s3_allocation": ("written", "allocation"),
 }
 
 

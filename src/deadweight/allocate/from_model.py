@@ -1,9 +1,10 @@
 """The lag profile of a trained model: how much attention its early layers pay to the token m back.
 
 Every call of scaled_dot_product_attention is watched while the model reads short windows, so this works for any model
-that transformers or this package runs; the weights are formed again from queries and keys, a few windows at a time, and
-only their means by lag are kept. A query at place t predicts token t + 1, so lag m is the key at place t − m + 1. Queries
-see all lags, and the first key of a window is none of them: models park attention there that they have no use for.
+that transformers or this package runs; the weights are formed again from queries and keys, a few windows at a time,
+and only their means by lag are kept. A query at place t predicts token t + 1, so lag m is the key at place t − m + 1.
+Queries see all lags, and the first key of a window is none of them: models park attention there that they have no use
+for.
 
 Attention says where a layer looks, not what it makes of it, and lag 1 is what the skip connection carries anyway: a
 profile of the text itself (`from_text`) is about the task.
