@@ -33,7 +33,7 @@ Sharing = Annotated[int, typer.Option("--sharing", min=1, help="Query heads per 
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON; - is standard output.")
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (SVG; needs matplotlib).")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg or .png (needs matplotlib).")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -100,7 +100,7 @@ def bound(
     from deadweight.report.allocation import bound_data, plot_bound, print_bound
 
     destination = writable(json, "--json")
-    drawing = writable(plot, "--plot")
+    drawing = drawable(plot)
     limits = Budget(budget, kv_bytes, flops, width, context)
     found_profile = named_profile(profile, lags, tokenizer)
     rules = Rules(multiple, one_size, sharing, use_lags)
@@ -165,7 +165,7 @@ def plan(
 
     if json == "-" and toml == "-":
         raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
-    files = writable(json, "--json"), writable(toml, "--toml"), writable(plot, "--plot")
+    files = writable(json, "--json"), writable(toml, "--toml"), drawable(plot)
     shape, factors = Shape(width, layers, heads, context), given_saturation(saturation)
     known = named_profile(profile, lags, tokenizer)
     size, rules = token_dim or known.d_token, Rules(multiple=multiple, one_size=True, sharing=sharing)
@@ -214,6 +214,12 @@ def writable(file: str | Path | None, option: str) -> Path | None:
         found = "it is a folder" if path.is_dir() else f"the folder {str(path.absolute().parent)!r} does not exist"
         raise DeadweightError(f"cannot write {option} {str(path)!r}: {found}; name a file in an existing folder")
     return path
+
+
+def drawable(file: Path | None) -> Path | None:
+    if file is not None and file.suffix not in (".svg", ".png"):
+        raise DeadweightError(f"found --plot {str(file)!r}; expected a name that ends in .svg or .png")
+    return writable(file, "--plot")
 
 
 def register(main: typer.Typer) -> None:

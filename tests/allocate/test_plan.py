@@ -91,7 +91,9 @@ def test_heads_must_divide_the_width() -> None:
 def test_the_file_trains_and_the_model_is_audited_and_loaded(tmp_path: Path) -> None:
     found = plan(Shape(16, 2, 2, 16), PROFILE, d_token=4, saturation=[1, 0.5], rules=Rules(multiple=2, sharing=2))
     tables = tomllib.loads(plan_toml(found))
-    tables["train"] |= {"steps": 2, "batch": 2, "evaluate_tokens": 100}
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat, and the dog sat on the log.\n" * 20, encoding="utf-8")
+    tables |= {"data": {"text": str(text)}, "train": {"steps": 2, "batch": 2}}
     result = train(make_run(tables), tmp_path / "out")
     model = deadweight.load(tmp_path / "out")
     assert [shape.heads for shape in model.config.layers] == [layer.heads for layer in found.layers]

@@ -109,6 +109,7 @@ def plot_bound(found: Optimum, source: str, file: Path) -> None:
     left.plot(data["curve"]["heads"], data["curve"]["error"], color="black", linewidth=1)
     left.axhline(found.error, color="C0", linewidth=0.8, linestyle="--", label="best whole numbers")
     left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:.0f}")
     left.set_xlabel(f"heads for each of {plural(len(found.groups), 'lag')}, D = {found.limit.width:,}")
     left.set_ylabel("error bound")
     left.set_ylim(bottom=0)
@@ -120,6 +121,7 @@ def plot_bound(found: Optimum, source: str, file: Path) -> None:
             right.annotate(f"{group.size:g}", (lag, group.heads), ha="center", va="bottom", fontsize=8)
     right.set_xlabel("lag (above the bars: size of its heads)")
     right.set_ylabel("heads")
+    right.xaxis.set_major_locator(pyplot().MaxNLocator(integer=True))
     picture.suptitle(f"{source}, tokens of {found.task.d_token} dimensions", fontsize=10)
     save(picture, file)
 
@@ -192,7 +194,8 @@ def plot_plan(found: Plan, source: str, file: Path) -> None:
             panel.bar([i + 0.4 * place - 0.2 for i in range(len(values))], values, width=0.4, label=label)
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("layer")
-    axes[0].legend(fontsize=8)
+        panel.xaxis.set_major_locator(pyplot().MaxNLocator(integer=True))
+    axes[0].legend(fontsize=8, loc="lower left", framealpha=1)
     picture.suptitle(f"{source}, tokens of {found.d_token} dimensions", fontsize=10)
     save(picture, file)
 
