@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration import LayerShape, TransformerConfig
 
@@ -43,7 +44,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: TransformerConfig, shape: LayerShape) -> None:
         super().__init__()
-        self.shape, self.causal = shape, config.causal
+        self.shape, self.is_causal, self.config = shape, config.causal, config
+        self.num_key_value_groups = shape.heads // shape.key_heads
         d, biases = config.d_model, config.biases
 
         def projection(name: str, kind: str, width: int) -> nn.Module:
@@ -72,11 +74,19 @@ class Attention(nn.Module):
         q, k, v = in_autocast(q), in_autocast(k), in_autocast(v)
         if cache is not None:
             k, v = cache.update(k, v, index)
-        if s.heads != s.key_heads:
-            k, v = (z.repeat_interleave(s.heads // s.key_heads, 1) for z in (k, v))
-        causal = self.causal and mask is None and q.shape[2] > 1  # a single new token sees all that came before
+        return self.output(self.attend(q, k, v, mask).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """The heads' outputs, (b, t, h, v), by PyTorch's own attention, or by one that the user asked for."""
+        name = self.config._attn_implementation
+        if name not in (None, "eager", "sdpa"):
+            attention = ALL_ATTENTION_FUNCTIONS.get_interface(name, default=None)
+            return attention(self, q, k, v, mask, scaling=self.scale)[0]
+        if self.num_key_value_groups > 1:
+            k, v = (z.repeat_interleave(self.num_key_value_groups, 1) for z in (k, v))
+        causal = self.is_causal and mask is None and q.shape[2] > 1  # a single new token sees all that came before
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale)
-        return self.output(y.transpose(1, 2).flatten(2))
+        return y.transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -156,6 +166,7 @@ class TransformerPreTrained(PreTrainedModel):
     config_class = TransformerConfig
     base_model_prefix = "transformer"
     _supports_sdpa = True
+    _supports_attention_backend = True
     _no_split_modules: ClassVar[list[str]] = ["Layer"]
 
     @torch.no_grad()

@@ -1,0 +1,44 @@
+"""A cut model in its small form: slim layers for what is zero, and a packing for every attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.heads.truncate import Cut
+from deadweight.save.slim import layout, public
+from deadweight.source.slim_attention import Packing, install_attention
+from deadweight.source.slim_modeling import install
+
+
+def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
+    """The cut module with small layers in place of the zero-padded ones, and the spec by which to build it again."""
+    form = layout(cut.module, cut.facts)
+    dense = dict(cut.module.state_dict())
+    stored: dict[str, Tensor] = {}
+    for path in form.modules:
+        stored |= form.tensors(path, dense.__getitem__)
+    spec: dict[str, Any] = {
+        "format": 1,
+        "modules": public(form.modules),
+        "attention": {path: {k: v for k, v in p.items() if k[0] != "_"} for path, p in cut.packings.items()},
+    }
+    module = cut.module
+    install(module, spec)
+    install_attention(module, spec["attention"])
+    like = next(p for p in module.parameters() if p.is_floating_point())
+    for path, packing in cut.packings.items():
+        if packing["chosen"]:
+            stored[f"{path}.packing.key_places"] = torch.tensor(packing["_places"], dtype=torch.int32)
+        for i, up in enumerate(packing["_ups"]):
+            stored[f"{path}.packing.up_{i}"] = up
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            own[name].data = tensor.to(like.device, own[name].dtype if tensor.is_floating_point() else None)
+    for part in module.modules():
+        if isinstance(part, Packing):
+            part.to(like.device, like.dtype)
+    return module, spec

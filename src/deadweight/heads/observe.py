@@ -1,0 +1,71 @@
+"""Looking into attention while a model runs, through the one interface by which transformers calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from deadweight.errors import DeadweightError
+from deadweight.source.slim_attention import attention, how_of
+
+OBSERVED = "deadweight-observed"
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Observer(Protocol):
+    """Called at every attention with what it is given; returns the outputs of the heads, (b, h, t, d_v).
+
+    `how` holds mask, scaling, causal, dropout and softcap; `attend` computes the attention itself.
+    """
+
+    def __call__(
+        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
+    ) -> Tensor: ...
+
+
+_observer: ContextVar[tuple[Observer, dict[int, str]] | None] = ContextVar("observer", default=None)
+
+
+def observed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    how = how_of(module, query, attention_mask, given)
+    if how["scaling"] is None:
+        how["scaling"] = query.shape[-1] ** -0.5
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, **how)
+
+    found = _observer.get()
+    assert found is not None, "observed attention without an observer"
+    observer, paths = found
+    out = observer(paths[id(module)], query, key, value, attend, how)
+    return out.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def observing(model: Any, observer: Observer) -> Iterator[None]:
+    """Every attention of the model passes through the observer inside this block."""
+    if not hasattr(model, "set_attn_implementation") or not type(model)._can_set_attn_implementation():
+        raise DeadweightError(
+            f"found a {type(model).__name__}; expected a model of transformers with softmax attention that is called "
+            "through its attention interface: only there can heads be looked into"
+        )
+    AttentionInterface.register(OBSERVED, observed_attention)
+    AttentionMaskInterface.register(OBSERVED, sdpa_mask)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
+    token = _observer.set((observer, {id(m): path for path, m in model.named_modules()}))
+    try:
+        model.set_attn_implementation(OBSERVED)
+        yield
+    finally:
+        _observer.reset(token)
+        for config, name in before:
+            config._attn_implementation = name

@@ -1,0 +1,68 @@
+"""The best r dimensions of a space that several heads share.
+
+Heads h pass on vectors z_h; the gradients with respect to them are ∂z_h. Kept are the r numbers B z_h, and what reads
+them is given A_h B z_h in place of z_h. The predicted loss is ½ Σ_h tr(G_h E_h Z_h E_hᵀ) with E_h = I − A_h B and the
+second moments Z_h of z_h and G_h of ∂z_h, taken as independent.
+
+For given B the best A_h is the regression Z_h Bᵀ (B Z_h Bᵀ)⁻¹, whatever the gradients are. For one head the best B are
+the leading left singular vectors of G^½ Z^½, times G^½ (Eckart and Young); for several, those of the sums are taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+JITTER = 1e-6  # of a moment's mean variance: sums in float32 are no better
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """Nested: the first r rows of `basis` are the best r dimensions, and `loss[r]` is predicted for them."""
+
+    basis: Tensor  # d d
+    loss: Tensor  # d + 1
+    moment: Tensor  # h d d
+
+    def back(self, rank: int) -> Tensor:
+        """A_h, (h, d, r): the regression of what was there on what is kept."""
+        kept = self.basis[:rank]
+        moment = self.moment
+        inner = kept @ moment @ kept.T
+        right = torch.linalg.solve(jittered(inner), kept @ moment)
+        return right.transpose(1, 2)
+
+
+def positive(moment: Tensor) -> Tensor:
+    """The nearest matrix without negative eigenvalues, which rounding makes."""
+    values, vectors = torch.linalg.eigh(0.5 * (moment + moment.transpose(-1, -2)))
+    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.transpose(-1, -2)
+
+
+def root(moment: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(moment)
+    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.transpose(-1, -2)
+
+
+def jittered(moment: Tensor) -> Tensor:
+    """A moment that can be inverted: a little variance in every direction, absolute where there is none at all."""
+    size = moment.shape[-1]
+    mean = moment.diagonal(dim1=-2, dim2=-1).mean(-1) if size else moment.new_zeros(moment.shape[:-2])
+    return moment + (JITTER * mean.clamp(min=1e-30))[..., None, None] * torch.eye(size, dtype=moment.dtype)
+
+
+def best_subspace(moment: Tensor, gradient: Tensor) -> Subspace:
+    """`moment` and `gradient` are (h, d, d): second moments of z and of ∂z for all heads that share the space."""
+    z, g = positive(moment), positive(gradient)
+    whole, weight = jittered(z.sum(0)), root(jittered(g.sum(0)))
+    left, _, _ = torch.linalg.svd(weight @ root(whole))
+    basis = left.T @ weight
+    basis = basis / (basis @ whole @ basis.T).diagonal().clamp(min=1e-300).sqrt()[:, None]
+    inner = torch.linalg.cholesky(jittered(basis @ z @ basis.T))
+    explained = torch.linalg.solve_triangular(inner, basis @ z, upper=False)  # h d d: one new direction per row
+    gain = ((explained @ g) * explained).sum(-1).sum(0)
+    total = (g * z).sum()
+    loss = 0.5 * (total - torch.cat([gain.new_zeros(1), gain.cumsum(0)])).clamp(min=0)
+    return Subspace(basis, loss, z)

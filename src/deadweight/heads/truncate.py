@@ -1,0 +1,234 @@
+"""Cutting heads: new weights in place of the old ones, zero where nothing is kept, and what may then be left out.
+
+Everything is a change of rows and columns in float64: keys and values are turned into the basis in which their first
+dimensions matter most, the queries and the output projection take the regressions, means go into the bias behind.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from deadweight.heads.locate import Heads, Rows
+from deadweight.heads.planes import Planes
+from deadweight.heads.subspace import Subspace
+from deadweight.reduce.facts import Fact, ZeroPlaces
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What was found out about one attention: the values of every group of merged key heads, and per key head the still
+    places and planes of its keys. None: cannot be cut."""
+
+    heads: Heads
+    merged: int
+    mean: Tensor  # of what every query head gathers, h × merged·d_v
+    values: tuple[Subspace | None, ...]
+    still: tuple[Subspace | None, ...]
+    planes: tuple[Planes | None, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much one attention keeps: dimensions of each group's values, still places and planes of each head's keys."""
+
+    values: tuple[int, ...]
+    still: tuple[int, ...]
+    planes: tuple[int, ...]
+
+
+class Layer:
+    """The weights of a linear layer as (rows, columns) in float64, whatever way round they are stored."""
+
+    def __init__(self, model: nn.Module, path: str) -> None:
+        self.path, self.module = path, model.get_submodule(path)
+        self.transposed = isinstance(self.module, Conv1D)
+        weight = self.module.get_parameter("weight").detach().double()
+        self.weight = weight.T.clone() if self.transposed else weight.clone()
+        bias = self.module._parameters.get("bias")
+        self.bias = None if bias is None else bias.detach().double().clone()
+
+    def store(self) -> None:
+        old = self.module.get_parameter("weight")
+        new = self.weight.T if self.transposed else self.weight
+        old.data = new.to(old.dtype).contiguous()
+        if self.bias is None:
+            return
+        bias = self.bias.to(old.dtype)
+        if self.module._parameters.get("bias") is None:
+            self.module.register_parameter("bias", nn.Parameter(bias, requires_grad=old.requires_grad))
+        else:
+            self.module.get_parameter("bias").data = bias
+
+    def turn(self, rows: Tensor, turn: Tensor) -> None:
+        """rows ← turn · rows, weights and biases."""
+        self.weight[rows] = turn.to(self.weight) @ self.weight[rows]
+        if self.bias is not None:
+            self.bias[rows] = turn.to(self.weight) @ self.bias[rows]
+
+    def zero_rows(self, rows: Sequence[int]) -> list[Fact]:
+        at = tuple(sorted(rows))
+        facts: list[Fact] = [ZeroPlaces(f"{self.path}.weight", 1 if self.transposed else 0, at)]
+        if self.bias is not None:
+            facts.append(ZeroPlaces(f"{self.path}.bias", 0, at))
+        return facts if at else []
+
+    def zero_columns(self, columns: Sequence[int]) -> list[Fact]:
+        at = tuple(sorted(columns))
+        return [ZeroPlaces(f"{self.path}.weight", 0 if self.transposed else 1, at)] if at else []
+
+
+def in_rows(rows: Rows, head: int | slice, turn: Tensor) -> tuple[Tensor, Tensor]:
+    """A map of what attention sees of one head, or of several side by side, as a map of the rows behind it."""
+    factor = rows.factor[head].flatten()
+    return rows.places[head].flatten(), (turn * factor[None, :]) / factor[:, None]
+
+
+def truncate(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tuple[list[Fact], dict[str, Any]]:
+    """Cut one attention in place. Returns what is zero now, and the packing of its cache.
+
+    `bias`: the output projection may be given one where it has none, for the means of what is dropped.
+    """
+    heads = spaces.heads
+    facts, ups = cut_values(model, spaces, kept, bias=bias)
+    facts += cut_keys(model, spaces, kept)
+    places = [key_places(spaces, g, kept) for g in range(heads.key_heads)]
+    untouched = heads.query is None or heads.key is None
+    packing = {
+        "heads": heads.heads,
+        "key_heads": heads.key_heads,
+        "merged": spaces.merged,
+        "d_qk": heads.d_qk,
+        "d_v": heads.d_v,
+        "keys": [len(p) for p in places],
+        "values": list(kept.values),
+        "chosen": any(p != list(range(len(p))) for p in places),
+        "needed": untouched and any(len(p) < heads.d_qk for p in places),
+        "_places": [place for p in places for place in p],
+        "_ups": ups,
+    }
+    return facts, packing
+
+
+def key_places(spaces: Spaces, head: int, kept: Kept) -> list[int]:
+    heads, planes = spaces.heads, spaces.planes[head]
+    chosen = range(len(heads.planes)) if planes is None else planes.kept(kept.planes[head])
+    return sorted([*heads.still[: kept.still[head]], *(place for p in chosen for place in heads.planes[p])])
+
+
+def cut_values(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tuple[list[Fact], list[Tensor]]:
+    """New values in their best basis. The way back goes into the output projection; of merged heads it is returned."""
+    heads, merged, d = spaces.heads, spaces.merged, spaces.heads.d_v
+    if merged == 1 and all(s is None or r == d for s, r in zip(spaces.values, kept.values, strict=True)):
+        return [], []
+    assert heads.value is not None and heads.output is not None
+    into, out = Layer(model, heads.value.module), Layer(model, heads.output)
+    rows: list[int] = []
+    columns: list[int] = []
+    ups: list[Tensor] = []
+    moved = torch.zeros(out.weight.shape[0], dtype=torch.float64)
+    for g, (space, r) in enumerate(zip(spaces.values, kept.values, strict=True)):
+        if space is None or (merged == 1 and r == d):
+            continue
+        turn = torch.zeros(merged * d, merged * d, dtype=torch.float64)
+        turn[:r] = space.basis[:r]
+        places, as_rows = in_rows(heads.value, slice(g * merged, (g + 1) * merged), turn)
+        into.turn(places, as_rows)
+        rows += places[r:].tolist()
+        backs = space.back(r)
+        ways = []
+        for i, back in enumerate(backs):
+            h, member = g * merged * heads.groups + i, i // heads.groups
+            back = back[member * d : (member + 1) * d]
+            part, mean = slice(h * d, (h + 1) * d), spaces.mean[h]
+            old = out.weight[:, part].clone()
+            moved += old @ (mean[member * d : (member + 1) * d] - back @ (space.basis[:r] @ mean))
+            if merged == 1:
+                out.weight[:, part] = torch.cat([old @ back, torch.zeros(len(old), d - r, dtype=old.dtype)], 1)
+                columns += range(h * d + r, (h + 1) * d)
+            ways.append(back)
+        ups.append(torch.stack(ways))
+    if out.bias is not None or bias:
+        out.bias = moved if out.bias is None else out.bias + moved
+    into.store()
+    out.store()
+    return into.zero_rows(rows) + out.zero_columns(columns), ups if merged > 1 else []
+
+
+def cut_keys(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
+    heads = spaces.heads
+    if heads.query is None or heads.key is None:
+        return []  # behind a norm, say: the places go when the cache is packed
+    queries = Layer(model, heads.query.module)
+    keys = queries if heads.key.module == heads.query.module else Layer(model, heads.key.module)
+    gone: dict[int, list[int]] = {id(queries): [], id(keys): []}
+    for g in range(heads.key_heads):
+        places = key_places(spaces, g, kept)
+        dropped = sorted(set(range(heads.d_qk)) - set(places))
+        if not dropped:
+            continue
+        on_keys, on_queries = key_turns(spaces, g, kept)
+        rows, turn = in_rows(heads.key, g, on_keys)
+        keys.turn(rows, turn)
+        gone[id(keys)] += rows[dropped].tolist()
+        for i, change in enumerate(on_queries):
+            rows, turn = in_rows(heads.query, g * heads.groups + i, change)
+            queries.turn(rows, turn)
+            gone[id(queries)] += rows[dropped].tolist()
+    facts = []
+    for layer in {id(queries): queries, id(keys): keys}.values():
+        layer.store()
+        facts += layer.zero_rows(gone[id(layer)])
+    return facts
+
+
+def key_turns(spaces: Spaces, head: int, kept: Kept) -> tuple[Tensor, list[Tensor]]:
+    """The map of a head's keys, and that of each of its query heads: zero in the places that are dropped."""
+    heads, still, planes = spaces.heads, spaces.still[head], spaces.planes[head]
+    size = heads.d_qk
+    keys = torch.zeros(size, size, dtype=torch.float64)
+    queries = [keys.clone() for _ in range(heads.groups)]
+    at = torch.tensor(heads.still, dtype=torch.long)
+    r = kept.still[head]
+    for change, i in [(keys, -1), *((q, i) for i, q in enumerate(queries))]:
+        if still is None or r == len(heads.still):
+            change[at, at] = 1.0
+        elif i < 0:
+            change[at[:r, None], at] = still.basis[:r]
+        else:
+            change[at[:r, None], at] = still.back(r)[i].T
+    chosen = range(len(heads.planes)) if planes is None else planes.kept(kept.planes[head])
+    for p in chosen:
+        a, b = heads.planes[p]
+        keys[a, a] = keys[b, b] = 1.0
+        for i, change in enumerate(queries):
+            along, across = (0.0, 0.0) if planes is None else planes.change[kept.planes[head]][i, :, p].tolist()
+            change[a, a] = change[b, b] = 1.0 + along
+            change[a, b], change[b, a] = -across, across
+    return keys, queries
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model with its heads cut: dense, with zeros where nothing is kept; and what a slim form may leave out."""
+
+    module: nn.Module
+    facts: tuple[Fact, ...]
+    packings: dict[str, dict[str, Any]]
+
+
+def cut(model: nn.Module, spaces: Sequence[Spaces], kept: Mapping[str, Kept], *, bias: bool) -> Cut:
+    """A copy of the model with every attention truncated."""
+    module = copy.deepcopy(model)
+    facts: list[Fact] = []
+    packings = {}
+    for s in spaces:
+        found, packings[s.heads.path] = truncate(module, s, kept[s.heads.path], bias=bias)
+        facts += found
+    return Cut(module, tuple(facts), packings)

@@ -1,0 +1,250 @@
+"""Attention of a compressed checkpoint: of every head's keys and values only what is kept is stored and multiplied.
+
+It needs torch and transformers alone, so that it can travel with the checkpoint. The model's own code goes on to see
+heads of their old size: places that were given up hold zeros. Between it and the cache stands a `Packing`, which takes
+the kept places out; between it and the softmax stands `packed_attention`, which works on them alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+NAME = "deadweight"  # of this attention among those of transformers
+HARMLESS = {"position_ids", "cache_position", "output_attentions", "sliding_window", "use_cache", "position_embeddings"}
+
+
+class Packing(nn.Module):
+    """How much of the keys of every key head, and of the values of every group of them, is kept.
+
+    Of values the first dimensions are kept; of keys too, unless their places are chosen (rotary positions bind a place
+    to its frequency). Where `merged` key heads share their values, `up` makes of what a query head has gathered the
+    output that its own values would have given. Packed, keys and values are (batch, heads, tokens, kept) where all
+    heads keep the same number, and else lie side by side in (batch, 1, tokens, all kept).
+    """
+
+    key_places: Tensor
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.merged = spec["heads"], spec["key_heads"], spec["merged"]
+        self.d_qk, self.d_v = spec["d_qk"], spec["d_v"]
+        self.keys, self.values = tuple(spec["keys"]), tuple(spec["values"])
+        self.chosen = spec["chosen"]
+        self.needed = spec["needed"] or self.merged > 1  # what is given up does not hold zeros
+        if self.chosen:
+            self.register_buffer("key_places", torch.zeros(sum(self.keys), dtype=torch.int32))
+        if self.merged > 1:
+            shares = self.heads // len(self.values)
+            for i, kept in enumerate(self.values):
+                self.register_parameter(f"up_{i}", nn.Parameter(torch.empty(shares, self.d_v, kept)))
+
+    @property
+    def groups(self) -> int:
+        return self.heads // self.key_heads
+
+    def packed(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all heads, (b, heads, t, size), without what is not kept."""
+        keys = [self.kept(key[:, i], i) for i in range(self.key_heads)]
+        gathered = value.unflatten(1, (-1, self.merged)).transpose(2, 3).flatten(3)  # b, groups, t, merged·d_v
+        values = [gathered[:, i, :, :kept] for i, kept in enumerate(self.values)]
+        return beside(keys), beside(values)
+
+    def kept(self, states: Tensor, head: int) -> Tensor:
+        """The kept places of one key head's keys, or of the queries that meet them."""
+        if not self.chosen:
+            return states[..., : self.keys[head]]
+        at = sum(self.keys[:head])
+        return states.index_select(-1, self.key_places[at : at + self.keys[head]])
+
+    def is_packed(self, key: Tensor, value: Tensor) -> bool:
+        return shape_beside(self.keys) == (key.shape[1], key.shape[-1]) and shape_beside(self.values) == (
+            value.shape[1],
+            value.shape[-1],
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+        """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
+        found = []
+        for first, last in self.runs():
+            q = [query[:, i * self.groups : (i + 1) * self.groups] for i in range(first, last)]
+            q = [self.kept(part, first + i) for i, part in enumerate(q)]
+            k = some_heads(key, self.keys, first, last)
+            v = some_heads(value, self.values, first // self.merged, (last - 1) // self.merged + 1)
+            out = attention(torch.cat(q, 1) if len(q) > 1 else q[0], k, v, **how)
+            found.append(self.restored(out, first, last))
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Neighbouring key heads that one attention can serve: of the same sizes, and of whole groups or inside one."""
+        if len(set(self.keys)) == 1 and len(set(self.values)) == 1:
+            return [(0, self.key_heads)]
+        sizes = [(kept, i // self.merged) for i, kept in enumerate(self.keys)]
+        if self.merged == 1:
+            sizes = [(kept, self.values[i]) for i, kept in enumerate(self.keys)]
+        starts = [i for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
+        return list(zip(starts, [*starts[1:], self.key_heads], strict=True))
+
+    def restored(self, out: Tensor, first: int, last: int) -> Tensor:
+        """The outputs of whole heads from what was gathered of the kept values."""
+        if self.merged == 1:
+            return F.pad(out, (0, self.d_v - out.shape[-1]))
+        ups = [getattr(self, f"up_{i}") for i in range(first // self.merged, (last - 1) // self.merged + 1)]
+        up = torch.cat(ups) if len(ups) > 1 else ups[0]
+        start = (first % self.merged) * self.groups
+        return torch.einsum("bhtr,hdr->bhtd", out, up[start : start + out.shape[1]].to(out.dtype))
+
+
+def beside(states: list[Tensor]) -> Tensor:
+    """(b, t, kept) of every head as one tensor."""
+    if len({s.shape[-1] for s in states}) == 1:
+        return torch.stack(states, 1) if len(states) > 1 else states[0].unsqueeze(1)
+    return torch.cat(states, -1).unsqueeze(1)
+
+
+def shape_beside(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """How many heads, of what size, `beside` makes of heads of these sizes."""
+    return (len(sizes), sizes[0]) if len(set(sizes)) == 1 else (1, sum(sizes))
+
+
+def some_heads(states: Tensor, sizes: tuple[int, ...], first: int, last: int) -> Tensor:
+    """The states of neighbouring heads of one size, (b, heads, t, kept)."""
+    if len(set(sizes)) == 1:
+        return states[:, first:last]
+    start, stop = sum(sizes[:first]), sum(sizes[:last])
+    return states[:, 0, :, start:stop].unflatten(-1, (last - first, sizes[first])).transpose(1, 2)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    scaling: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+) -> Tensor:
+    """softmax(scaling · Q Kᵀ + mask) V. Keys, and values, may each be shared by groups of query heads of their own."""
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads, one_token = query.shape[1], query.shape[2] == 1
+    if softcap is not None or (one_token and dropout == 0):
+        return spelled_out(query, key, value, mask, scaling, causal, dropout, softcap)
+    alike = key.shape[1] == value.shape[1] and key.shape[-1] == value.shape[-1]
+    if key.shape[1] < heads and alike and mask is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
+        )
+    key, value = (z.repeat_interleave(heads // z.shape[1], 1) for z in (key, value))
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling
+    )
+
+
+def spelled_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    causal: bool,
+    dropout: float,
+    softcap: float | None,
+) -> Tensor:
+    """Two products that read each key and each value once for all the query heads that share it."""
+    b, h, t, _ = query.shape
+    shared = query.reshape(b, key.shape[1], -1, query.shape[-1])  # the query heads of a key head as rows
+    scores = (shared @ key.transpose(-1, -2)).view(b, h, t, -1) * scaling
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    weights = F.dropout(weights, dropout) if dropout else weights
+    return (weights.reshape(b, value.shape[1], -1, weights.shape[-1]) @ value).view(b, h, t, -1)
+
+
+def how_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What transformers says about one attention, in our words; what is not known here is refused."""
+    extra = {n: v for n, v in given.items() if v is not None and v is not False}
+    known = {"scaling", "dropout", "is_causal", "softcap"} | HARMLESS
+    if strange := sorted(set(extra) - known):
+        raise NotImplementedError(f"attention with {', '.join(strange)}, which compressed heads do not know")
+    causal = given.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    return {
+        "mask": mask,
+        "scaling": given.get("scaling"),
+        "causal": bool(causal) and mask is None and query.shape[2] > 1,
+        "dropout": given.get("dropout") or 0.0,
+        "softcap": given.get("softcap"),
+    }
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention, on packed keys and values where the module has a packing."""
+    how = how_of(module, query, attention_mask, given)
+    packing: Any = getattr(module, "packing", None)
+    if packing is None:
+        return attention(query, key, value, **how).transpose(1, 2).contiguous(), None
+    if how["scaling"] is None:
+        how["scaling"] = packing.d_qk**-0.5
+    packed = packing.is_packed(key, value)
+    if not packed and packing.needed:
+        (key, value), packed = packing.packed(key, value), True
+    out = packing.attend(query, key, value, **how) if packed else attention(query, key, value, **how)
+    return out.transpose(1, 2).contiguous(), None
+
+
+class PackedCache:
+    """A cache that is given whole keys and values and stores packed ones."""
+
+    def __init__(self, cache: Any, packing: Packing) -> None:
+        self._cache, self._packing = cache, packing
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._cache.update(*self._packing.packed(key_states, value_states), *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._cache, name)
+        return PackedCache(found, self._packing) if isinstance(found, Cache) else found
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # the model's code asks what kind of cache it has
+        return type(self._cache)
+
+
+def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Every cache that an attention module is called with stores packed keys and values."""
+
+    def wrapped(value: Any) -> Any:
+        plain = isinstance(value, Cache) and type(value) is not PackedCache
+        return PackedCache(value, module.packing) if plain else value
+
+    return tuple(wrapped(a) for a in args), {n: wrapped(v) for n, v in kwargs.items()}
+
+
+def register() -> None:
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def install_attention(model: Any, specs: dict[str, dict[str, Any]]) -> None:
+    """Give every attention module that the checkpoint describes its packing."""
+    register()
+    for path, spec in specs.items():
+        module = model.get_submodule(path)
+        module.packing = Packing(spec)
+        module.register_forward_pre_hook(before, with_kwargs=True)
+    model.set_attn_implementation(NAME)
