@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.source.checkpoint import FileCheckpoint
 from deadweight.source.files import read_json
@@ -23,6 +24,7 @@ def load(folder: str | Path, module: nn.Module | None = None, **options: Any) ->
     """
     if module is not None:
         return into(module, Path(folder))
+    folder = embedded.path() if str(folder) == "demo" and not Path(folder).exists() else folder
     place = locate(str(folder))
     config = read_config(place)
     cls = model_class(config)

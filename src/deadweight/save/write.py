@@ -33,6 +33,7 @@ from deadweight.transformer.modeling import TransformerPreTrained
 PACKAGE = Path(__file__).parent.parent
 OWN_CODE = (PACKAGE / "transformer" / "configuration.py", PACKAGE / "transformer" / "modeling.py")
 MODELING = "modeling_deadweight.py"
+ATTENTION = "attention_deadweight.py"
 FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
 LEFT_BEHIND = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (
@@ -219,33 +220,45 @@ def path_of(fact: Any) -> str:
 
 
 def accompany(job: Job, draft: Path, specs: dict[str, Any]) -> None:
-    """Config, tokenizer and whatever else lies beside the weights; for slim, the code that builds its layers."""
-    if job.folder is not None:
-        for file in sorted(job.folder.rglob("*")):
-            inside = file.relative_to(job.folder)
+    """What lies beside the weights, for a reduction."""
+    slim = {"format": 1, "modules": public(specs)} if job.layout == "slim" else None
+    lay_beside(draft, job.folder, job.source.config, type(job.whole), slim)
+
+
+def lay_beside(
+    draft: Path, folder: Path | None, config: Any, cls: type[nn.Module], slim: dict[str, Any] | None
+) -> None:
+    """Config, tokenizer and whatever else lies in the folder; for slim, the code that builds its layers."""
+    if folder is not None:
+        for file in sorted(folder.rglob("*")):
+            inside = file.relative_to(folder)
             plain = file.is_file() and not any(part.startswith(".") for part in inside.parts)
             if plain and takes_along(file):
                 (draft / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, draft / inside)
-    elif job.source.config is not None:
-        job.source.config.save_pretrained(draft)
-    if job.layout == "slim" and job.source.config is None:
-        (draft / "slim.json").write_text(json.dumps({"format": 1, "modules": public(specs)}) + "\n", encoding="utf-8")
-    elif job.layout == "slim":
-        file = draft / "config.json"
-        config = read_json(file)
-        cls = type(job.whole)
-        config["deadweight"] = {"format": 1, "modules": public(specs)}
-        config["auto_map"] = dict.fromkeys(
-            autos_of(cls, job.source.config), f"{MODELING.removesuffix('.py')}.SlimModel"
-        )
-        if isinstance(job.source.config, TransformerConfig):
-            config["auto_map"]["AutoConfig"] = f"configuration.{TransformerConfig.__name__}"
-            for own in OWN_CODE:
-                shutil.copyfile(own, draft / own.name)
-        config.setdefault("architectures", [cls.__name__])
-        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (draft / MODELING).write_text(modeling(cls), encoding="utf-8")
+    elif config is not None:
+        config.save_pretrained(draft)
+    if slim is not None and config is None:
+        (draft / "slim.json").write_text(json.dumps(slim) + "\n", encoding="utf-8")
+    elif slim is not None:
+        write_slim_code(draft, config, cls, slim)
+
+
+def write_slim_code(draft: Path, config: Any, cls: type[nn.Module], slim: dict[str, Any]) -> None:
+    """The config of a slim checkpoint, and the files that build it where deadweight is not installed."""
+    file = draft / "config.json"
+    raw = read_json(file)
+    raw["deadweight"] = slim
+    raw["auto_map"] = dict.fromkeys(autos_of(cls, config), f"{MODELING.removesuffix('.py')}.SlimModel")
+    if isinstance(config, TransformerConfig):
+        raw["auto_map"]["AutoConfig"] = f"configuration.{TransformerConfig.__name__}"
+        for own in OWN_CODE:
+            shutil.copyfile(own, draft / own.name)
+    raw.setdefault("architectures", [cls.__name__])
+    file.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    if "attention" in slim:
+        shutil.copyfile(PACKAGE / "source" / "slim_attention.py", draft / ATTENTION)
+    (draft / MODELING).write_text(modeling(cls, attention="attention" in slim), encoding="utf-8")
 
 
 def takes_along(file: Path) -> bool:
@@ -265,30 +278,36 @@ def autos_of(cls: type[nn.Module], config: Any) -> list[str]:
     return found or ["AutoModel"]
 
 
-def modeling(cls: type[nn.Module]) -> str:
+def modeling(cls: type[nn.Module], *, attention: bool = False) -> str:
     """The code that travels with a slim checkpoint: its layers, and the model class that uses them."""
     source = PACKAGE / "source" / "slim_modeling.py"
     home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
+    packed = f"from .{ATTENTION.removesuffix('.py')} import install_attention  # noqa: E402\n" if attention else ""
+    last = '        install_attention(self, config.deadweight["attention"])\n' if attention else ""
     return source.read_text(encoding="utf-8") + (
-        f"\n\nfrom {home} import {cls.__name__}  # noqa: E402\n\n\n"
+        f"\n\nfrom {home} import {cls.__name__}  # noqa: E402\n{packed}\n\n"
         f"class SlimModel({cls.__name__}):\n"
         f'    """{cls.__name__} with the layers that its config describes."""\n\n'
         "    def __init__(self, config, *args, **kwargs):\n"
         "        super().__init__(config, *args, **kwargs)\n"
-        "        install(self, config.deadweight)\n"
+        f"        install(self, config.deadweight)\n{last}"
     )
 
 
 def loading_words(job: Job, out: Path) -> str:
-    if job.source.config is None:
-        return f'import deadweight\nmodel = deadweight.load("{out.name}", build())  # build() makes the original module'
-    auto = autos_of(type(job.whole), job.source.config)[0]
-    trust = ", trust_remote_code=True" if job.layout == "slim" else ""
-    lines = [f"from transformers import {auto}", f'model = {auto}.from_pretrained("{out.name}"{trust})']
-    if job.layout == "slim":
+    return how_to_load(out.name, type(job.whole), job.source.config, slim=job.layout == "slim")
+
+
+def how_to_load(name: str, cls: type[nn.Module], config: Any, *, slim: bool) -> str:
+    if config is None:
+        return f'import deadweight\nmodel = deadweight.load("{name}", build())  # build() makes the original module'
+    auto = autos_of(cls, config)[0]
+    trust = ", trust_remote_code=True" if slim else ""
+    lines = [f"from transformers import {auto}", f'model = {auto}.from_pretrained("{name}"{trust})']
+    if slim:
         lines += [
             "# or, without running code from the folder:",
             "import deadweight",
-            f'model = deadweight.load("{out.name}")',
+            f'model = deadweight.load("{name}")',
         ]
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
 from deadweight.source.files import check_weights, read_json
-from deadweight.source.slim_modeling import slim_class
+from deadweight.source.slim_class import slim_class
 from deadweight.source.text import printable, reason
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 

@@ -171,14 +171,3 @@ def install(model: nn.Module, slim: dict[str, Any]) -> None:
     if hasattr(model, IGNORED):  # a model of transformers, which would report the empty weight of the checkpoint
         guards = {f"{path}.weight".replace(".", r"\.") for path, s in slim["modules"].items() if s["kind"] in REPLACED}
         setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards})
-
-
-def slim_class(base: type[Any]) -> type[Any]:
-    """The same model class, built with the layers that its config describes."""
-
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        base.__init__(self, config, *args, **kwargs)
-        install(self, config.deadweight)
-
-    mine = {"__init__": __init__, "__module__": __name__, "_auto_class": None}  # this file alone is not its code
-    return type(f"Slim{base.__name__}", (base,), mine)

@@ -1,0 +1,54 @@
+"""Original and compressed model on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deadweight.heads.calibration import Batch
+from deadweight.heads.result import Judgement
+
+
+@torch.no_grad()
+def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement:
+    """Divergence, and where the next token is predicted the losses of both."""
+    causal = hasattr(original, "generate") and not getattr(original.config, "is_encoder_decoder", False)
+    sums = torch.zeros(4, dtype=torch.float64)
+    tokens = predicted = 0
+    logits = False
+    for batch in batches:
+        first, logits = main_output(original(**batch))
+        second, _ = main_output(compressed(**batch))
+        a, b = first.float(), second.float()
+        if logits:
+            a, b = a.log_softmax(-1), b.log_softmax(-1)
+            sums[0] += float((a.exp() * (a - b)).sum())
+            if causal and "input_ids" in batch:
+                goal = batch["input_ids"][:, 1:].flatten()
+                sums[1] += float(F.nll_loss(a[:, :-1].flatten(0, 1), goal, reduction="sum"))
+                sums[2] += float(F.nll_loss(b[:, :-1].flatten(0, 1), goal, reduction="sum"))
+                predicted += goal.numel()
+            tokens += a[..., 0].numel()
+        else:
+            sums[0] += float(((a - b).pow(2).sum(-1) / a.pow(2).sum(-1).clamp(min=1e-30)).sum())
+            sums[3] += float(F.cosine_similarity(a, b, dim=-1).sum())
+            tokens += a[..., 0].numel()
+    error, before, after, cosine = sums.tolist()
+    return Judgement(
+        tokens,
+        error / tokens,
+        "kl" if logits else "relative squared error",
+        before / predicted if predicted else None,
+        after / predicted if predicted else None,
+        None if logits else cosine / tokens,
+    )
+
+
+def main_output(output: Any) -> tuple[Tensor, bool]:
+    """The output that counts: logits where there are some (True), else the last hidden state."""
+    found = getattr(output, "logits", None)
+    return (found, True) if isinstance(found, Tensor) else (output.last_hidden_state, False)

@@ -1,0 +1,56 @@
+"""What a compression did, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from deadweight.heads.truncate import Kept
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Original and compressed model side by side on inputs that neither measuring nor healing has seen."""
+
+    tokens: int
+    error: float  # KL divergence in nats per token, or the relative squared error of hidden states
+    what: Literal["kl", "relative squared error"]
+    loss_before: float | None = None  # nats per token, where the next token is predicted
+    loss_after: float | None = None
+    cosine: float | None = None  # between hidden states, where there are no logits
+
+    @property
+    def increase(self) -> float:
+        """By how much the loss rose; where there is none, the error."""
+        if self.loss_before is None or self.loss_after is None:
+            return self.error
+        return self.loss_after - self.loss_before
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One model, compressed."""
+
+    model: str
+    layout: str
+    what: str  # kv or attention: what the budget is about
+    asked: float | None  # the share that was asked for; None: the largest loss was
+    share: float  # the share that is kept
+    kept: dict[str, Kept]  # by attention
+    kv_before: int  # numbers per token
+    kv_after: int
+    parameters_before: int
+    parameters_after: int
+    predicted: float
+    judgement: Judgement
+    tokens: int  # calibrated on
+    seconds: float
+    seconds_forward: float  # of which a plain forward pass over the calibration inputs would take
+    notes: tuple[str, ...] = ()
+    left_alone: dict[str, str] = field(default_factory=dict)  # attentions that could not be cut everywhere, and why
+    healed: int = 0  # steps
+    judgement_before_healing: Judgement | None = None
+    module: nn.Module | None = None
+    details: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,57 @@
+"""Writing a compressed model: its weights, the code that builds it, what was done and what it costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.report.compression import as_data, card
+from deadweight.save.folder import check_space, complete_or_absent
+from deadweight.save.stream import PER_TENSOR, Writer
+from deadweight.save.write import how_to_load, lay_beside
+from deadweight.source.checkpoint import ModuleCheckpoint
+from deadweight.source.slim_modeling import REPLACED
+
+
+def write_compressed(
+    module: nn.Module,
+    slim: dict[str, Any] | None,
+    found: Any,
+    out: Path,
+    *,
+    folder: Path | None,
+    config: Any,
+    cls: type[nn.Module],
+    precision: torch.dtype,
+    overwrite: bool,
+) -> None:
+    """OUT with everything, or nothing. `slim` is the spec of the small layers; None: the same class and shapes."""
+    tensors = dict(named_tensors(module, slim, precision))
+    check_space(out, sum(t.numel() * t.element_size() for t in tensors.values()))
+    with complete_or_absent(out, overwrite=overwrite) as draft:
+        writer = Writer(draft, sum(len(n) + 2 * PER_TENSOR for n in tensors) + 4096)
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        writer.close()
+        lay_beside(draft, folder, config, cls, slim)
+        loading = how_to_load(out.name, cls, config, slim=slim is not None)
+        (draft / "deadweight.json").write_text(json.dumps(as_data(found), indent=1) + "\n", encoding="utf-8")
+        (draft / "README.md").write_text(card(found, loading), encoding="utf-8")
+
+
+def named_tensors(
+    module: nn.Module, slim: dict[str, Any] | None, precision: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor once, in the precision that the original had, and the guard against plain transformers."""
+    checkpoint = ModuleCheckpoint(module)
+    for name in checkpoint.names:
+        tensor = checkpoint.read(name).cpu()
+        yield name, tensor.to(precision) if tensor.is_floating_point() else tensor
+    replaced = [path for path, spec in (slim or {}).get("modules", {}).items() if spec["kind"] in REPLACED]
+    for path in replaced[:1]:
+        yield f"{path}.weight", torch.empty(0, dtype=precision)
