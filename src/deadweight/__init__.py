@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "allocate",
     "audit",
+    "compress",
     "load",
     "reduce",
     "verify",
@@ -38,6 +39,7 @@ _HOME = {
     "DeadweightError": "deadweight.errors",
     "Reduction": "deadweight.reduce.result",
     "Verification": "deadweight.reduce.verify",
+    "compress": "deadweight.heads.compress",
     "load": "deadweight.save.load",
     "verify": "deadweight.reduce.same",
 }  # public name -> the module that defines it, imported on first use
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
     from deadweight.errors import DeadweightError
+    from deadweight.heads.compress import compress
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
     from deadweight.reduce.same import verify

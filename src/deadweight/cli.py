@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 import deadweight
-from deadweight import cli_allocate, cli_train
+from deadweight import cli_allocate, cli_compress, cli_train
 from deadweight.errors import DeadweightError
 from deadweight.report.json_report import as_text, json_text
 from deadweight.report.pages import find_page, law_codes
@@ -61,6 +61,7 @@ def root(
     deadweight explain key-bias     one of the laws: what, why, example, when it fails
     deadweight reduce demo OUT      take out what is redundant, and check that nothing changed
     deadweight verify demo OUT      are two checkpoints the same function?
+    deadweight compress demo OUT    smaller heads and a smaller cache, at a measured loss
     deadweight train OUT            a small GPT of any shape, with or without its query weights
     deadweight evaluate demo        perplexity, bits per byte, speed, cache
     deadweight allocate plan        how many heads, of what size, in which layer; ready to train
@@ -286,6 +287,7 @@ def demo() -> None:
     console.print(Text(_AFTER_DEMO))
 
 
+cli_compress.register(app)
 cli_train.register(app)
 cli_allocate.register(app)
 

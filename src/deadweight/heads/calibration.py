@@ -61,6 +61,18 @@ def calibration(
     return split(batches, held, () if text is not None else (EMBEDDED,))
 
 
+def more_text(source: Source, spec: Any, text: str | None, found: Calibration, windows: int) -> tuple[Batch, ...]:
+    """Further windows of the same text in batches of the same shape, none of them among those held back."""
+    first = found.measure[0].get("input_ids")
+    if first is None or text is None or "decoder_input_ids" in found.measure[0]:
+        return found.measure
+    batch, length = first.shape
+    skip = batch * (len(found.measure) + len(found.judge))
+    rows = token_windows(source, spec, text, skip + windows, length)[skip:]
+    further = [{"input_ids": ids.to(first.device)} for ids in rows.split(batch) if len(ids) == batch]
+    return (*found.measure, *further)
+
+
 def split(batches: Sequence[Batch], held: float, notes: tuple[str, ...] = ()) -> Calibration:
     count = max(1, round(held * len(batches)))
     if len(batches) - count < 1:

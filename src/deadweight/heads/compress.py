@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ from torch import nn
 from deadweight.errors import DeadweightError
 from deadweight.heads.assemble import assembled
 from deadweight.heads.budget import Budget, Method, Ranks, Slot, ranked, slots_of, spaces_of, total_cost
-from deadweight.heads.calibration import Calibration, calibration
+from deadweight.heads.calibration import Calibration, calibration, more_text
+from deadweight.heads.heal import healed
 from deadweight.heads.judge import judge
 from deadweight.heads.locate import Heads, float_of, locate
 from deadweight.heads.moments import Moments, measure
@@ -50,6 +52,7 @@ def compress(
     batch: int = 4,
     step: int | None = None,
     merge: int | None = None,
+    heal: int = 0,
     device: str | None = None,
     overwrite: bool = False,
     progress: Progress = lambda what, done, of: None,
@@ -77,6 +80,14 @@ def compress(
     chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
     progress("judging", 0, 0)
     judged = judge(source.module, chosen.module, found.judge)
+    first = judged if heal else None
+    if heal:
+        place = (
+            None if target is None else healing_place(target, (source.name, text, heal, windows, length, ranks.kept))
+        )
+        batches = more_text(source, model, text, found, heal * batch)
+        healed(source.module, chosen.module, batches, heal, place=place, progress=progress)
+        judged = judge(source.module, chosen.module, found.judge)
     result = Compression(
         model=source.name,
         layout=layout,
@@ -95,6 +106,8 @@ def compress(
         seconds_forward=forward,
         notes=(*source.notes, *found.notes, *notes_on(layout)),
         left_alone=left_alone(spaces),
+        healed=heal,
+        judgement_before_healing=first,
         module=chosen.module,
         details={
             s.heads.path: (places_kept(ranks.kept[s.heads.path]), ranks.kept[s.heads.path].values, s.heads.d_qk)
@@ -116,6 +129,12 @@ def compress(
             overwrite=overwrite,
         )
     return replace(result, seconds=time.perf_counter() - start)
+
+
+def healing_place(target: Path, settings: Any) -> Path:
+    """Where healing keeps its state until it is done: beside OUT, and only for a run with the same settings."""
+    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
+    return target.with_name(f".{target.name}.healing-{key}")
 
 
 def opened(model: Any, inputs: Any, device: str | None) -> tuple[Source, torch.dtype]:

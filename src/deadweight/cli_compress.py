@@ -1,0 +1,152 @@
+"""The command that makes heads smaller: `compress`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deadweight.report.json_report import as_text
+from deadweight.report.terminal import make_console
+
+if TYPE_CHECKING:
+    from deadweight.heads.compress import Progress as Tell
+
+
+class MethodName(StrEnum):
+    """How the budget is spread over the heads."""
+
+    knapsack = "knapsack"
+    layer = "layer"
+    uniform = "uniform"
+
+
+class LayoutName(StrEnum):
+    """How the compressed checkpoint is stored."""
+
+    slim = "slim"
+    stock = "stock"
+
+
+def compress(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or hub id, or the word demo.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write: complete, or not at all.")],
+    keep_kv: Annotated[
+        float | None, typer.Option("--keep-kv", metavar="SHARE", help="Of the cache, at most this share. Default 0.75.")
+    ] = None,
+    keep_attention: Annotated[
+        float | None,
+        typer.Option("--keep-attention", metavar="SHARE", help="Of the attention weights, at most this share."),
+    ] = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option("--max-loss", metavar="NATS", help="As small a cache as this much more loss per token allows."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="What to measure on: a file, a folder, datasets:NAME, embedded.")
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", metavar="FILE", help="For images or sound: safetensors, a row per sample."),
+    ] = None,
+    layout: Annotated[
+        LayoutName, typer.Option("--layout", help="slim: really smaller; stock: loads anywhere, padded with zeros.")
+    ] = LayoutName.slim,
+    method: Annotated[
+        MethodName, typer.Option("--method", help="knapsack: by head, exactly; layer: by layer; uniform: all alike.")
+    ] = MethodName.knapsack,
+    heal: Annotated[int, typer.Option("--heal", metavar="STEPS", min=0, help="Distil from the original.")] = 0,
+    windows: Annotated[int, typer.Option("--windows", min=2, help="Pieces of text to measure on.")] = 64,
+    length: Annotated[int | None, typer.Option("--length", min=2, help="Tokens in each. Default 512.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Pieces at a time.")] = 4,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Sizes are multiples of this. Default a sixteenth of a head.")
+    ] = None,
+    merge: Annotated[
+        int | None, typer.Option("--merge", min=1, help="Key heads that share their values. Default: up to 512 wide.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Keep of every attention head the dimensions that matter, measured on text; write a model with a smaller cache.
+
+    The loss is measured on text that was held back, and printed: this is not the same function. What costs nothing is
+    taken out by `deadweight reduce`.
+
+    \b
+    deadweight compress demo OUT --keep-kv 0.5
+    deadweight compress MODEL OUT --keep-kv 0.75 --text book.txt
+    deadweight compress MODEL OUT --max-loss 0.02 --text book.txt      2 % of perplexity
+    deadweight compress ENCODER OUT --keep-attention 0.5 --text book.txt
+    deadweight compress MODEL OUT --keep-kv 0.5 --text book.txt --heal 500
+    deadweight evaluate OUT --against MODEL --text other.txt
+
+    \b
+    exit status: 0 done, 2 wrong usage or bad input
+    """
+    from deadweight.heads.compress import compress as run
+    from deadweight.report.compression import as_data, print_compression
+
+    with bars() as tell:
+        found = run(
+            model,
+            out,
+            keep_kv=keep_kv,
+            keep_attention=keep_attention,
+            max_loss=max_loss,
+            text=text,
+            inputs=inputs,
+            layout=layout.value,
+            method=method.value,
+            heal=heal,
+            windows=windows,
+            length=length,
+            batch=batch,
+            step=step,
+            merge=merge,
+            overwrite=overwrite,
+            progress=tell,
+        )
+    if json:
+        sys.stdout.write(as_text(as_data(found)))
+        return
+    console = make_console()
+    print_compression(found, console)
+    console.print(
+        f"\n{found.seconds:.0f} s\ndeadweight evaluate {out} --against {model}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def bars() -> Iterator[Tell]:
+    """What is being done, and how long it will take, on standard error; nothing where nobody is looking."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what, done, of: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("opening the model", total=None)
+        now = ""
+
+        def tell(what: str, done: int, of: int) -> None:
+            nonlocal now
+            if what != now:
+                bar.reset(task, total=of or None, description=what)
+                now = what
+            bar.update(task, completed=done)
+
+        yield tell
+
+
+def register(app: typer.Typer) -> None:
+    app.command(short_help="Smaller heads and a smaller cache, at a measured loss.")(compress)
