@@ -34,11 +34,11 @@ def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
             stored[f"{path}.packing.key_places"] = torch.tensor(packing["_places"], dtype=torch.int32)
         for i, up in enumerate(packing["_ups"]):
             stored[f"{path}.packing.up_{i}"] = up
+    for part in module.modules():
+        if isinstance(part, Packing):
+            part.to(like.device, like.dtype)
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with torch.no_grad():
         for name, tensor in stored.items():
             own[name].data = tensor.to(like.device, own[name].dtype if tensor.is_floating_point() else None)
-    for part in module.modules():
-        if isinstance(part, Packing):
-            part.to(like.device, like.dtype)
     return module, spec

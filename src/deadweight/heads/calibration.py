@@ -55,7 +55,7 @@ def calibration(
         drawn = [source.draw(generator)[1] for _ in range(windows)]
         return split([on_device(source, b) for b in drawn], held, (RANDOM,))
     rows = token_windows(source, spec, text or "embedded", windows, length)
-    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(batch)]
+    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(evenly(len(rows), batch))]
     if getattr(source.config, "is_encoder_decoder", False):
         batches = [b | {"decoder_input_ids": b["input_ids"]} for b in batches]
     return split(batches, held, () if text is not None else (EMBEDDED,))
@@ -153,7 +153,13 @@ def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
 
 def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
     rows = next(iter(inputs.values())).shape[0]
-    return [on_device(source, {n: t[i : i + batch] for n, t in inputs.items()}) for i in range(0, rows, batch)]
+    size = evenly(rows, batch)
+    return [on_device(source, {n: t[i : i + size] for n, t in inputs.items()}) for i in range(0, rows, size)]
+
+
+def evenly(rows: int, batch: int) -> int:
+    """The size of batches: as asked, but two of them at least."""
+    return min(batch, max(1, rows // 2))
 
 
 def on_device(source: Source, batch: Mapping[str, Any]) -> Batch:

@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from deadweight.audit.run import threads_for
 from deadweight.errors import DeadweightError
 from deadweight.heads.assemble import assembled
 from deadweight.heads.budget import Budget, Method, Ranks, Slot, ranked, slots_of, spaces_of, total_cost
 from deadweight.heads.calibration import Calibration, calibration, more_text
 from deadweight.heads.heal import healed
-from deadweight.heads.judge import judge
+from deadweight.heads.judge import called, judge
 from deadweight.heads.locate import Heads, float_of, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.result import Compression
@@ -66,28 +67,28 @@ def compress(
     target = None if out is None else followed(out)
     if target is not None:
         check_out(target, model, overwrite=overwrite)
-    source, precision = opened(model, inputs, device)
+    source, precision = opened(model, device)
     what = wanted(source, keep_kv, keep_attention, max_loss)
     share = keep_attention if what == "attention" else keep_kv
     if share is not None:
         Budget(what, share)
-    progress("looking for heads", 0, 0)
-    attentions = locate(source)
-    found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
-    merges = {h.path: merged_heads(h, what, layout, merge) for h in attentions}
-    spaces, forward = measured(source, attentions, merges, found, layout, progress)
-    work = Work(source, spaces, found, what, method, layout, step)
-    chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
-    progress("judging", 0, 0)
-    judged = judge(source.module, chosen.module, found.judge)
-    first = judged if heal else None
-    if heal:
-        place = (
-            None if target is None else healing_place(target, (source.name, text, heal, windows, length, ranks.kept))
-        )
-        batches = more_text(source, model, text, found, heal * batch)
-        healed(source.module, chosen.module, batches, heal, place=place, progress=progress)
+    with threads_for(count(source.module)):
+        progress("looking for heads", 0, 0)
+        attentions = locate(source)
+        found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
+        merges = {h.path: merged_heads(h, what, layout, merge) for h in attentions}
+        spaces, forward = measured(source, attentions, merges, found, layout, progress)
+        work = Work(source, spaces, found, what, method, layout, step)
+        chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
+        progress("judging", 0, 0)
         judged = judge(source.module, chosen.module, found.judge)
+        first = judged if heal else None
+        if heal:
+            settings = (source.name, text, heal, windows, length, ranks.kept)
+            place = None if target is None else healing_place(target, settings)
+            batches = more_text(source, model, text, found, heal * batch)
+            healed(source.module, chosen.module, batches, heal, place=place, progress=progress)
+            judged = judge(source.module, chosen.module, found.judge)
     result = Compression(
         model=source.name,
         layout=layout,
@@ -116,13 +117,12 @@ def compress(
     )
     if target is not None:
         progress("writing", 0, 0)
-        folder = local_folder(str(model)) if isinstance(model, (str, Path)) else None
         write_compressed(
             chosen.module,
             chosen.slim,
             result,
             target,
-            folder=folder,
+            folder=local_folder(str(model)) if isinstance(model, (str, Path)) else None,
             config=source.config,
             cls=type(source.module),
             precision=precision,
@@ -137,7 +137,7 @@ def healing_place(target: Path, settings: Any) -> Path:
     return target.with_name(f".{target.name}.healing-{key}")
 
 
-def opened(model: Any, inputs: Any, device: str | None) -> tuple[Source, torch.dtype]:
+def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
     """The model in float32 on its device, and the precision that it came in."""
     source = open_complete(model)
     if source.config is None:
@@ -191,7 +191,7 @@ def measured(
     """The spaces of all attentions; and how long a forward pass over the calibration inputs takes."""
     start = time.perf_counter()
     with torch.no_grad():
-        source.module(**found.measure[0])
+        called(source.module, found.measure[0])
     forward = (time.perf_counter() - start) * len(found.measure)
     empty = {h.path: Moments(h, merges[h.path]) for h in attentions}
     of = len(found.measure)

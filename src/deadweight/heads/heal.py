@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.calibration import Batch
-from deadweight.heads.judge import main_output
+from deadweight.heads.judge import called, main_output
 from deadweight.source.slim_attention import Packing
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
@@ -110,27 +110,27 @@ def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], 
 
 def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> float:
     with torch.no_grad():
-        goal, logits = main_output(original(**batch))
-    found, _ = main_output(compressed(**batch))
+        goal, logits = main_output(called(original, batch))
+    found, _ = main_output(called(compressed, batch))
     if logits:
         a, b = goal.float().log_softmax(-1), found.float().log_softmax(-1)
         loss = (a.exp() * (a - b)).sum(-1).mean()
     else:
         loss = relative(found, goal)
     loss.backward()
-    return float(loss)
+    return float(loss.detach())
 
 
 def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch) -> float:
     """Each block against the original's on the original's inputs, one at a time."""
     with torch.no_grad(), calls(original, blocks) as seen:
-        original(**batch)
+        called(original, batch)
     total = 0.0
     for path in blocks:
         args, kwargs, goal = seen[path]
         loss = relative(first_tensor(compressed.get_submodule(path)(*args, **kwargs)), goal)
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
     return total / len(blocks)
 
 

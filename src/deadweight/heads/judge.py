@@ -21,8 +21,8 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
     tokens = predicted = 0
     logits = False
     for batch in batches:
-        first, logits = main_output(original(**batch))
-        second, _ = main_output(compressed(**batch))
+        first, logits = main_output(called(original, batch))
+        second, _ = main_output(called(compressed, batch))
         a, b = first.float(), second.float()
         if logits:
             a, b = a.log_softmax(-1), b.log_softmax(-1)
@@ -46,6 +46,11 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
         after / predicted if predicted else None,
         None if logits else cosine / tokens,
     )
+
+
+def called(model: Any, batch: Batch) -> Any:
+    """The model's output; a decoder keeps no cache for it."""
+    return model(**batch, **({"use_cache": False} if hasattr(model, "generate") else {}))
 
 
 def main_output(output: Any) -> tuple[Tensor, bool]:

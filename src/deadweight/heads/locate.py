@@ -236,12 +236,30 @@ def match(target: Tensor, rows: Tensor, precision: torch.dtype) -> tuple[Tensor,
     """For every column of the target the column of rows that it is a positive multiple of, and the factor."""
     tolerance = 20 * torch.finfo(precision).eps
     a, b = target / target.norm(dim=0).clamp(min=1e-300), rows / rows.norm(dim=0).clamp(min=1e-300)
-    likeness, places = (a.T @ b).max(1)
-    if bool((likeness < 1 - tolerance).any()) or len(set(places.tolist())) < len(places):
+    places = one_to_one((a.T @ b) > 1 - tolerance)
+    if places is None:
         return None
     factor = target.norm(dim=0) / rows[:, places].norm(dim=0)
     near_one = (factor - 1).abs() < tolerance
     return places, torch.where(near_one, torch.ones_like(factor), factor)
+
+
+def one_to_one(alike: Tensor) -> Tensor | None:
+    """For every row a column that is like it, none of them twice; rows that are copies of each other take turns."""
+    places = alike.int().argmax(1)
+    if not bool(alike.any(1).all()):
+        return None
+    if len(set(places.tolist())) == len(places):
+        return places
+    taken: set[int] = set()
+    found = []
+    for row in alike:
+        free = next((c for c in row.nonzero().flatten().tolist() if c not in taken), None)
+        if free is None:
+            return None
+        taken.add(free)
+        found.append(free)
+    return torch.tensor(found)
 
 
 def before_turning(rows: Rows, side: str, path: str, run: Run) -> tuple[Tensor, Tensor]:

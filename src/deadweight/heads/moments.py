@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
+from deadweight.heads.judge import called
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
 
@@ -136,7 +137,7 @@ def measure(
         for number, batch in enumerate(batches):
             recorder = Recorder(found)
             with observing(model, recorder), torch.enable_grad():
-                loss = probe(model(**batch), generator)
+                loss = probe(called(model, batch), generator)
                 wanted = [t for _, query, out in recorder.kept for t in (query, out)]
                 gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
             for n, (path, query, out) in enumerate(recorder.kept):
@@ -157,6 +158,10 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         flat = logits.flatten(0, -2).float()
+        if not bool(torch.isfinite(flat).all()):
+            raise DeadweightError(
+                "the model gives logits that are not finite on the calibration inputs; expected a model that works"
+            )
         with torch.no_grad():
             labels = torch.multinomial(flat.softmax(-1).cpu(), 1, generator=generator).squeeze(1)
         return F.cross_entropy(flat, labels.to(flat.device), reduction="sum")

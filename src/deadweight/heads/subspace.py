@@ -28,8 +28,9 @@ class Subspace:
 
     def back(self, rank: int) -> Tensor:
         """A_h, (h, d, r): the regression of what was there on what is kept."""
-        kept = self.basis[:rank]
-        moment = self.moment
+        if rank == len(self.basis):  # nothing is lost: no regression could do better than the inverse
+            return torch.linalg.inv(self.basis).expand_as(self.moment)
+        kept, moment = self.basis[:rank], self.moment
         inner = kept @ moment @ kept.T
         right = torch.linalg.solve(jittered(inner), kept @ moment)
         return right.transpose(1, 2)

@@ -1,0 +1,93 @@
+"""Small models of many families, with random weights that no two heads share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers as T
+
+from deadweight.transformer import TransformerConfig, TransformerForCausalLM
+
+SIZE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 99,
+    "max_position_embeddings": 64,
+}
+SHARED = {**SIZE, "num_key_value_heads": 2}
+WHISPER = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "vocab_size": 99,
+    "max_source_positions": 50,
+    "max_target_positions": 64,
+    "num_mel_bins": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+IMAGE = {k: v for k, v in SIZE.items() if k not in ("vocab_size", "max_position_embeddings")}
+OURS = {"vocab_size": 99, "context": 64, "d_model": 32, "n_layers": 2, "heads": 4, "key_heads": 2}
+MODELS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: T.GPT2LMHeadModel(
+        T.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=64, bos_token_id=1, eos_token_id=2)
+    ),
+    "opt": lambda: T.OPTForCausalLM(T.OPTConfig(**SIZE, ffn_dim=48, word_embed_proj_dim=32)),
+    "bert": lambda: T.BertForMaskedLM(T.BertConfig(**SIZE)),
+    "roberta": lambda: T.RobertaModel(T.RobertaConfig(**SIZE), add_pooling_layer=False),
+    "vit": lambda: T.ViTModel(T.ViTConfig(**IMAGE, image_size=32, patch_size=8)),
+    "whisper": lambda: T.WhisperForConditionalGeneration(T.WhisperConfig(**WHISPER)),
+    "llama": lambda: T.LlamaForCausalLM(T.LlamaConfig(**SHARED)),
+    "mistral": lambda: T.MistralForCausalLM(T.MistralConfig(**SHARED)),
+    "qwen2": lambda: T.Qwen2ForCausalLM(T.Qwen2Config(**SHARED)),
+    "qwen3": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**SHARED, head_dim=8)),
+    "gemma": lambda: T.GemmaForCausalLM(T.GemmaConfig(**SHARED, head_dim=8)),
+    "gemma2": lambda: T.Gemma2ForCausalLM(T.Gemma2Config(**SHARED, head_dim=8, query_pre_attn_scalar=8)),
+    "gemma3": lambda: T.Gemma3ForCausalLM(T.Gemma3TextConfig(**SHARED, head_dim=8, query_pre_attn_scalar=8)),
+    "phi": lambda: T.PhiForCausalLM(T.PhiConfig(**SIZE)),
+    "phi3": lambda: T.Phi3ForCausalLM(T.Phi3Config(**SHARED, pad_token_id=0, eos_token_id=2)),
+    "gpt_neox": lambda: T.GPTNeoXForCausalLM(T.GPTNeoXConfig(**SIZE)),
+    "ours": lambda: TransformerForCausalLM(TransformerConfig(**OURS, positions="rotary")),
+}
+
+
+def made(name: str) -> Any:
+    """A model whose biases and gains are random too: zeros would hide mistakes."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models: a second thread costs more than it gives."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def make() -> Callable[[str], Any]:
+    return made
+
+
+@pytest.fixture
+def words(tmp_path: Any) -> dict[str, torch.Tensor]:
+    """Calibration inputs for the small language models."""
+    generator = torch.Generator().manual_seed(1)
+    return {"input_ids": torch.randint(3, 99, (24, 32), generator=generator)}

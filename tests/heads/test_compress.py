@@ -1,0 +1,192 @@
+"""A compressed model is what was measured: with its cache and without, in memory and from the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import deadweight
+from deadweight.errors import DeadweightError
+from deadweight.heads.compress import compress
+
+from .conftest import MODELS
+
+CAUSAL = [name for name in MODELS if name not in ("bert", "roberta", "vit", "whisper")]
+ENCODERS = ("bert", "roberta", "vit")
+
+
+def images() -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_a_small_cache_gives_what_no_cache_gives(family: str, make: Callable, words: Any) -> None:
+    model = make(family)
+    found = compress(model, keep_kv=0.5, inputs=words, step=1)
+    assert found.kv_after <= 0.5 * found.kv_before and 0 < found.judgement.error < 10
+    small: Any = found.module
+    ids = words["input_ids"][:2, :12]
+    with torch.no_grad():
+        whole = small(ids, use_cache=False).logits
+        start = small(ids[:, :5], use_cache=True)
+        steps = [start.logits]
+        for t in range(5, 12):
+            steps.append(small(ids[:, t : t + 1], past_key_values=start.past_key_values, use_cache=True).logits)
+    assert torch.allclose(torch.cat(steps, 1), whole, atol=2e-4 * float(whole.abs().max()))
+    stored = sum(layer.keys.numel() + layer.values.numel() for layer in start.past_key_values.layers)
+    assert stored == 2 * 12 * found.kv_after
+
+
+@pytest.mark.parametrize("family", [*CAUSAL, "whisper"])
+def test_keeping_everything_changes_nothing(family: str, make: Callable, words: Any) -> None:
+    """Merged and turned, but whole: the same function, in float64."""
+    model = make(family).double()
+    inputs = words
+    if family == "whisper":
+        sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0)).double()
+        inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:8]}
+    found = compress(model, keep_kv=1.0, inputs=inputs)
+    batch = {n: t[:4] for n, t in inputs.items()}
+    with torch.no_grad():
+        a, b = model(**batch).logits, found.module(**batch).logits  # type: ignore[misc]
+    exact = 1e-6 if family == "gemma2" else 1e-8  # with a soft-cap transformers takes its softmax in float32
+    assert found.share == 1.0 and float((a - b).abs().max()) < exact * float(a.abs().max())
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders_lose_attention_weights(family: str, make: Callable, words: Any) -> None:
+    found = compress(make(family), keep_attention=0.5, inputs=images() if family == "vit" else words, step=1)
+    assert found.parameters_after < found.parameters_before and found.share <= 0.5
+    gone = found.parameters_before - found.parameters_after
+    assert gone >= 0.5 * 2 * 4 * 32 * 32  # half of the weights of two attentions
+    assert found.judgement.error < 1
+
+
+def test_more_budget_costs_less(make: Callable, words: Any) -> None:
+    model = make("llama")
+    errors = [compress(model, keep_kv=share, inputs=words, step=1).judgement.error for share in (0.3, 0.6, 0.9)]
+    assert errors[0] > errors[1] > errors[2] > 0
+
+
+def test_the_knapsack_predicts_no_more_than_equal_shares(make: Callable, words: Any) -> None:
+    model = make("llama")
+    found = {m: compress(model, keep_kv=0.5, inputs=words, step=1, method=m) for m in ("knapsack", "layer", "uniform")}
+    assert found["knapsack"].predicted <= found["layer"].predicted <= found["uniform"].predicted
+
+
+def test_merged_values_say_more_with_the_same_cache(make: Callable, words: Any) -> None:
+    """Value heads that repeat each other need one head's dimensions when they share them, and twice as many alone."""
+    model = make("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight[8:] = layer.self_attn.v_proj.weight[:8]
+    together = compress(model, keep_kv=0.75, inputs=words, step=1)
+    alone = compress(model, keep_kv=0.75, inputs=words, step=1, merge=1)
+    assert together.predicted < 0.7 * alone.predicted
+    assert together.judgement.error < 0.7 * alone.judgement.error
+
+
+def test_the_loss_stays_within_what_was_allowed(make: Callable, words: Any) -> None:
+    model = make("llama")
+    tight, loose = (compress(model, max_loss=limit, inputs=words, step=1) for limit in (0.002, 0.2))
+    assert tight.judgement.increase <= 0.002 and loose.judgement.increase <= 0.2
+    assert loose.kv_after < tight.kv_after <= tight.kv_before
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    deadweight.compress("demo", tmp_path / "small", keep_kv=0.5, windows=8, length=64)
+    return tmp_path / "small"
+
+
+def test_a_compressed_folder_loads_here_and_elsewhere_and_generates(small: Path, tmp_path: Path) -> None:
+    ours: Any = deadweight.load(small)
+    remote = transformers.AutoModelForCausalLM.from_pretrained(small, trust_remote_code=True).eval()
+    ids = torch.tensor([list(b"The function returns ")])
+    options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        assert torch.equal(ours(ids).logits, remote(ids).logits)
+    wanted = ours.generate(ids, **options)
+    assert torch.equal(remote.generate(ids, **options), wanted)
+    assert torch.equal(ours.generate(ids, use_cache=False, **options), wanted)
+    assert torch.equal(ours.generate(ids, cache_implementation="static", **options), wanted)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    mask = (torch.arange(padded.shape[1]) >= 3).long()[None]
+    assert torch.equal(ours.generate(padded, attention_mask=mask, **options)[:, 3:], wanted)
+    ours.save_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        assert torch.equal(deadweight.load(tmp_path / "again")(ids).logits, ours(ids).logits)
+    about = json.loads((small / "deadweight.json").read_text())
+    assert about["kv_numbers_per_token"]["after"] <= 0.5 * about["kv_numbers_per_token"]["before"]
+
+
+def test_plain_transformers_refuses_a_compressed_folder(small: Path) -> None:
+    with pytest.raises(RuntimeError, match="mismatch"):
+        transformers.GPT2LMHeadModel.from_pretrained(small)
+
+
+def test_stock_loads_with_plain_transformers_and_computes_the_same(tmp_path: Path) -> None:
+    found = deadweight.compress("demo", tmp_path / "stock", keep_kv=0.5, layout="stock", windows=8, length=64)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()
+    ids = torch.tensor([list(b"The function returns ")])
+    with torch.no_grad():
+        assert torch.allclose(plain(ids).logits, found.module(ids).logits, atol=1e-4)
+    assert found.parameters_after == found.parameters_before and any("stock" in note for note in found.notes)
+
+
+def test_a_compressed_model_compiles(small: Path) -> None:
+    model = deadweight.load(small)
+    ids = torch.tensor([list(b"The function returns ")])
+    with torch.no_grad():
+        eager = model(ids, use_cache=False).logits
+        compiled = torch.compile(model, backend="aot_eager")(ids, use_cache=False).logits
+    assert torch.allclose(eager, compiled, atol=1e-3)
+
+
+BAD = [
+    ({"keep_kv": 0.0}, "found --keep-kv 0.0; expected a share above 0 and at most 1"),
+    ({"keep_kv": 1.5}, "found --keep-kv 1.5; expected a share above 0 and at most 1"),
+    ({"keep_kv": 0.001}, "found --keep-kv 0.001; the least that these heads can be cut to is"),
+    ({"keep_kv": 0.5, "max_loss": 0.1}, "found several budgets; expected one of"),
+    ({"max_loss": -1.0}, "found --max-loss -1.0; expected nats per token above 0"),
+    ({"keep_kv": 0.5, "merge": 2}, "found --merge 2; transformer.h.0.attn has 3 key heads: expected one of 1, 3"),
+    ({"keep_kv": 0.5, "windows": 1}, "found 1 calibration windows; expected two or more"),
+    ({"keep_kv": 0.5, "length": 100_000}, "found windows of 100,000 tokens; demo takes 2 to 256"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_a_budget_that_cannot_be_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DeadweightError, match=message):
+        compress("demo", tmp_path / "out", **{"windows": 4, "length": 32, **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_short_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(DeadweightError, match=r"short.txt gives 10 tokens; expected at least 64, two windows of 32"):
+        compress("demo", keep_kv=0.5, text=str(tmp_path / "short.txt"), length=32)
+
+
+def test_activations_that_are_not_finite_are_refused(make: Callable, words: Any) -> None:
+    model = make("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0] = float("nan")
+    with pytest.raises(DeadweightError, match="not finite"):
+        compress(model, keep_kv=0.5, inputs=words)
+
+
+def test_an_encoder_has_no_cache_to_keep(make: Callable, words: Any) -> None:
+    with pytest.raises(DeadweightError, match="has no cache, which --keep-kv is about; use --keep-attention"):
+        compress(make("bert"), keep_kv=0.5, inputs=words)
+
+
+def test_what_is_slim_already_is_refused(small: Path) -> None:
+    with pytest.raises(DeadweightError, match="is slim already; expected an original or a stock checkpoint"):
+        compress(small, keep_kv=0.5)

@@ -1,0 +1,75 @@
+"""Healing brings the compressed model nearer to the original, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deadweight.heads import heal as healing
+from deadweight.heads.compress import compress
+from deadweight.heads.heal import blocks_of, healed
+from deadweight.heads.judge import judge
+
+
+def batches(words: Any) -> list[dict[str, torch.Tensor]]:
+    return [{"input_ids": ids} for ids in words["input_ids"].split(4)]
+
+
+def test_healing_reduces_the_divergence_on_text_it_has_not_seen() -> None:
+    options: dict[str, Any] = {"keep_kv": 0.25, "windows": 24, "length": 64, "text": "embedded"}
+    found = compress("demo", heal=30, **options)
+    assert found.judgement_before_healing is not None
+    assert found.judgement.error < 0.95 * found.judgement_before_healing.error
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "whisper"])
+def test_every_kind_of_model_learns_block_by_block_and_as_a_whole(family: str, make: Callable, words: Any) -> None:
+    model = make(family)
+    inputs = words
+    if family == "whisper":
+        sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0))
+        inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:8]}
+    budget = {"keep_attention": 0.3} if family == "bert" else {"keep_kv": 0.3}
+    small = compress(model, inputs=inputs, step=1, **budget).module
+    batch = [{n: t[:4] for n, t in inputs.items()}]
+    before = judge(model, small, batch).error
+    healed(model, small, batch, 30, rate=1e-4, blockwise=0.5)
+    assert judge(model, small, batch).error < 0.9 * before
+
+
+def test_only_the_blocks_are_trained(make: Callable, words: Any) -> None:
+    model = make("llama")
+    small: Any = compress(model, keep_kv=0.5, inputs=words, step=1).module
+    assert blocks_of(small) == ["model.layers.0", "model.layers.1"]
+    before = small.model.embed_tokens.weight.clone()
+    healed(model, small, batches(words), 2)
+    assert torch.equal(small.model.embed_tokens.weight, before)
+
+
+def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
+    make: Callable, words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make("llama")
+    monkeypatch.setattr(healing, "SAVE_EVERY", 4)
+    whole, parts = (compress(model, keep_kv=0.5, inputs=words, step=1).module for _ in range(2))
+    healed(model, whole, batches(words), 12)
+
+    class Stop(Exception):
+        pass
+
+    def stop_at(what: str, done: int, of: int) -> None:
+        if done == 6:
+            raise Stop
+
+    with pytest.raises(Stop):
+        healed(model, parts, batches(words), 12, place=tmp_path / "state", progress=stop_at)
+    assert (tmp_path / "state").exists()
+    fresh = compress(model, keep_kv=0.5, inputs=words, step=1).module
+    healed(model, fresh, batches(words), 12, place=tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+    for a, b in zip(whole.parameters(), fresh.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
