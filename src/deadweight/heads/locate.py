@@ -215,19 +215,24 @@ def as_rows(output: Tensor, like: Tensor) -> Tensor | None:
 
 
 def traced(side: str, path: str, model: nn.Module, found: list[Run]) -> Rows | None:
-    """The layer among those before an attention whose rows are one side of its heads."""
+    """The layer among those before an attention whose rows are one side of its heads.
+
+    They are compared at all tokens, or at the first, which rotary positions do not turn.
+    """
     states = [getattr(run.seen[path], side) for run in found]
     heads, size = states[0].shape[1], states[0].shape[-1]
     layers = list(reversed(found[0].seen[path].layers))
-    for name in sorted(layers, key=lambda name: not is_linear(model.get_submodule(name))):  # linear ones first
-        seen = [as_rows(run.seen[path].layers[name], s) for run, s in zip(found, states, strict=True)]
-        outputs = [o for o in seen if o is not None]
-        if len(outputs) < len(seen) or outputs[0].shape[-1] < heads * size:
-            continue
-        for tokens in (slice(None), slice(0, 1)):  # all of them, or the first, which rotary positions do not turn
-            target = torch.cat([flat(s)[:, tokens].flatten(0, 1) for s in states]).double()
-            rows = torch.cat([o[:, tokens].flatten(0, 1) for o in outputs]).double()
-            if (matched := match(target, rows, float_of(model))) is not None:
+    layers.sort(key=lambda name: not is_linear(model.get_submodule(name)))  # linear ones first
+    for tokens in (slice(None), slice(0, 1)):
+        target = torch.cat([flat(s)[:, tokens].flatten(0, 1) for s in states]).double()
+        if float(target.std(0).max()) <= 1e-6 * float(target.abs().max()):
+            continue  # the same in every example, as an image's first token is: everything would be like everything
+        for name in layers:
+            seen = [as_rows(run.seen[path].layers[name], s) for run, s in zip(found, states, strict=True)]
+            outputs = [o[:, tokens].flatten(0, 1) for o in seen if o is not None]
+            if len(outputs) < len(seen) or outputs[0].shape[-1] < heads * size:
+                continue
+            if (matched := match(target, torch.cat(outputs).double(), float_of(model))) is not None:
                 return Rows(name, matched[0].view(heads, size), matched[1].view(heads, size))
     return None
 
