@@ -21,8 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/deadweight demo
 
+# One thread per process: the models of the tests are small, and two processes with two threads each wait for each other.
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check $(WHAT)
