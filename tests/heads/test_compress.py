@@ -140,6 +140,29 @@ def test_stock_loads_with_plain_transformers_and_computes_the_same(tmp_path: Pat
     assert found.parameters_after == found.parameters_before and any("stock" in note for note in found.notes)
 
 
+def test_llama_in_stock_form_has_smaller_heads_and_a_smaller_cache(make: Callable, words: Any, tmp_path: Path) -> None:
+    make("llama").save_pretrained(tmp_path / "model")
+    found = compress(tmp_path / "model", tmp_path / "stock", keep_kv=0.5, layout="stock", inputs=words)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()
+    assert plain.config.head_dim == 4 and found.kv_after == found.kv_before // 2
+    ids = words["input_ids"][:2]
+    with torch.no_grad():
+        out = plain(ids, use_cache=True)
+        assert torch.allclose(out.logits, found.module(ids).logits, atol=1e-5)
+        assert out.past_key_values.layers[0].keys.shape[-1] == 4
+        far = torch.arange(30, 62)[None].expand(2, -1)  # the kept planes turn as they did
+        assert torch.allclose(plain(ids, position_ids=far).logits, out.logits, atol=1e-4)
+
+
+def test_without_a_bias_for_them_means_are_kept_in_the_values(make: Callable, words: Any) -> None:
+    """Qwen3's output projection has no bias: in stock form, where only values are cut, their mean must not be lost."""
+    model = make("qwen3")
+    with torch.no_grad():  # tokens that are nearly alike: the mean is most of what the values hold
+        model.model.embed_tokens.weight[:] = model.model.embed_tokens.weight.mean(0) + 0.02 * torch.randn(99, 32)
+    found = compress(model, keep_kv=0.75, layout="stock", inputs=words, step=1)
+    assert all(k.planes == (4, 4) for k in found.kept.values()) and found.judgement.error < 0.04  # without them 0.09
+
+
 def test_a_compressed_model_compiles(small: Path) -> None:
     model = deadweight.load(small)
     ids = torch.tensor([list(b"The function returns ")])

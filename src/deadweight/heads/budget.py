@@ -48,9 +48,14 @@ class Slot:
     cost: int  # of one of its units
 
 
-def spaces_of(heads: Heads, moments: Moments, model: nn.Module) -> Spaces:
-    """The best bases and planes of one attention, for every number of kept dimensions."""
+def spaces_of(heads: Heads, moments: Moments, model: nn.Module, *, bias: bool = True) -> Spaces:
+    """The best bases and planes of one attention, for every number of kept dimensions.
+
+    Means are left to a bias behind the heads, if there is one or, with `bias`, may be.
+    """
     merged, mean = moments.merged, moments.out_mean
+    if not bias and (heads.output is None or Layer(model, heads.output).bias is None):
+        mean = torch.zeros_like(mean)
     centred = moments.out - mean[:, :, None] * mean[:, None, :]
     both = heads.query is not None and heads.key is not None
     sharing = heads.groups * merged

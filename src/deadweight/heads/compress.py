@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from deadweight.audit.run import threads_for
 from deadweight.errors import DeadweightError
@@ -21,6 +21,7 @@ from deadweight.heads.heal import healed
 from deadweight.heads.judge import called, judge
 from deadweight.heads.locate import Heads, float_of, locate
 from deadweight.heads.moments import Moments, measure
+from deadweight.heads.one_size import expressible, of_one_size, packed, same
 from deadweight.heads.result import Compression
 from deadweight.heads.truncate import Cut, Spaces, cut
 from deadweight.report.compression import places_kept
@@ -77,8 +78,8 @@ def compress(
         attentions = locate(source)
         found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
         merges = {h.path: merged_heads(h, what, layout, merge) for h in attentions}
-        spaces, forward = measured(source, attentions, merges, found, layout, progress)
-        work = Work(source, spaces, found, what, method, layout, step)
+        spaces, planes, forward = measured(source, attentions, merges, found, layout, progress)
+        work = Work(source, spaces, planes, found, what, method, layout, step)
         chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
         progress("judging", 0, 0)
         judged = judge(source.module, chosen.module, found.judge)
@@ -105,7 +106,7 @@ def compress(
         tokens=found.tokens,
         seconds=time.perf_counter() - start,
         seconds_forward=forward,
-        notes=(*source.notes, *found.notes, *notes_on(layout)),
+        notes=(*source.notes, *found.notes, *notes_on(layout, chosen)),
         left_alone=left_alone(spaces),
         healed=heal,
         judgement_before_healing=first,
@@ -123,7 +124,8 @@ def compress(
             result,
             target,
             folder=local_folder(str(model)) if isinstance(model, (str, Path)) else None,
-            config=source.config,
+            config=source.config if chosen.config is None else getattr(chosen.module, "config", None),
+            changes=chosen.config,
             cls=type(source.module),
             precision=precision,
             overwrite=overwrite,
@@ -187,8 +189,8 @@ def measured(
     found: Calibration,
     layout: str,
     progress: Progress,
-) -> tuple[list[Spaces], float]:
-    """The spaces of all attentions; and how long a forward pass over the calibration inputs takes."""
+) -> tuple[list[Spaces], dict[str, Tensor], float]:
+    """The spaces of all attentions, the moments of their planes, and how long a forward pass over all inputs takes."""
     start = time.perf_counter()
     with torch.no_grad():
         called(source.module, found.measure[0])
@@ -199,14 +201,14 @@ def measured(
     spaces = []
     for n, heads in enumerate(attentions):
         progress("finding the best dimensions", n, len(attentions))
-        spaces.append(spaces_of(heads, moments[heads.path], source.module))
+        spaces.append(spaces_of(heads, moments[heads.path], source.module, bias=layout == "slim"))
     if layout == "stock":  # keys behind a norm can only be cut where the cache is packed
         spaces = [s if s.heads.query and s.heads.key else replace(s, planes=(None,) * len(s.planes)) for s in spaces]
     if all(x is None for s in spaces for x in (*s.values, *s.still, *s.planes)):
         raise DeadweightError(
             f"{printable(source.name)}: no head can be cut ({'; '.join(sorted(set(left_alone(spaces).values())))})"
         )
-    return spaces, forward
+    return spaces, {path: m.planes for path, m in moments.items()}, forward
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,7 @@ class Work:
 
     source: Source
     spaces: list[Spaces]
+    planes: dict[str, Tensor]
     calibration: Calibration
     what: Literal["kv", "attention"]
     method: Method
@@ -232,15 +235,33 @@ class Work:
 
 @dataclass(frozen=True)
 class Chosen:
+    """A compressed model, the spec of its small layers if it is slim, and what is new in its config if it is not."""
+
     module: nn.Module
     slim: dict[str, Any] | None
+    config: dict[str, Any] | None = None
 
 
 def by_share(work: Work, share: float) -> tuple[Chosen, Ranks]:
     total = total_cost(work.spaces, work.source.module, work.what)
+    if work.layout == "stock" and work.what == "kv" and expressible(work.source.config, work.spaces):
+        whole = work.spaces[0].heads.d_qk
+        size = int(share * whole) // max(2, whole // 8) * max(2, whole // 8)
+        if size and (found := in_smaller_heads(work, size)) is not None:
+            return found
     ranks = ranked(work.slots, work.spaces, Budget(work.what, share), total, work.method)
     made = cut(work.source.module, work.spaces, ranks.kept, bias=work.layout == "slim")
     return small(made, work.layout), ranks
+
+
+def in_smaller_heads(work: Work, size: int) -> tuple[Chosen, Ranks] | None:
+    """All heads of one size, in a config that plain transformers reads; None if that is not the same function."""
+    spaces, kept, loss = of_one_size(work.spaces, work.planes, size)
+    padded = cut(work.source.module, spaces, kept, bias=False).module
+    module, changes = packed(padded, spaces, size)
+    if not same(padded, module, work.calibration.judge[0]):
+        return None
+    return Chosen(module, None, changes), Ranks(kept, loss, size / spaces[0].heads.d_qk)
 
 
 def small(made: Cut, layout: Layout) -> Chosen:
@@ -286,9 +307,12 @@ def left_alone(spaces: Sequence[Spaces]) -> dict[str, str]:
     return found
 
 
-def notes_on(layout: str) -> tuple[str, ...]:
-    padded = "stock: heads keep their size and hold zeros; the cache is as large as before (slim makes it smaller)"
-    return (padded,) if layout == "stock" else ()
+def notes_on(layout: str, chosen: Chosen) -> tuple[str, ...]:
+    if layout != "stock":
+        return ()
+    if chosen.config is not None:
+        return (f"stock: all heads have {chosen.config['head_dim']} dimensions; slim gives each its own, at less loss",)
+    return ("stock: heads keep their size and hold zeros; the cache is as large as before (slim makes it smaller)",)
 
 
 def count(module: nn.Module) -> int:

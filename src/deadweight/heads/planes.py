@@ -10,6 +10,7 @@ drop next, and how the others make up for it, is the optimal brain surgeon's for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +31,13 @@ class Planes:
         return tuple(sorted(self.order[len(self.order) - count :]))
 
 
-def best_planes(moment: Tensor, groups: int, count: int, *, free: bool = True) -> Planes:
-    """`moment` is F, over (query head of the group, stretching or turning, plane). Not `free`: nothing makes up."""
+def best_planes(
+    moment: Tensor, groups: int, count: int, *, free: bool = True, order: Sequence[int] | None = None
+) -> Planes:
+    """`moment` is F, over (query head of the group, stretching or turning, plane). Not `free`: nothing makes up.
+
+    With `order` the planes are dropped in that order, whatever they cost.
+    """
     size = groups * 2 * count
     index = torch.arange(size).view(groups, 2, count)
     stretch = moment.diagonal()[index[:, 0].flatten()].mean().clamp(min=1e-30) if size else moment.new_ones(())
@@ -40,25 +46,29 @@ def best_planes(moment: Tensor, groups: int, count: int, *, free: bool = True) -
     target[index[:, 0].flatten()] = -1.0
     x = torch.zeros(size, dtype=moment.dtype)
     inverse = torch.linalg.inv(damped) if free else None
-    left, order = list(range(count)), []
+    left, dropped = list(range(count)), list[int]()
     loss, change = [moment.new_zeros(())], [x.view(groups, 2, count)]
     while left:
         blocks = [index[:, :, p].flatten() for p in left]
-        if inverse is not None:
+        if order is not None:
+            best = left.index(order[len(dropped)])
+        elif inverse is not None:
             costs = [surgeon_cost(inverse, x, target, b) for b in blocks]
+            best = min(range(len(left)), key=costs.__getitem__)
         else:
             costs = [fixed_cost(damped, x, target, b) for b in blocks]
-        best = min(range(len(left)), key=costs.__getitem__)
+            best = min(range(len(left)), key=costs.__getitem__)
         block = blocks[best]
         if inverse is not None:
             x, inverse = surgeon_step(inverse, x, target, block)
         else:
             x = x.index_copy(0, block, target[block])
-        order.append(left.pop(best))
-        x = x.index_copy(0, index[:, :, order].flatten(), target[index[:, :, order].flatten()])
+        dropped.append(left.pop(best))
+        gone = index[:, :, dropped].flatten()
+        x = x.index_copy(0, gone, target[gone])
         loss.append(0.5 * x @ moment @ x)
         change.append(x.view(groups, 2, count).clone())
-    return Planes(tuple(order), torch.stack(loss[::-1]), torch.stack(change[::-1]))
+    return Planes(tuple(dropped), torch.stack(loss[::-1]), torch.stack(change[::-1]))
 
 
 def surgeon_cost(inverse: Tensor, x: Tensor, target: Tensor, block: Tensor) -> float:

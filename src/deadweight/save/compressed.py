@@ -15,6 +15,7 @@ from deadweight.save.folder import check_space, complete_or_absent
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.save.write import how_to_load, lay_beside
 from deadweight.source.checkpoint import ModuleCheckpoint
+from deadweight.source.files import read_json
 from deadweight.source.slim_modeling import REPLACED
 
 
@@ -26,6 +27,7 @@ def write_compressed(
     *,
     folder: Path | None,
     config: Any,
+    changes: dict[str, Any] | None,
     cls: type[nn.Module],
     precision: torch.dtype,
     overwrite: bool,
@@ -39,9 +41,17 @@ def write_compressed(
             writer.add(name, tensor)
         writer.close()
         lay_beside(draft, folder, config, cls, slim)
+        if changes is not None:
+            change_config(draft / "config.json", changes)
         loading = how_to_load(out.name, cls, config, slim=slim is not None)
         (draft / "deadweight.json").write_text(json.dumps(as_data(found), indent=1) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card(found, loading), encoding="utf-8")
+
+
+def change_config(file: Path, changes: dict[str, Any]) -> None:
+    """The config with other heads; what says the same in older words goes."""
+    raw = {k: v for k, v in read_json(file).items() if k not in ("rope_theta", "rope_scaling")}
+    file.write_text(json.dumps(raw | changes, indent=2) + "\n", encoding="utf-8")
 
 
 def named_tensors(
