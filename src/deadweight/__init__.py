@@ -27,6 +27,7 @@ __all__ = [
     "audit",
     "load",
     "reduce",
+    "saturation",
     "verify",
 ]
 
@@ -39,6 +40,7 @@ _HOME = {
     "Reduction": "deadweight.reduce.result",
     "Verification": "deadweight.reduce.verify",
     "load": "deadweight.save.load",
+    "saturation": "deadweight.heads.saturation",
     "verify": "deadweight.reduce.same",
 }  # public name -> the module that defines it, imported on first use
 
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
     from deadweight.errors import DeadweightError
+    from deadweight.heads.saturation import saturation
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
     from deadweight.reduce.same import verify

@@ -81,10 +81,20 @@ def saturation(
         source.module.to("cuda")
     found = measured(source, plan, causal, tell)
     layers = tuple(layer_of(path, {n: torch.cat(parts) for n, parts in by.items()}) for path, by in found.items())
-    notes: tuple[str, ...] = (EMBEDDED.replace("calibrated", "measured"),) if text == "embedded" else ()
-    if len(ids) < windows:
-        notes += (f"the text gives {len(ids)} windows of {lengths[-1]:,} tokens, not {windows}",)
+    notes = noted(text, windows, ids, layers)
     return Saturation(source.name, text, lengths, len(ids), rows, seed, layers, notes)
+
+
+def noted(text: str, windows: int, ids: Tensor, layers: tuple[Layer, ...]) -> tuple[str, ...]:
+    notes = [EMBEDDED.replace("calibrated", "measured")] if text == "embedded" else []
+    if len(ids) < windows:
+        notes.append(f"the text gives {len(ids)} windows of {ids.shape[1]:,} tokens, not {windows}")
+    near = [i for i, layer in enumerate(layers) if layer.heads[0].by_length[-1].length < ids.shape[1]]
+    if near:
+        sizes = {layers[i].heads[0].by_length[-1].length for i in near}
+        named = ", ".join(map(str, near))
+        notes.append(f"a sliding window in layer {named}: rows of at most {max(sizes):,} keys stand for the longest")
+    return tuple(notes)
 
 
 def probed(source: Source) -> bool:

@@ -150,18 +150,21 @@ def rounded(value: float | None) -> float | None:
 def plot_saturation(data: dict[str, Any], file: Path) -> None:
     """From the data of a measurement: norm against length by layer, slopes by layer and head, logit ranges."""
     picture, axes = pyplot().subplots(1, 3, figsize=(14, 4), layout="constrained")
+    draw_panels(picture, axes, data)
+    save(picture, file)
+
+
+def draw_panels(picture: Any, axes: Any, data: dict[str, Any]) -> None:
     draw_by_length(axes[0], data, "norm")
-    reference = [1 / n for n in data["lengths"]]
-    axes[0].plot(data["lengths"], reference, color="black", linestyle=":", linewidth=1, label="1/L")
+    axes[0].plot(data["lengths"], [1 / n for n in data["lengths"]], "k:", linewidth=1, label="1/L")
     axes[0].set(yscale="log", ylabel="norm of the Jacobian (mean)")
+    axes[0].set_title(f"{data['model']}, {data['windows']} windows of {data['text']}", fontsize=9)
     axes[0].legend(fontsize=8)
     draw_slopes(picture, axes[1], data)
     draw_by_length(axes[2], data, "logit_range")
     axes[2].set(ylabel="logit range (max − min, mean)")
     scale = pyplot().cm.ScalarMappable(pyplot().Normalize(0, max(1, len(data["layers"]) - 1)), "viridis")
     picture.colorbar(scale, ax=axes[2], label="layer")
-    picture.suptitle(f"{data['model']}, {data['windows']} windows of {data['text']}", fontsize=10)
-    save(picture, file)
 
 
 def draw_by_length(axes: Any, data: dict[str, Any], name: str) -> None:
@@ -184,7 +187,8 @@ def draw_slopes(picture: Any, axes: Any, data: dict[str, Any]) -> None:
         for h in layer["heads"]:
             table[h["head"]][i] = math.nan if h["slope"] is None else h["slope"]
     image = axes.imshow(table, cmap="RdBu", vmin=-1, vmax=1, aspect="auto", origin="lower")
-    axes.set(xlabel="layer", ylabel="head", title="slope of log-norm on log-length")
+    axes.set(xlabel="layer", ylabel="head")
+    axes.set_title("slope of log-norm on log-length", fontsize=9)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(pyplot().MaxNLocator(integer=True))
     picture.colorbar(image, ax=axes)
