@@ -28,6 +28,7 @@ __all__ = [
     "compress",
     "load",
     "reduce",
+    "saturation",
     "verify",
 ]
 
@@ -41,6 +42,7 @@ _HOME = {
     "Verification": "deadweight.reduce.verify",
     "compress": "deadweight.heads.compress",
     "load": "deadweight.save.load",
+    "saturation": "deadweight.heads.saturation",
     "verify": "deadweight.reduce.same",
 }  # public name -> the module that defines it, imported on first use
 
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from deadweight.audit.run import audit
     from deadweight.errors import DeadweightError
     from deadweight.heads.compress import compress
+    from deadweight.heads.saturation import saturation
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
     from deadweight.reduce.same import verify

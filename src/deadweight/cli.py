@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 import deadweight
-from deadweight import cli_allocate, cli_compress, cli_train
+from deadweight import cli_allocate, cli_compress, cli_saturation, cli_train
 from deadweight.errors import DeadweightError
 from deadweight.report.json_report import as_text, json_text
 from deadweight.report.pages import find_page, law_codes
@@ -64,6 +64,7 @@ def root(
     deadweight compress demo OUT    smaller heads and a smaller cache, at a measured loss
     deadweight train OUT            a small GPT of any shape, with or without its query weights
     deadweight evaluate demo        perplexity, bits per byte, speed, cache
+    deadweight saturation demo      does the softmax of each head saturate as the context grows?
     deadweight allocate plan        how many heads, of what size, in which layer; ready to train
     """
     if version:
@@ -290,6 +291,7 @@ def demo() -> None:
 cli_compress.register(app)
 cli_train.register(app)
 cli_allocate.register(app)
+cli_saturation.register(app)
 
 _AFTER_DEMO = """
 That was a model that comes with deadweight. Now try

@@ -130,8 +130,8 @@ def plan(
         typer.Option(
             "--saturation",
             metavar="FACTORS",
-            help="What each layer's heads can still use of a token, 0 < factor ≤ 1: by comma, or a JSON list in a "
-            "file. Default: 1 everywhere.",
+            help="What each layer's heads can still use of a token, 0 < factor ≤ 1: by comma, a JSON list in a file, "
+            "or what deadweight saturation --json wrote. Default: 1 everywhere.",
         ),
     ] = None,
     multiple: Multiple = 8,
@@ -193,15 +193,16 @@ def named_profile(name: str, lags: int | None, tokenizer: str) -> Any:
 
 
 def given_saturation(text: str | None) -> list[float] | None:
-    """Numbers by comma, or a JSON list in a file."""
+    """Numbers by comma, a JSON list in a file, or the factors in a file of `deadweight saturation`."""
     if text is None:
         return None
     try:
         found = json_module.loads(Path(text).read_text(encoding="utf-8")) if text.endswith(".json") else text.split(",")
-        return [float(value) for value in found]
-    except (OSError, ValueError, TypeError) as error:
+        return [float(value) for value in (found["factors"] if isinstance(found, dict) else found)]
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise DeadweightError(
-            f"found --saturation {text!r}; expected numbers by comma, or a .json file with a list of them"
+            f"found --saturation {text!r}; expected numbers by comma, or a .json file: a list of them, or what "
+            "deadweight saturation --json wrote"
         ) from error
 
 

@@ -1,0 +1,97 @@
+"""The commands about heads: `saturation`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deadweight.cli_allocate import drawable, writable
+from deadweight.report.json_report import as_text
+from deadweight.report.terminal import make_console
+
+
+def saturation(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of text: folder, hub id, or demo.")],
+    text: Annotated[str, typer.Option("--text", help="A file, a folder, datasets:NAME, or embedded.")] = "embedded",
+    length: Annotated[
+        int | None,
+        typer.Option("--length", metavar="N", help="The longest context looked at. Default: 1024, if the model can."),
+    ] = None,
+    windows: Annotated[int, typer.Option("--windows", help="Windows of the text; more make slopes surer.")] = 8,
+    rows: Annotated[int, typer.Option("--rows", help="Rows of each window looked at for each length, at most.")] = 16,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the rows that are looked at.")] = 0,
+    heads: Annotated[bool, typer.Option("--heads", help="A row for each head, not for each layer.")] = False,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON; - is standard output.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg or .png (needs matplotlib).")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code.")
+    ] = False,
+) -> None:
+    """Do the heads of MODEL become less sensitive to their logits as the context grows?
+
+    How much a row of attention answers to a change of its logits is the norm of diag(p) − ppᵀ: at most ½, 1/L for
+    weights spread over L tokens, ½ for two tokens that share all weight, however many others there are. Published work
+    (arXiv 2510.03784) says that it falls like 1/L, so that long contexts and late layers need less. That assumes
+    bounded logits. Here the exact norm is measured at 4, 8, … keys, for every head, with the slope of its logarithm
+    (−1: falls like 1/L; 0: stays), and the range of the logits beside it.
+
+    \b
+    deadweight saturation demo                                 a small model on Python's manual, in seconds
+    deadweight saturation MODEL --text book.txt --plot s.svg   norm by length, slopes, logit ranges
+    deadweight saturation MODEL --text book.txt --heads        every head, with standard errors
+    deadweight saturation MODEL --text book.txt --json s.json
+    deadweight allocate plan --layers 30 --width 576 --heads 9 --saturation s.json
+                                                               a plan that gives saturated layers less
+
+    \b
+    exit status: 0 done, 2 wrong usage or bad input
+    """
+    from deadweight.heads.saturation import saturation as measure
+    from deadweight.report.saturation import plot_saturation, print_saturation, saturation_data
+
+    destination, drawing = writable(json, "--json"), drawable(plot)
+    with reading_bar() as tell:
+        found = measure(
+            model,
+            text,
+            length=length,
+            windows=windows,
+            rows=rows,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+            tell=tell,
+        )
+    if json == "-":
+        sys.stdout.write(as_text(saturation_data(found)))
+    else:
+        print_saturation(found, make_console(), heads=heads)
+    if destination is not None:
+        destination.write_text(as_text(saturation_data(found)), encoding="utf-8")
+    if drawing is not None:
+        plot_saturation(saturation_data(found), drawing)
+
+
+@contextmanager
+def reading_bar() -> Iterator[Callable[[int, int], None]]:
+    """How much of the text is read, on standard error, if a person is looking."""
+    console = make_console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, description="reading", completed=done, total=total)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(short_help="Does the softmax of each head saturate with length?")(saturation)

@@ -1,0 +1,194 @@
+"""Measured saturation for people, for programs, and as a picture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deadweight import __version__
+from deadweight.heads.saturation import Saturation
+from deadweight.heads.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, Layer
+from deadweight.report.allocation import plain
+from deadweight.report.figure import pyplot, save
+from deadweight.report.text import plural, printable
+
+DIGITS = 5  # of numbers in JSON
+
+
+def print_saturation(found: Saturation, console: Console, *, heads: bool = False) -> None:
+    """A row for each layer, or for each head; then what that allows."""
+    told = (
+        f"{printable(found.model)} on {printable(found.text)}: {plural(found.windows, 'window')} of "
+        f"{found.lengths[-1]:,} tokens, rows of {found.lengths[0]} to {found.lengths[-1]:,} keys\n"
+    )
+    console.print(Text(told))
+    console.print(head_table(found) if heads else layer_table(found))
+    for line in conclusion(found):
+        console.print(Text(line))
+    for note in found.notes:
+        console.print(Text(f"note: {note}"))
+
+
+def layer_table(found: Saturation) -> Table:
+    first, last = f"{found.lengths[0]}", f"{found.lengths[-1]:,}"
+    norms, ranges = ((f"{name}\nat {first}", f"at\n{last}") for name in ("norm", "range"))
+    slopes = ("\nslope", "without\n1st key", "\n1/L", "\npart", "\nflat", "\ngrow")
+    table = plain("\nlayer", *norms, *slopes, *ranges, "\ngrowth", "\nfactor")
+    for i, (layer, factor) in enumerate(zip(found.layers, found.factors, strict=True)):
+        table.add_row(
+            f"{i}",
+            *(f"{layer.mean('norm', place):.3g}" for place in (0, -1)),
+            signed(layer.slope),
+            signed(layer.rest_slope),
+            *(f"{layer.count(v) or ''}" for v in VERDICTS),
+            *(f"{layer.mean('logit_range', place):.1f}" for place in (0, -1)),
+            signed(layer.range_slope),
+            f"{factor:.2f}",
+        )
+    return table
+
+
+def head_table(found: Saturation) -> Table:
+    last = f"at {found.lengths[-1]:,}"
+    columns = ("layer", "head", "slope", "±", "verdict", "without\n1st key", f"norm\n{last}")
+    table = plain(*columns, f"largest p\n{last}", f"entropy\n{last}", f"range\n{last}", "growth")
+    for i, layer in enumerate(found.layers):
+        for h in layer.heads:
+            end = h.by_length[-1]
+            table.add_row(
+                f"{i}",
+                f"{h.head}",
+                signed(h.slope),
+                "" if h.error is None else f"{h.error:.2f}",
+                h.verdict + ("" if h.sure else " ?"),
+                signed(h.rest_slope),
+                f"{end.norm:.3g}",
+                f"{end.largest:.2f}",
+                f"{end.entropy:.2f}",
+                f"{end.logit_range:.1f}",
+                signed(h.range_slope),
+            )
+    return table
+
+
+def signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}".replace("-", "−")
+
+
+def conclusion(found: Saturation) -> list[str]:
+    """What was found, by what criterion, and what it allows."""
+    heads = [h for layer in found.layers for h in layer.heads]
+    counts = {v: sum(h.verdict == v for h in heads) for v in VERDICTS}
+    unsure = sum(not h.sure for h in heads)
+    lines = [
+        f"\nof {plural(len(heads), 'head')}, {counts['saturates']} saturate (like 1/L), {counts['partly']} in part, "
+        f"{counts['flat']} stay flat, {counts['grows']} grow",
+        f"slope of log-norm on log-length: 1/L ≤ {SATURATES:g}, part ≤ {FLAT:g}, flat ≤ {GROWS:g}, else grow; "
+        f"{unsure} within two standard errors of another verdict (--heads marks them ?)".replace("-0.", "−0."),
+    ]
+    growing = sum((h.range_slope or 0) >= 1 for h in heads)
+    lines.append(
+        f"norm ≤ e^range/length bounds a head while its logit range stays bounded: in {growing} of {len(heads)} it "
+        "grows by 1 or more per e-fold of the length (growth), and the bound does not fall"
+    )
+    return [*lines, allowed(counts, len(heads))]
+
+
+def allowed(counts: dict[str, int], n: int) -> str:
+    falling = counts["saturates"] + counts["partly"]
+    if falling == 0:
+        return "no head becomes less sensitive with length: nothing here says that any could be smaller"
+    return (
+        f"{falling} of {n} heads become less sensitive to their logits with length; factor is what deadweight allocate "
+        "plan --saturation takes from it, relative to the most sensitive layer"
+    )
+
+
+def saturation_data(found: Saturation) -> dict[str, Any]:
+    """Everything, for programs: a row of numbers for each length of each head, named in `columns`."""
+    return {
+        "deadweight": __version__,
+        "model": found.model,
+        "text": found.text,
+        "lengths": list(found.lengths),
+        "windows": found.windows,
+        "rows": found.rows,
+        "seed": found.seed,
+        "criterion": {"saturates": SATURATES, "flat": FLAT, "grows": GROWS},
+        "factors": [rounded(f) for f in found.factors],
+        "layers": [layer_data(layer) for layer in found.layers],
+        "notes": list(found.notes),
+    }
+
+
+def layer_data(layer: Layer) -> dict[str, Any]:
+    return {"path": layer.path, "slope": rounded(layer.slope), "heads": [head_data(h) for h in layer.heads]}
+
+
+def head_data(h: Head) -> dict[str, Any]:
+    data = {name: rounded(getattr(h, name)) for name in ("slope", "error", "rest_slope", "range_slope")}
+    told = [asdict(at) for at in h.by_length]
+    columns = {
+        name: [[rounded(v) for v in at[name]] if isinstance(at[name], tuple) else rounded(at[name]) for at in told]
+        for name in told[0]
+    }
+    return {"head": h.head, "verdict": h.verdict, "sure": h.sure, **data, "by_length": columns}
+
+
+def rounded(value: float | None) -> float | None:
+    if value is None or isinstance(value, int):
+        return value
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def plot_saturation(data: dict[str, Any], file: Path) -> None:
+    """From the data of a measurement: norm against length by layer, slopes by layer and head, logit ranges."""
+    picture, axes = pyplot().subplots(1, 3, figsize=(14, 4), layout="constrained")
+    draw_panels(picture, axes, data)
+    save(picture, file)
+
+
+def draw_panels(picture: Any, axes: Any, data: dict[str, Any]) -> None:
+    draw_by_length(axes[0], data, "norm")
+    axes[0].plot(data["lengths"], [1 / n for n in data["lengths"]], "k:", linewidth=1, label="1/L")
+    axes[0].set(yscale="log", ylabel="norm of the Jacobian (mean)")
+    axes[0].set_title(f"{data['model']}, {data['windows']} windows of {data['text']}", fontsize=9)
+    axes[0].legend(fontsize=8)
+    draw_slopes(picture, axes[1], data)
+    draw_by_length(axes[2], data, "logit_range")
+    axes[2].set(ylabel="logit range (max − min, mean)")
+    scale = pyplot().cm.ScalarMappable(pyplot().Normalize(0, max(1, len(data["layers"]) - 1)), "viridis")
+    picture.colorbar(scale, ax=axes[2], label="layer")
+
+
+def draw_by_length(axes: Any, data: dict[str, Any], name: str) -> None:
+    """A line for each layer: the mean over its heads."""
+    colours = pyplot().get_cmap("viridis")
+    for i, layer in enumerate(data["layers"]):
+        heads = [h["by_length"] for h in layer["heads"]]
+        values = [math.fsum(column) / len(heads) for column in zip(*(h[name] for h in heads), strict=True)]
+        colour = colours(i / max(1, len(data["layers"]) - 1))
+        axes.plot(heads[0]["length"], values, color=colour, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("keys in the row")
+
+
+def draw_slopes(picture: Any, axes: Any, data: dict[str, Any]) -> None:
+    widest = max(len(layer["heads"]) for layer in data["layers"])
+    table = [[math.nan] * len(data["layers"]) for _ in range(widest)]
+    for i, layer in enumerate(data["layers"]):
+        for h in layer["heads"]:
+            table[h["head"]][i] = math.nan if h["slope"] is None else h["slope"]
+    image = axes.imshow(table, cmap="RdBu", vmin=-1, vmax=1, aspect="auto", origin="lower")
+    axes.set(xlabel="layer", ylabel="head")
+    axes.set_title("slope of log-norm on log-length", fontsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(pyplot().MaxNLocator(integer=True))
+    picture.colorbar(image, ax=axes)
