@@ -68,6 +68,14 @@ def test_encoders_lose_attention_weights(family: str, make: Callable, words: Any
     assert found.judgement.error < 1
 
 
+def test_a_module_that_is_given_stays_as_it_is(make: Callable, words: Any) -> None:
+    model = make("llama").to(torch.bfloat16)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    found = compress(model, keep_kv=0.5, inputs=words)
+    assert found.module is not model and model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(t, before[n]) and t.dtype == before[n].dtype for n, t in model.state_dict().items())
+
+
 def test_more_budget_costs_less(make: Callable, words: Any) -> None:
     model = make("llama")
     errors = [compress(model, keep_kv=share, inputs=words, step=1).judgement.error for share in (0.3, 0.6, 0.9)]

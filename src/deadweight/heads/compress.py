@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -141,7 +142,7 @@ def healing_place(target: Path, settings: Any) -> Path:
 
 def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
     """The model in float32 on its device, and the precision that it came in."""
-    source = open_complete(model)
+    source = open_complete(copy.deepcopy(model) if isinstance(model, nn.Module) else model)  # theirs stays as it is
     if source.config is None:
         raise DeadweightError(
             f"{printable(source.name)} is no model of transformers; expected one, whose attention can be looked into"
