@@ -84,7 +84,6 @@ def config_file(tmp_path: Path, text: str) -> str:
         ("./nowhere", ["does not exist"]),
         ("/no/such/folder/config.json", ["does not exist"]),
         ("nobody-there/nothing-either", ["hub id"]),
-        ("nothing-either", ["hub id"]),
         ("model.bin", ["pickle", "safetensors"]),
         ("weights.pt", ["pickle"]),
         ("missing.gguf", ["does not exist"]),

@@ -42,6 +42,12 @@ def test_a_family_reduces_to_the_same_function(architecture: str, folder_of: Cal
     saved = found.parameters_before - found.parameters_after
     assert saved == sum(s.saves for s in found.steps) > 0
     assert deadweight.verify(source, tmp_path / "slim").same
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "GPTNeoXForCausalLM", "LlamaForCausalLM"])
+def test_a_family_in_stock_form_keeps_its_shapes(architecture: str, folder_of: Callable, tmp_path: Path) -> None:
+    source = folder_of(architecture)
     deadweight.reduce(source, tmp_path / "stock", layout="stock")
     original = getattr(transformers, architecture).from_pretrained(source)
     stock = getattr(transformers, architecture).from_pretrained(tmp_path / "stock")
