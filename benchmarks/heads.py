@@ -1,7 +1,7 @@
 """Smaller heads, side by side: ours and what others do, same model, same budgets, same calibration and test text.
 
 python benchmarks/heads.py run MODEL --calibrate VALID.txt --judge TEST.txt --json benchmarks/results/heads.json
-python benchmarks/heads.py run ENCODER --embeddings --windows 64 --length 128 --calibrate VALID.txt --judge TEST.txt --json …
+python benchmarks/heads.py run ENCODER --embeddings --windows 64 --length 128 … (the same)
 python benchmarks/heads.py report benchmarks/results/heads.json --markdown docs/heads.md
 
 A language model is judged by its perplexity in windows that do not overlap, at shares of the key-value cache; an
