@@ -91,13 +91,17 @@ def verdicts(part: Record, shares: list[float], best: dict[float, Record]) -> li
         if mine is None or not others:
             continue
         rival = min(others, key=lambda r: r["perplexity"])
-        first = "best of all" if best[share] is mine else f"behind *{best[share]['method']}*"
-        found.append(
-            f"- At {share:.1%}: {OURS} is {first}: {rise_words(rise(part, mine))} with {mine['share']:.1%} of the "
-            f"cache; the best of the others is *{rival['method']}*, {rise_words(rise(part, rival))} with "
-            f"{rival['share']:.1%}."
-        )
+        if best[share] is mine:
+            first, after = "best of all", f"; the best of the others is {told(part, rival)}"
+        else:
+            first = f"behind {told(part, best[share])}"
+            after = "" if best[share] is rival else f"; the best of the others is {told(part, rival)}"
+        found.append(f"- At {share:.1%}: {told(part, mine)}, is {first}{after}.")
     return found
+
+
+def told(part: Record, row: Record) -> str:
+    return f"*{row['method']}*, {rise_words(rise(part, row))} with {row['share']:.1%} of the cache"
 
 
 def times(part: Record, shares: list[float]) -> list[str]:
@@ -105,7 +109,8 @@ def times(part: Record, shares: list[float]) -> list[str]:
     lines = [
         f"Seconds from the loaded model to the smaller one, measuring included, at {shares[-1]:.1%}; the forward "
         f"passes over the calibration text alone take {forward:.0f} s. Ours includes its own judging on text held "
-        "back. What is really kept differs where sizes come in steps:",
+        "back. Cores were shared with other work, more at some times than at others, so that seconds are a coarse measure "
+        "and their ratios too. What is really kept differs where sizes come in steps:",
         "",
         line(["", "seconds", "by the forward passes", *(f"kept of {share:.1%}" for share in shares)]),
         line(["---"] * (len(shares) + 3)),
