@@ -9,6 +9,7 @@ from deadweight.report.figure import pyplot, save
 
 Record = dict[str, Any]
 OURS = "ours, knapsack"
+LEAST = 1e-4  # that a logarithmic axis shows: what rises less, or falls, is drawn there
 MANY = 10.0  # times the perplexity: from here on percents say nothing
 WORDS = """\
 - **ours**: `deadweight.compress`, slim: dimensions by second-order predicted loss, values of the key heads of a layer
@@ -109,8 +110,8 @@ def times(part: Record, shares: list[float]) -> list[str]:
     lines = [
         f"Seconds from the loaded model to the smaller one, measuring included, at {shares[-1]:.1%}; the forward "
         f"passes over the calibration text alone take {forward:.0f} s. Ours includes its own judging on text held "
-        "back. Cores were shared with other work, more at some times than at others, so that seconds are a coarse measure "
-        "and their ratios too. What is really kept differs where sizes come in steps:",
+        "back. Cores were shared with other work, more at some times than at others: seconds are a coarse measure, "
+        "and so are their ratios. What is really kept differs where sizes come in steps:",
         "",
         line(["", "seconds", "by the forward passes", *(f"kept of {share:.1%}" for share in shares)]),
         line(["---"] * (len(shares) + 3)),
@@ -168,14 +169,14 @@ def line(parts: list[str]) -> str:
 def figure(record: Record, file: Path) -> None:
     """Rise of the perplexity against the share that is really kept, one line per method."""
     part = record["language"]
-    found, axes = pyplot().subplots(figsize=(8, 5))
+    found, axes = pyplot().subplots(figsize=(10, 5))
     for name in methods(part):
-        own = sorted((r["share"], max(rise(part, r), 1e-4)) for r in part["rows"] if r["method"] == name)
+        own = sorted((r["share"], max(rise(part, r), LEAST)) for r in part["rows"] if r["method"] == name)
         mine = name.startswith("ours")
         axes.plot(*zip(*own, strict=True), marker="o" if mine else "s", ls="-" if mine else "--", ms=4, label=name)
-    axes.set(yscale="log", xlabel="share of the key-value cache", ylabel="rise of the perplexity")
+    axes.set(yscale="log", xlabel="share of the key-value cache", ylabel="rise of the perplexity (1 is 100 %)")
     axes.invert_xaxis()
     axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     found.tight_layout()
     save(found, file)
