@@ -93,7 +93,7 @@ def verdicts(part: Record, shares: list[float], best: dict[float, Record]) -> li
             continue
         rival = min(others, key=lambda r: r["perplexity"])
         if best[share] is mine:
-            first, after = "best of all", f"; the best of the others is {told(part, rival)}"
+            first, after = "the best that was run", f"; the best of the others is {told(part, rival)}"
         else:
             first = f"behind {told(part, best[share])}"
             after = "" if best[share] is rival else f"; the best of the others is {told(part, rival)}"
