@@ -192,10 +192,7 @@ def measured(
     progress: Progress,
 ) -> tuple[list[Spaces], dict[str, Tensor], float]:
     """The spaces of all attentions, the moments of their planes, and how long a forward pass over all inputs takes."""
-    start = time.perf_counter()
-    with torch.no_grad():
-        called(source.module, found.measure[0])
-    forward = (time.perf_counter() - start) * len(found.measure)
+    forward = forward_seconds(source.module, found)
     empty = {h.path: Moments(h, merges[h.path]) for h in attentions}
     of = len(found.measure)
     moments = measure(source.module, empty, found.measure, tick=lambda n: progress("measuring", n, of))
@@ -210,6 +207,17 @@ def measured(
             f"{printable(source.name)}: no head can be cut ({'; '.join(sorted(set(left_alone(spaces).values())))})"
         )
     return spaces, {path: m.planes for path, m in moments.items()}, forward
+
+
+@torch.no_grad()
+def forward_seconds(module: nn.Module, found: Calibration) -> float:
+    """How long a forward pass over all calibration inputs takes: two batches are timed, the first is slow to start."""
+    seconds = []
+    for batch in found.measure[:2]:
+        start = time.perf_counter()
+        called(module, batch)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) * len(found.measure)
 
 
 @dataclass(frozen=True)

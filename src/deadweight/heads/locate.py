@@ -22,7 +22,7 @@ from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.text import printable
 
-SAMPLES = 48  # runs of the example; two numbers are taken for the same if they agree in all of them
+FEWEST, MOST = 12, 64  # runs of the example; two numbers are taken for the same if they agree in all of them
 ANGLE = 1e-3  # radians at the farthest position: what turns less than this stands still
 
 
@@ -120,8 +120,8 @@ def locate(source: Source) -> tuple[Heads, ...]:
 @torch.no_grad()
 def runs(source: Source, *, far: bool) -> list[Run]:
     generator = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(SAMPLES):
+    found: list[Run] = []
+    while len(found) < (enough(found[0]) if found else 1):
         run = Run()
         args, kwargs = source.inputs.draw(generator)
         args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
@@ -133,6 +133,12 @@ def runs(source: Source, *, far: bool) -> list[Run]:
             raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
         found.append(run)
     return found
+
+
+def enough(run: Run) -> int:
+    """How many runs give, for every attention, twice as many vectors as a head has dimensions."""
+    needed = [-(-2 * s.query.shape[-1] // (s.query.shape[0] * s.query.shape[1])) for s in run.seen.values()]
+    return min(MOST, max([FEWEST, *needed]))
 
 
 def far_positions(source: Source, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -53,8 +53,7 @@ def best_planes(
         if order is not None:
             best = left.index(order[len(dropped)])
         elif inverse is not None:
-            costs = [surgeon_cost(inverse, x, target, b) for b in blocks]
-            best = min(range(len(left)), key=costs.__getitem__)
+            best = int(surgeon_costs(inverse, x, target, torch.stack(blocks)).argmin())
         else:
             costs = [fixed_cost(damped, x, target, b) for b in blocks]
             best = min(range(len(left)), key=costs.__getitem__)
@@ -71,9 +70,10 @@ def best_planes(
     return Planes(tuple(dropped), torch.stack(loss[::-1]), torch.stack(change[::-1]))
 
 
-def surgeon_cost(inverse: Tensor, x: Tensor, target: Tensor, block: Tensor) -> float:
-    error = target[block] - x[block]
-    return float(error @ torch.linalg.solve(inverse[block][:, block], error))
+def surgeon_costs(inverse: Tensor, x: Tensor, target: Tensor, blocks: Tensor) -> Tensor:
+    """What fixing each of these blocks at its target would cost, with the rest at its best."""
+    error = target[blocks] - x[blocks]
+    return (error * torch.linalg.solve(inverse[blocks[:, :, None], blocks[:, None, :]], error)).sum(1)
 
 
 def surgeon_step(inverse: Tensor, x: Tensor, target: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
