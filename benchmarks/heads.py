@@ -141,7 +141,7 @@ def ours(method: budget.Method, spaces: str) -> Callable[[Bench, float], Made]:
     """`deadweight.compress` from where its measurements end, so that they can be shared by all budgets."""
 
     def make(bench: Bench, share: float) -> Made:
-        work = Work(bench.source, getattr(bench, spaces), bench.text, bench.what, method, "slim", None)
+        work = Work(bench.source, getattr(bench, spaces), {}, bench.text, bench.what, method, "slim", None)
         chosen, ranks = by_share(work, share)
         return Made(chosen.module, ranks.share)
 
@@ -268,7 +268,7 @@ def run(
     missing = [(n, share) for share in SHARES[what] for n in names if (n, share) not in known]
     if not missing:
         return
-    source, _ = opened(model, None, None)
+    source, _ = opened(model, None)
     text = calibration(source, model, text=calibrate, windows=windows, length=length)
     setting = {
         **circumstances(),

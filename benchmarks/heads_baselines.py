@@ -75,7 +75,7 @@ def statistics(model: Any, attentions: Sequence[Heads], batches: Sequence[dict[s
 def importance(model: Any, attentions: Sequence[Heads], batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """How much the loss answers to each key head: E_x |Σ_h out_h(x)·∂L/∂out_h(x)|, normalised in every layer.
 
-    Michel, Levy and Neubig, Are Sixteen Heads Really Better than One?, 2019 (arXiv 1905.10650), section 4.1: the
+    Michel, Levy and Neubig, Are Sixteen Heads Really Better than One?, 2019 (arXiv 1905.10650): the
     gradient with respect to a mask on the head, its absolute value for every example x, and the ℓ2 norm of each layer
     made one. A key head is masked together with all query heads that share it. L is the loss of the next token; for a
     model without one, a random projection of its output.
@@ -220,7 +220,7 @@ def calibrated(model: nn.Module, heads: Heads, found: Statistics) -> Spaces:
 def norms(model: nn.Module, heads: Heads) -> Spaces:
     """Whole planes of queries and keys by ‖W_Q‖·‖W_K‖, whole places of values by ‖W_V‖·‖W_O‖, nothing turned.
 
-    The vanilla pruning that CLOVER compares itself with (arXiv 2411.17426, section 4.1), rotary planes in pairs.
+    The vanilla pruning that CLOVER compares itself with (arXiv 2411.17426), rotary planes in pairs.
     """
     assert heads.query is not None and heads.key is not None and heads.value is not None
     read = in_groups(heads, output_weights(model, heads).pow(2).sum(1)).sum(1)
@@ -275,7 +275,7 @@ def whitened(weight: Tensor, moment: Tensor, rank: int) -> Tensor:
     """The matrix W' of this rank with the least E‖(W − W')x‖²: with S Sᵀ = E xxᵀ, truncate W S and undo S.
 
     Wang, Zheng, Wan and Zhang, SVD-LLM: Truncation-aware Singular Value Decomposition for Large Language Model
-    Compression, ICLR 2025 (arXiv 2403.07378), section 3.1.
+    Compression, ICLR 2025 (arXiv 2403.07378).
     """
     s = torch.linalg.cholesky(jittered(moment))
     u, values, v = torch.linalg.svd(weight @ s, full_matrices=False)

@@ -172,7 +172,8 @@ def written(record: Data) -> str:
         f"{setting['seeds']} orders of the text. The numbers are KL divergences from the original in nats per byte, on",
         "what was held back.",
         "",
-        "`python studies/s4_heads.py run --out studies/s4_heads.json`",
+        f"`python studies/s4_heads.py run --out studies/s4_heads.json --windows {setting['windows']} --length "
+        f"{setting['length']} --steps {setting['steps']} --seeds {setting['seeds']}`",
         "",
         "## One head at a time, 64 → 4, queries and keys as well as values",
         "",
@@ -201,11 +202,28 @@ def written(record: Data) -> str:
         "",
         "The last method caches as many numbers as the others, and gives each head and layer what the knapsack says.",
         "",
+        verdict(record),
+        "",
         "![KL divergence against the size of heads](small-heads.svg)",
         "",
         f"Recorded with torch {setting['torch']}, transformers {setting['transformers']}, on {setting['machine']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def verdict(record: Data) -> str:
+    """What fine-tuning did, counted."""
+    tried = [row[m] for row in (*record["single"], *record["whole"]) for m in (PLAIN, CALIBRATED, SPREAD) if m in row]
+    tried = [t for t in tried if t["healed"]]
+    after = [statistics.mean(h["kl"] for h in t["healed"]) for t in tried]
+    worse = [t["kl"] for t, a in zip(tried, after, strict=True) if a > t["kl"]]
+    better = [t["kl"] for t, a in zip(tried, after, strict=True) if a <= t["kl"]]
+    return (
+        f"Fine-tuning for {record['setting']['steps']} steps helped in {len(better)} of {len(tried)} cases and hurt in "
+        f"{len(worse)}. It hurt where little had been lost (at most {max(worse, default=0):.3f} before; it helped from "
+        f"{min(better, default=0):.3f} on): so short a training moves weights that were right. A head of 4 dimensions "
+        "is not free here, fine-tuned or not."
+    )
 
 
 def drawn(record: Data, file: Path) -> None:

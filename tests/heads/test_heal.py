@@ -41,6 +41,14 @@ def test_every_kind_of_model_learns_block_by_block_and_as_a_whole(family: str, m
     assert judge(model, small, batch).error < 0.9 * before
 
 
+def test_healing_that_makes_it_worse_is_undone_and_said() -> None:
+    """Little was lost, and two steps at full rate are no way to win it back."""
+    options: dict[str, Any] = {"keep_kv": 0.9, "windows": 16, "length": 64, "text": "embedded"}
+    plain, found = compress("demo", **options), compress("demo", heal=2, **options)
+    assert found.judgement.error == pytest.approx(plain.judgement.error, rel=1e-6)
+    assert any("healing for 2 steps was undone" in note for note in found.notes)
+
+
 def test_only_the_blocks_are_trained(make: Callable, words: Any) -> None:
     model = make("llama")
     small: Any = compress(model, keep_kv=0.5, inputs=words, step=1).module

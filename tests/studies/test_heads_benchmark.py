@@ -59,7 +59,7 @@ def llama() -> tuple[Source, tuple[Heads, ...]]:
         max_position_embeddings=64,
         initializer_range=0.2,  # so that heads matter
     )
-    source, _ = opened(LlamaForCausalLM(config).eval(), None, "cpu")
+    source, _ = opened(LlamaForCausalLM(config).eval(), "cpu")
     return source, locate(source)
 
 
@@ -74,7 +74,7 @@ def bert() -> tuple[Source, tuple[Heads, ...]]:
         vocab_size=64,
         max_position_embeddings=64,
     )
-    source, _ = opened(BertModel(config, add_pooling_layer=False).eval(), None, "cpu")
+    source, _ = opened(BertModel(config, add_pooling_layer=False).eval(), "cpu")
     return source, locate(source)
 
 

@@ -17,6 +17,7 @@ PAGES = {
     "s2_query_weights": ("tables", "query-weights"),
     "s3_allocation": ("written", "allocation"),
     "s4_saturation": ("written", "saturation"),
+    "s4_heads": ("written", "small-heads"),
 }
 
 

@@ -17,7 +17,7 @@ from deadweight.audit.run import threads_for
 from deadweight.errors import DeadweightError
 from deadweight.heads.assemble import assembled
 from deadweight.heads.budget import Budget, Method, Ranks, Slot, ranked, slots_of, spaces_of, total_cost
-from deadweight.heads.calibration import Calibration, calibration, more_text
+from deadweight.heads.calibration import Batch, Calibration, calibration, more_text
 from deadweight.heads.heal import healed
 from deadweight.heads.judge import called, judge
 from deadweight.heads.locate import Heads, float_of, locate
@@ -85,11 +85,12 @@ def compress(
         progress("judging", 0, 0)
         judged = judge(source.module, chosen.module, found.judge)
         first = judged if heal else None
+        undone: tuple[str, ...] = ()
         if heal:
             settings = (source.name, text, heal, windows, length, ranks.kept)
             place = None if target is None else healing_place(target, settings)
             batches = more_text(source, model, text, found, heal * batch)
-            healed(source.module, chosen.module, batches, heal, place=place, progress=progress)
+            undone = heal_or_undo(source.module, chosen.module, batches, heal, place, progress)
             judged = judge(source.module, chosen.module, found.judge)
     result = Compression(
         model=source.name,
@@ -107,7 +108,7 @@ def compress(
         tokens=found.tokens,
         seconds=time.perf_counter() - start,
         seconds_forward=forward,
-        notes=(*source.notes, *found.notes, *notes_on(layout, chosen)),
+        notes=(*source.notes, *found.notes, *undone, *notes_on(layout, chosen)),
         left_alone=left_alone(spaces),
         healed=heal,
         judgement_before_healing=first,
@@ -132,6 +133,28 @@ def compress(
             overwrite=overwrite,
         )
     return replace(result, seconds=time.perf_counter() - start)
+
+
+def heal_or_undo(
+    original: nn.Module,
+    compressed: nn.Module,
+    batches: Sequence[Batch],
+    steps: int,
+    place: Path | None,
+    progress: Progress,
+) -> tuple[str, ...]:
+    """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
+    kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
+    before = judge(original, compressed, batches[-1:]).error
+    healed(original, compressed, batches[:-1] or batches, steps, place=place, progress=progress)
+    after = judge(original, compressed, batches[-1:]).error
+    if after <= before:
+        return ()
+    compressed.load_state_dict(kept)
+    return (
+        f"healing for {steps} steps was undone: on a batch set aside the error rose from {before:.2e} to {after:.2e}; "
+        "it may take more steps, or more text",
+    )
 
 
 def healing_place(target: Path, settings: Any) -> Path:
