@@ -39,16 +39,17 @@ from heads_report import figure, page
 from torch import Tensor
 from torch.nn import functional as F
 
-from deadweight.evaluate import tokenizer_of
 from deadweight.heads import budget
-from deadweight.heads.calibration import Calibration, calibration, encoded, tokenizer_for
-from deadweight.heads.compress import Work, by_share, merged_heads, opened
+from deadweight.heads.calibration import Calibration, calibration, tokenizer_for
+from deadweight.heads.choose import Work, by_share
+from deadweight.heads.compress import merged_heads, opened
 from deadweight.heads.judge import judge
 from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.truncate import Spaces
 from deadweight.report.study import circumstances, show
 from deadweight.source.model import Source
+from deadweight.source.tokens import encoded, tokenizer_of
 from deadweight.train.data import read_text
 
 What = Literal["kv", "attention"]
@@ -195,7 +196,7 @@ def loss_on(model: Any, ids: Tensor, batch: int = 2) -> float:
     return total / (count * WINDOW)
 
 
-def test_tokens(source: Source, spec: str, text: str, tokens: int) -> Tensor:
+def tokens_to_judge(source: Source, spec: str, text: str, tokens: int) -> Tensor:
     tokenizer, vocabulary = tokenizer_for(source, spec)
     ids = encoded(read_text(text, lambda _: None), tokenizer, vocabulary, source.name)
     whole = min(tokens, len(ids) - 1) // WINDOW * WINDOW
@@ -227,7 +228,7 @@ Judge = Callable[[Any], dict[str, float]]
 
 def judge_of(source: Source, spec: str, text: str, tokens: int, what: What) -> Judge:
     if what == "kv":
-        ids = test_tokens(source, spec, text, tokens)
+        ids = tokens_to_judge(source, spec, text, tokens)
 
         def by_loss(model: Any) -> dict[str, float]:
             loss = loss_on(model, ids)

@@ -20,7 +20,7 @@ from deadweight.heads.moments import probe, second
 from deadweight.heads.observe import Attend, observing
 from deadweight.heads.planes import Planes
 from deadweight.heads.subspace import Subspace, best_subspace, jittered
-from deadweight.heads.truncate import Kept, Layer, Spaces, cut
+from deadweight.heads.truncate import Kept, LinearMap, Spaces, cut
 
 Kepts = dict[str, Kept]
 
@@ -121,13 +121,13 @@ def sides(heads: Heads) -> list[Rows]:
 
 def weights(model: nn.Module, rows: Rows) -> Tensor:
     """The rows of every head as attention sees them, (heads, size, inputs)."""
-    return Layer(model, rows.module).weight[rows.places] * rows.factor.double()[..., None]
+    return LinearMap(model, rows.module).weight[rows.places] * rows.factor.double()[..., None]
 
 
 def output_weights(model: nn.Module, heads: Heads) -> Tensor:
     """The columns that read every query head, (heads, outputs, size)."""
     assert heads.output is not None
-    return Layer(model, heads.output).weight.unflatten(1, (heads.heads, heads.d_v)).transpose(0, 1)
+    return LinearMap(model, heads.output).weight.unflatten(1, (heads.heads, heads.d_v)).transpose(0, 1)
 
 
 def grams(weight: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def plane_products(heads: Heads, q: Tensor, k: Tensor) -> list[Tensor]:
 def plain(model: nn.Module, heads: Heads) -> Spaces:
     """Truncated singular values of W_V W_O, and of W_Q W_K where no positions stand between them, head by head.
 
-    Meng, Tang, Jiang and Zhang, CLOVER: Cross-Layer Orthogonal Vectors Pruning and Fine-Tuning, ICML 2025 (arXiv
+    Meng, Tang, Jiang and Zhang, CLOVER: Cross-LinearMap Orthogonal Vectors Pruning and Fine-Tuning, ICML 2025 (arXiv
     2411.17426). Query heads that share a key head are one stacked pair. The paper's pruning is for queries and keys
     without rotary positions; with them the pair is no product of matrices, and planes go by their norm.
     """
@@ -301,7 +301,7 @@ def whitened_matrices(
             assert heads.output is not None
             jobs.append((heads.output, slice(None)))
         for path, at in jobs:
-            layer = Layer(module, path)
+            layer = LinearMap(module, path)
             n, m = layer.weight[at].shape
             rank = int(share * n + 1e-9) if what == "kv" else int(share * n * m / (n + m) + 1e-9)
             layer.weight[at] = whitened(layer.weight[at], found.inputs[path], rank)

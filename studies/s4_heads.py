@@ -32,7 +32,7 @@ from deadweight.heads.judge import judge
 from deadweight.heads.locate import locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.subspace import best_subspace
-from deadweight.heads.truncate import Kept, Layer, Spaces, cut
+from deadweight.heads.truncate import Kept, LinearMap, Spaces, cut
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
 from deadweight.source.model import Source, open_complete
@@ -48,8 +48,8 @@ def plain(model: torch.nn.Module, spaces: Spaces) -> Spaces:
     """The truncated SVD of the weights alone: what comes in is taken to be white, and all that goes out to count."""
     heads = spaces.heads
     assert heads.query is not None and heads.key is not None and heads.value is not None and heads.output is not None
-    values, out = Layer(model, heads.value.module).weight, Layer(model, heads.output).weight
-    queries, keys = Layer(model, heads.query.module).weight, Layer(model, heads.key.module).weight
+    values, out = LinearMap(model, heads.value.module).weight, LinearMap(model, heads.output).weight
+    queries, keys = LinearMap(model, heads.query.module).weight, LinearMap(model, heads.key.module).weight
     columns = out.unflatten(1, (heads.heads, heads.d_v)).transpose(0, 1)  # h out d
 
     def rows(weight: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 import deadweight
 from deadweight import cli_allocate, cli_compress, cli_saturation, cli_train
+from deadweight.cli_parts import LayoutName
 from deadweight.errors import DeadweightError
 from deadweight.report.json_report import as_text, json_text
 from deadweight.report.pages import find_page, law_codes
@@ -32,13 +33,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-class LayoutName(StrEnum):
-    """How a reduced checkpoint is stored."""
-
-    slim = "slim"
-    stock = "stock"
 
 
 class Output(StrEnum):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from deadweight.cli_parts import LayoutName, stages_bar
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
-
-if TYPE_CHECKING:
-    from deadweight.heads.compress import Progress as Tell
 
 
 class MethodName(StrEnum):
@@ -25,13 +20,6 @@ class MethodName(StrEnum):
     knapsack = "knapsack"
     layer = "layer"
     uniform = "uniform"
-
-
-class LayoutName(StrEnum):
-    """How the compressed checkpoint is stored."""
-
-    slim = "slim"
-    stock = "stock"
 
 
 def compress(
@@ -77,7 +65,8 @@ def compress(
     """Keep of every attention head the dimensions that matter, measured on text; write a model with a smaller cache.
 
     The loss is measured on text that was held back, and printed: this is not the same function. What costs nothing is
-    taken out by `deadweight reduce`.
+    taken out by `deadweight reduce`. Healing that was stopped goes on when the same command is given again; until then
+    its state lies beside OUT, in a folder named .OUT.healing-….
 
     \b
     deadweight compress demo OUT --keep-kv 0.5
@@ -85,6 +74,7 @@ def compress(
     deadweight compress MODEL OUT --max-loss 0.02 --text book.txt      2 % of perplexity
     deadweight compress ENCODER OUT --keep-attention 0.5 --text book.txt
     deadweight compress MODEL OUT --keep-kv 0.5 --text book.txt --heal 500
+    torchrun --nproc-per-node 8 -m deadweight compress MODEL OUT --keep-kv 0.5 --text book.txt --heal 500
     deadweight evaluate OUT --against MODEL --text other.txt
 
     \b
@@ -92,8 +82,9 @@ def compress(
     """
     from deadweight.heads.compress import compress as run
     from deadweight.report.compression import as_data, print_compression
+    from deadweight.train.launch import first_process
 
-    with bars() as tell:
+    with stages_bar() as tell:
         found = run(
             model,
             out,
@@ -113,6 +104,8 @@ def compress(
             overwrite=overwrite,
             progress=tell,
         )
+    if not first_process():  # of many one speaks
+        return
     if json:
         sys.stdout.write(as_text(as_data(found)))
         return
@@ -124,28 +117,6 @@ def compress(
         markup=False,
         soft_wrap=True,
     )
-
-
-@contextmanager
-def bars() -> Iterator[Tell]:
-    """What is being done, and how long it will take, on standard error; nothing where nobody is looking."""
-    console = make_console(stderr=True)
-    if not console.is_terminal:
-        yield lambda what, done, of: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("opening the model", total=None)
-        now = ""
-
-        def tell(what: str, done: int, of: int) -> None:
-            nonlocal now
-            if what != now:
-                bar.reset(task, total=of or None, description=what)
-                now = what
-            bar.update(task, completed=done)
-
-        yield tell
 
 
 def register(app: typer.Typer) -> None:

@@ -1,17 +1,15 @@
-"""The commands about heads: `saturation`."""
+"""The command that looks at the softmax of every head: `saturation`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deadweight.cli_allocate import drawable, writable
+from deadweight.cli_parts import stages_bar
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 
@@ -60,7 +58,7 @@ def saturation(
     from deadweight.report.saturation import plot_saturation, print_saturation, saturation_data
 
     destination, drawing = writable(json, "--json"), drawable(plot)
-    with reading_bar() as tell:
+    with stages_bar() as tell:
         found = measure(
             model,
             text,
@@ -69,7 +67,7 @@ def saturation(
             rows=rows,
             seed=seed,
             trust_remote_code=trust_remote_code,
-            tell=tell,
+            tell=lambda done, total: tell("reading", done, total),
         )
     if json == "-":
         sys.stdout.write(as_text(saturation_data(found)))
@@ -79,18 +77,6 @@ def saturation(
         destination.write_text(as_text(saturation_data(found)), encoding="utf-8")
     if drawing is not None:
         plot_saturation(saturation_data(found), drawing)
-
-
-@contextmanager
-def reading_bar() -> Iterator[Callable[[int, int], None]]:
-    """How much of the text is read, on standard error, if a person is looking."""
-    console = make_console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda done, total: bar.update(task, description="reading", completed=done, total=total)
 
 
 def register(app: typer.Typer) -> None:

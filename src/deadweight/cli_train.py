@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,6 +71,7 @@ def train(
     """
     from deadweight.train import make_run
     from deadweight.train import train as run_training
+    from deadweight.train.launch import first_process
 
     flags = {
         "data.text": text,
@@ -89,7 +89,7 @@ def train(
     run = make_run(tables_from(config, flags, settings or []), where="" if config is None else f"{config}: ")
     with training_bar(run.train.steps) as (tell, say):
         result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
-    if int(os.environ.get("RANK", "0")) == 0:  # of many processes one speaks
+    if first_process():  # of many one speaks
         tell_result(result, as_json=json)
 
 

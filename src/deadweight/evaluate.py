@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
-from deadweight.source.text import printable, reason
+from deadweight.source.text import printable
+from deadweight.source.tokens import encoded, tokenizer_of
 from deadweight.train.data import boundary, check_text, read_text
 
 Say = Callable[[str], None]
@@ -112,34 +113,7 @@ class Subject:
         return next(self.module.parameters()).device
 
     def encode(self, text: bytes) -> list[int]:
-        vocabulary = self.module.config.vocab_size
-        if self.tokenizer is None:
-            if vocabulary != 256:
-                raise DeadweightError(
-                    f"{printable(self.name)} has no tokenizer beside it and {vocabulary:,} tokens; expected "
-                    "tokenizer.json, or a model of bytes (256 tokens)"
-                )
-            return list(text)
-        words = text.decode("utf-8", errors="replace")
-        ids = self.tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
-        if ids and max(ids) >= vocabulary:
-            raise DeadweightError(
-                f"{printable(self.name)} has {vocabulary:,} tokens and its tokenizer gives {max(ids):,}; expected the "
-                "tokenizer that the model was trained with"
-            )
-        return list(ids)
-
-
-def tokenizer_of(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
-    if Path(folder).is_dir() and not any((Path(folder) / n).is_file() for n in names):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # a stranger's files
-        raise DeadweightError(f"the tokenizer of {printable(folder)} cannot be read ({reason(error)})") from error
+        return encoded(text, self.tokenizer, self.module.config.vocab_size, self.name)
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def test_keeping_everything_changes_nothing(family: str, make: Callable, words: 
     model = make(family).double()
     inputs = words
     if family == "whisper":
-        sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0)).double()
+        sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0))
         inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:8]}
     found = compress(model, keep_kv=1.0, inputs=inputs)
     batch = {n: t[:4] for n, t in inputs.items()}
@@ -221,3 +221,38 @@ def test_an_encoder_has_no_cache_to_keep(make: Callable, words: Any) -> None:
 def test_what_is_slim_already_is_refused(small: Path) -> None:
     with pytest.raises(DeadweightError, match="is slim already; expected an original or a stock checkpoint"):
         compress(small, keep_kv=0.5)
+
+
+@pytest.mark.parametrize("option, value", [("layout", "thin"), ("method", "greedy")])
+def test_an_unknown_choice_is_refused(option: str, value: str, make: Callable, words: Any) -> None:
+    with pytest.raises(DeadweightError, match=f"found {option}='{value}'; expected "):
+        compress(make("llama"), inputs=words, keep_kv=0.5, **{option: value})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda ids: {"pixels": ids.float()},
+        lambda ids: {"input_ids": ids + 99},
+        lambda ids: {"input_ids": ids.float()},
+    ],
+    ids=["a name it does not know", "tokens beyond its vocabulary", "numbers that are no tokens"],
+)
+def test_inputs_that_the_model_cannot_read_are_refused(
+    wrong: Callable, make: Callable, words: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(DeadweightError, match="does not run on the calibration inputs") as told:
+        compress(make("llama"), tmp_path / "out", inputs=wrong(words["input_ids"]), keep_kv=0.5)
+    assert "\n" not in str(told.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_sound_to_words_with_a_packed_cache_as_without(make: Callable, words: Any) -> None:
+    sound = torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(0))
+    inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:4]}
+    small: Any = compress(make("whisper"), inputs=inputs, keep_kv=0.5, step=1).module
+    said = [
+        small.generate(sound[:2], max_new_tokens=12, min_new_tokens=12, do_sample=False, use_cache=cached)
+        for cached in (True, False)
+    ]
+    assert torch.equal(*said)

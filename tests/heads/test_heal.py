@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import deadweight
 from deadweight.heads import heal as healing
 from deadweight.heads.compress import compress
 from deadweight.heads.heal import blocks_of, healed
@@ -81,3 +86,21 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
     assert not (tmp_path / "state").exists()
     for a, b in zip(whole.parameters(), fresh.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_two_processes_heal_together_and_write_once(tmp_path: Path) -> None:
+    options = ["--keep-kv", "0.25", "--windows", "8", "--length", "32", "--batch", "2", "--heal", "10", "--json"]
+    two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*two, "-m", "deadweight", "compress", "demo", str(tmp_path / "out"), *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    json.loads(done.stdout)  # one of them spoke
+    assert [f.name for f in tmp_path.iterdir()] == ["out"]
+    small = deadweight.load(tmp_path / "out")
+    assert torch.isfinite(small(torch.arange(32)[None]).logits).all()

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from deadweight.heads.truncate import Layer, cut
+from deadweight.heads.truncate import LinearMap, cut
 
 
 def test_plain_svd_of_one_head_is_the_best_approximation_of_its_weights(study: Callable[[str], ModuleType]) -> None:
@@ -22,7 +22,7 @@ def test_plain_svd_of_one_head_is_the_best_approximation_of_its_weights(study: C
     made = cut(trial.source.module, spaces, kept, bias=True).module
 
     def product(model: torch.nn.Module) -> torch.Tensor:
-        out, values = Layer(model, heads.output).weight, Layer(model, heads.value.module).weight
+        out, values = LinearMap(model, heads.output).weight, LinearMap(model, heads.value.module).weight
         return out[:, 128:192] @ values[heads.value.places[2]]
 
     old, new = product(trial.source.module), product(made)

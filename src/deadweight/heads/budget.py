@@ -16,7 +16,7 @@ from deadweight.heads.moments import Moments
 from deadweight.heads.planes import Planes, best_planes
 from deadweight.heads.ranks import Choice, best_sizes, same_share
 from deadweight.heads.subspace import Subspace, best_subspace
-from deadweight.heads.truncate import Kept, Layer, Spaces
+from deadweight.heads.truncate import Kept, LinearMap, Spaces
 
 Method = Literal["knapsack", "layer", "uniform"]
 
@@ -54,7 +54,7 @@ def spaces_of(heads: Heads, moments: Moments, model: nn.Module, *, bias: bool = 
     Means are left to a bias behind the heads, if there is one or, with `bias`, may be.
     """
     merged, mean = moments.merged, moments.out_mean
-    if not bias and (heads.output is None or Layer(model, heads.output).bias is None):
+    if not bias and (heads.output is None or LinearMap(model, heads.output).bias is None):
         mean = torch.zeros_like(mean)
     centred = moments.out - mean[:, :, None] * mean[:, None, :]
     both = heads.query is not None and heads.key is not None
@@ -80,7 +80,7 @@ def steadied(gradient: Tensor, moment: Tensor, heads: Heads, merged: int, model:
     Gradients on some text leave out directions that other text needs; what the weights amplify does not.
     """
     assert heads.output is not None
-    weight = Layer(model, heads.output).weight.unflatten(1, (heads.heads, heads.d_v)).transpose(0, 1)
+    weight = LinearMap(model, heads.output).weight.unflatten(1, (heads.heads, heads.d_v)).transpose(0, 1)
     weighed = weight.transpose(1, 2) @ weight
     own = torch.stack([moment[h][part, part] for h, part in enumerate(own_parts(heads, merged))])
     scale = (gradient * own).sum() / (weighed * own).sum().clamp(min=1e-300)

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
-from deadweight.evaluate import tokenizer_of
 from deadweight.heads.locate import device_of, float_of
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source
 from deadweight.source.text import printable, reason
+from deadweight.source.tokens import encoded, tokenizer_of
 from deadweight.train.data import check_text, read_text
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
@@ -110,23 +110,6 @@ def token_windows(source: Source, spec: Any, text: str, windows: int, length: in
 def tokenizer_for(source: Source, spec: Any) -> tuple[Any, int]:
     folder = local_folder(str(spec)) if isinstance(spec, (str, Path)) else None
     return (None if folder is None else tokenizer_of(str(folder))), int(getattr(source.config, "vocab_size", 0))
-
-
-def encoded(text: bytes, tokenizer: Any, vocabulary: int, name: str) -> list[int]:
-    if tokenizer is None:
-        if vocabulary != 256:
-            raise DeadweightError(
-                f"{printable(name)} has no tokenizer beside it and {vocabulary:,} tokens; expected tokenizer.json, or "
-                "a model of bytes (256 tokens)"
-            )
-        return list(text)
-    ids = tokenizer(text.decode("utf-8", errors="replace"), add_special_tokens=False, verbose=False)["input_ids"]
-    if ids and max(ids) >= vocabulary:
-        raise DeadweightError(
-            f"{printable(name)} has {vocabulary:,} tokens and its tokenizer gives {max(ids):,}; expected the tokenizer "
-            "that the model was trained with"
-        )
-    return list(ids)
 
 
 def edges(source: Source, tokenizer: Any) -> tuple[list[int], list[int]]:

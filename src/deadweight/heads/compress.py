@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,28 +15,24 @@ from torch import Tensor, nn
 
 from deadweight.audit.run import threads_for
 from deadweight.errors import DeadweightError
-from deadweight.heads.assemble import assembled
-from deadweight.heads.budget import Budget, Method, Ranks, Slot, ranked, slots_of, spaces_of, total_cost
-from deadweight.heads.calibration import Batch, Calibration, calibration, more_text
-from deadweight.heads.heal import healed
+from deadweight.heads.budget import Method, Ranks, spaces_of, total_cost
+from deadweight.heads.calibration import Calibration, calibration, more_text
+from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
+from deadweight.heads.heal import heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
 from deadweight.heads.locate import Heads, float_of, locate
 from deadweight.heads.moments import Moments, measure
-from deadweight.heads.one_size import expressible, of_one_size, packed, same
-from deadweight.heads.result import Compression
-from deadweight.heads.truncate import Cut, Spaces, cut
-from deadweight.report.compression import places_kept
+from deadweight.heads.result import Compression, Judgement
+from deadweight.heads.truncate import Spaces
 from deadweight.save.compressed import write_compressed
 from deadweight.save.folder import followed
 from deadweight.save.write import check_out
 from deadweight.source.hugging import is_slim, local_folder
 from deadweight.source.model import Source, open_complete
-from deadweight.source.text import printable
+from deadweight.source.text import printable, reason
+from deadweight.train.launch import first_process
 
-Layout = Literal["slim", "stock"]
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 WIDEST = 512  # dimensions of values that merged heads may share
-SHARES = tuple(i / 20 for i in range(1, 21))  # of the cache: what --max-loss tries
 
 
 def compress(
@@ -66,14 +62,14 @@ def compress(
     token that the loss may rise, measured) says how much. Without OUT the result's `module` is the compressed model.
     """
     start = time.perf_counter()
+    expect_choice("layout", layout, ("slim", "stock"))
+    expect_choice("method", method, ("knapsack", "layer", "uniform"))
     target = None if out is None else followed(out)
     if target is not None:
         check_out(target, model, overwrite=overwrite)
     source, precision = opened(model, device)
     what = wanted(source, keep_kv, keep_attention, max_loss)
     share = keep_attention if what == "attention" else keep_kv
-    if share is not None:
-        Budget(what, share)
     with threads_for(count(source.module)):
         progress("looking for heads", 0, 0)
         attentions = locate(source)
@@ -83,42 +79,23 @@ def compress(
         work = Work(source, spaces, planes, found, what, method, layout, step)
         chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
         progress("judging", 0, 0)
-        judged = judge(source.module, chosen.module, found.judge)
-        first = judged if heal else None
+        before = judged = judge(source.module, chosen.module, found.judge)
         undone: tuple[str, ...] = ()
         if heal:
-            settings = (source.name, text, heal, windows, length, ranks.kept)
-            place = None if target is None else healing_place(target, settings)
+            place = None if target is None else healing_place(target, (source.name, text, heal, length, ranks.kept))
             batches = more_text(source, model, text, found, heal * batch)
-            undone = heal_or_undo(source.module, chosen.module, batches, heal, place, progress)
+            undone = heal_or_undo(source.module, chosen.module, batches, heal, place=place, progress=progress)
             judged = judge(source.module, chosen.module, found.judge)
-    result = Compression(
-        model=source.name,
-        layout=layout,
-        what=what,
+    result = replace(
+        described(work, chosen, ranks, judged),
         asked=share,
-        share=ranks.share,
-        kept=ranks.kept,
-        kv_before=total_cost(spaces, source.module, "kv"),
-        kv_after=sum(sum(places_kept(k)) + sum(k.values) for k in ranks.kept.values()),
-        parameters_before=count(source.module),
-        parameters_after=count(chosen.module),
-        predicted=ranks.predicted,
-        judgement=judged,
-        tokens=found.tokens,
-        seconds=time.perf_counter() - start,
+        judgement_before_healing=before if heal else None,
+        healed=0 if undone else heal,
         seconds_forward=forward,
-        notes=(*source.notes, *found.notes, *undone, *notes_on(layout, chosen)),
-        left_alone=left_alone(spaces),
-        healed=heal,
-        judgement_before_healing=first,
-        module=chosen.module,
-        details={
-            s.heads.path: (places_kept(ranks.kept[s.heads.path]), ranks.kept[s.heads.path].values, s.heads.d_qk)
-            for s in spaces
-        },
+        seconds=time.perf_counter() - start,
     )
-    if target is not None:
+    result = replace(result, notes=(*result.notes, *undone))
+    if target is not None and first_process():
         progress("writing", 0, 0)
         write_compressed(
             chosen.module,
@@ -135,32 +112,32 @@ def compress(
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def heal_or_undo(
-    original: nn.Module,
-    compressed: nn.Module,
-    batches: Sequence[Batch],
-    steps: int,
-    place: Path | None,
-    progress: Progress,
-) -> tuple[str, ...]:
-    """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
-    kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
-    before = judge(original, compressed, batches[-1:]).error
-    healed(original, compressed, batches[:-1] or batches, steps, place=place, progress=progress)
-    after = judge(original, compressed, batches[-1:]).error
-    if after <= before:
-        return ()
-    compressed.load_state_dict(kept)
-    return (
-        f"healing for {steps} steps was undone: on a batch set aside the error rose from {before:.2e} to {after:.2e}; "
-        "it may take more steps, or more text",
+def described(work: Work, chosen: Chosen, ranks: Ranks, judged: Judgement) -> Compression:
+    """What was chosen, and what it costs."""
+    module = work.source.module
+    return Compression(
+        model=work.source.name,
+        layout=work.layout,
+        what=work.what,
+        share=ranks.share,
+        kept=ranks.kept,
+        head_sizes={s.heads.path: s.heads.d_qk for s in work.spaces},
+        kv_before=total_cost(work.spaces, module, "kv"),
+        kv_after=sum(sum(k.keys) + sum(k.values) for k in ranks.kept.values()),
+        parameters_before=count(module),
+        parameters_after=count(chosen.module),
+        predicted=ranks.predicted,
+        judgement=judged,
+        tokens=work.calibration.tokens,
+        notes=(*work.source.notes, *work.calibration.notes, *notes_on(work.layout, chosen)),
+        left_alone=left_alone(work.spaces),
+        module=chosen.module,
     )
 
 
-def healing_place(target: Path, settings: Any) -> Path:
-    """Where healing keeps its state until it is done: beside OUT, and only for a run with the same settings."""
-    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
-    return target.with_name(f".{target.name}.healing-{key}")
+def expect_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise DeadweightError(f"found {name}={value!r}; expected {' or '.join(map(repr, allowed))}")
 
 
 def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
@@ -175,7 +152,8 @@ def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
             f"{printable(source.name)} is slim already; expected an original or a stock checkpoint: compress that one"
         )
     precision = float_of(source.module)
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # one of several processes has a device of its own
+    where = device or (own if torch.cuda.is_available() else "cpu")
     source.module.to(where, torch.float32 if precision in (torch.float16, torch.bfloat16) else precision).eval()
     return source, precision
 
@@ -185,6 +163,9 @@ def wanted(source: Source, kv: float | None, attention: float | None, loss: floa
         raise DeadweightError("found several budgets; expected one of keep_kv, keep_attention and max_loss")
     if loss is not None and not loss > 0:
         raise DeadweightError(f"found --max-loss {loss}; expected nats per token above 0: 0.02 is 2 % of perplexity")
+    for what, share in (("kv", kv), ("attention", attention)):
+        if share is not None and not 0 < share <= 1:
+            raise DeadweightError(f"found --keep-{what} {share}; expected a share above 0 and at most 1")
     has_cache = hasattr(source.module, "generate")
     if kv is not None and not has_cache:
         raise DeadweightError(f"{printable(source.name)} has no cache, which --keep-kv is about; use --keep-attention")
@@ -238,90 +219,15 @@ def forward_seconds(module: nn.Module, found: Calibration) -> float:
     seconds = []
     for batch in found.measure[:2]:
         start = time.perf_counter()
-        called(module, batch)
+        try:
+            called(module, batch)
+        except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+            raise DeadweightError(
+                f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
+                "name, a row for each sample"
+            ) from error
         seconds.append(time.perf_counter() - start)
     return min(seconds) * len(found.measure)
-
-
-@dataclass(frozen=True)
-class Work:
-    """All that a choice of ranks starts from."""
-
-    source: Source
-    spaces: list[Spaces]
-    planes: dict[str, Tensor]
-    calibration: Calibration
-    what: Literal["kv", "attention"]
-    method: Method
-    layout: Layout
-    step: int | None
-
-    @property
-    def slots(self) -> list[Slot]:
-        return [
-            slot
-            for s in self.spaces
-            for slot in slots_of(s, self.source.module, self.what, self.step or max(1, s.heads.d_qk // 16))
-        ]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A compressed model, the spec of its small layers if it is slim, and what is new in its config if it is not."""
-
-    module: nn.Module
-    slim: dict[str, Any] | None
-    config: dict[str, Any] | None = None
-
-
-def by_share(work: Work, share: float) -> tuple[Chosen, Ranks]:
-    total = total_cost(work.spaces, work.source.module, work.what)
-    if work.layout == "stock" and work.what == "kv" and expressible(work.source.config, work.spaces):
-        whole = work.spaces[0].heads.d_qk
-        size = int(share * whole) // max(2, whole // 8) * max(2, whole // 8)
-        if size and (found := in_smaller_heads(work, size)) is not None:
-            return found
-    ranks = ranked(work.slots, work.spaces, Budget(work.what, share), total, work.method)
-    made = cut(work.source.module, work.spaces, ranks.kept, bias=work.layout == "slim")
-    return small(made, work.layout), ranks
-
-
-def in_smaller_heads(work: Work, size: int) -> tuple[Chosen, Ranks] | None:
-    """All heads of one size, in a config that plain transformers reads; None if that is not the same function."""
-    spaces, kept, loss = of_one_size(work.spaces, work.planes, size)
-    padded = cut(work.source.module, spaces, kept, bias=False).module
-    module, changes = packed(padded, spaces, size)
-    if not same(padded, module, work.calibration.judge[0]):
-        return None
-    return Chosen(module, None, changes), Ranks(kept, loss, size / spaces[0].heads.d_qk)
-
-
-def small(made: Cut, layout: Layout) -> Chosen:
-    if layout == "stock":
-        return Chosen(made.module, None)
-    return Chosen(*assembled(made))
-
-
-def by_loss(work: Work, limit: float, progress: Progress) -> tuple[Chosen, Ranks]:
-    """The smallest share whose measured loss stays within the limit, by bisection."""
-    low, high = 0, len(SHARES) - 1
-    best: tuple[Chosen, Ranks] | None = None
-    tries = 0
-    while low <= high:
-        middle = (low + high) // 2
-        tries += 1
-        progress("trying shares", tries, 5)
-        try:
-            found = by_share(work, SHARES[middle])
-        except DeadweightError:  # less than the heads can be cut to
-            low = middle + 1
-            continue
-        rise = judge(work.source.module, found[0].module, work.calibration.judge).increase
-        if rise <= limit:
-            best, high = found, middle - 1
-        else:
-            low = middle + 1
-    return best if best is not None else by_share(work, 1.0)
 
 
 def left_alone(spaces: Sequence[Spaces]) -> dict[str, str]:
@@ -337,14 +243,6 @@ def left_alone(spaces: Sequence[Spaces]) -> dict[str, str]:
         if reasons:
             found[s.heads.path] = "; ".join(reasons)
     return found
-
-
-def notes_on(layout: str, chosen: Chosen) -> tuple[str, ...]:
-    if layout != "stock":
-        return ()
-    if chosen.config is not None:
-        return (f"stock: all heads have {chosen.config['head_dim']} dimensions; slim gives each its own, at less loss",)
-    return ("stock: heads keep their size and hold zeros; the cache is as large as before (slim makes it smaller)",)
 
 
 def count(module: nn.Module) -> int:

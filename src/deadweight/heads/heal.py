@@ -7,6 +7,7 @@ predictions shall be the original's (KL divergence), on the same text.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import shutil
@@ -20,13 +21,42 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.calibration import Batch
-from deadweight.heads.judge import called, main_output
+from deadweight.heads.judge import called, judge, main_output
 from deadweight.source.slim_attention import Packing
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 
 SAVE_EVERY = 100  # steps
 Progress = Callable[[str, int, int], None]
+
+
+def heal_or_undo(
+    original: nn.Module,
+    compressed: nn.Module,
+    batches: Sequence[Batch],
+    steps: int,
+    *,
+    place: Path | None = None,
+    progress: Progress = lambda what, done, of: None,
+) -> tuple[str, ...]:
+    """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
+    kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
+    before = judge(original, compressed, batches[-1:]).error
+    healed(original, compressed, batches[:-1] or batches, steps, place=place, progress=progress)
+    after = judge(original, compressed, batches[-1:]).error
+    if after <= before:
+        return ()
+    compressed.load_state_dict(kept)
+    return (
+        f"healing for {steps} steps was undone: on a batch set aside the error rose from {before:.2e} to {after:.2e}; "
+        "it may take more steps, or more text",
+    )
+
+
+def healing_place(target: Path, settings: Any) -> Path:
+    """Where healing keeps its state until it is done: beside OUT, and only for a run with the same settings."""
+    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
+    return target.with_name(f".{target.name}.healing-{key}")
 
 
 def healed(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from deadweight.heads.judge import called, main_output
 from deadweight.heads.locate import Heads, Rows
 from deadweight.heads.planes import Planes, best_planes
-from deadweight.heads.truncate import Kept, Layer, Spaces
+from deadweight.heads.truncate import Kept, LinearMap, Spaces
 
 CLOSE = 1e-3  # of the largest logit: packed and padded weights are the same function, up to rounding
 
@@ -112,7 +112,7 @@ def packed_weights(model: nn.Module, heads: Heads, kept: Sequence[int], size: in
 
     def take(rows: Rows | None, places: Tensor, factor: float) -> None:
         assert rows is not None
-        layer, count = Layer(model, rows.module), rows.places.shape[0]
+        layer, count = LinearMap(model, rows.module), rows.places.shape[0]
         at = (torch.arange(count)[:, None] * old + places).flatten()
         found[f"{rows.module}.weight"] = factor * layer.weight[at]
         if layer.bias is not None:
@@ -123,7 +123,7 @@ def packed_weights(model: nn.Module, heads: Heads, kept: Sequence[int], size: in
     take(heads.value, first, 1.0)
     assert heads.output is not None
     columns = (torch.arange(heads.heads)[:, None] * old + first).flatten()
-    found[f"{heads.output}.weight"] = Layer(model, heads.output).weight[:, columns]
+    found[f"{heads.output}.weight"] = LinearMap(model, heads.output).weight[:, columns]
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -36,9 +36,9 @@ class Compression:
     model: str
     layout: str
     what: str  # kv or attention: what the budget is about
-    asked: float | None  # the share that was asked for; None: the largest loss was
-    share: float  # the share that is kept
+    share: float  # of it that is kept
     kept: dict[str, Kept]  # by attention
+    head_sizes: dict[str, int]  # of the original, by attention
     kv_before: int  # numbers per token
     kv_after: int
     parameters_before: int
@@ -46,11 +46,11 @@ class Compression:
     predicted: float
     judgement: Judgement
     tokens: int  # calibrated on
-    seconds: float
-    seconds_forward: float  # of which a plain forward pass over the calibration inputs would take
     notes: tuple[str, ...] = ()
     left_alone: dict[str, str] = field(default_factory=dict)  # attentions that could not be cut everywhere, and why
-    healed: int = 0  # steps
-    judgement_before_healing: Judgement | None = None
     module: nn.Module | None = None
-    details: dict[str, Any] = field(default_factory=dict)
+    asked: float | None = None  # the share that was asked for; None: the largest loss was, or nothing
+    judgement_before_healing: Judgement | None = None
+    healed: int = 0  # steps, of what was kept
+    seconds: float = 0.0
+    seconds_forward: float = 0.0  # what plain forward passes over the calibration inputs take

@@ -42,8 +42,13 @@ class Kept:
     still: tuple[int, ...]
     planes: tuple[int, ...]
 
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Dimensions of every key head's keys."""
+        return tuple(s + 2 * p for s, p in zip(self.still, self.planes, strict=True))
 
-class Layer:
+
+class LinearMap:
     """The weights of a linear layer as (rows, columns) in float64, whatever way round they are stored."""
 
     def __init__(self, model: nn.Module, path: str) -> None:
@@ -128,7 +133,7 @@ def cut_values(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> t
     if merged == 1 and all(s is None or r == d for s, r in zip(spaces.values, kept.values, strict=True)):
         return [], []
     assert heads.value is not None and heads.output is not None
-    into, out = Layer(model, heads.value.module), Layer(model, heads.output)
+    into, out = LinearMap(model, heads.value.module), LinearMap(model, heads.output)
     rows: list[int] = []
     columns: list[int] = []
     ups: list[Tensor] = []
@@ -165,8 +170,8 @@ def cut_keys(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
     heads = spaces.heads
     if heads.query is None or heads.key is None:
         return []  # behind a norm, say: the places go when the cache is packed
-    queries = Layer(model, heads.query.module)
-    keys = queries if heads.key.module == heads.query.module else Layer(model, heads.key.module)
+    queries = LinearMap(model, heads.query.module)
+    keys = queries if heads.key.module == heads.query.module else LinearMap(model, heads.key.module)
     gone: dict[int, list[int]] = {id(queries): [], id(keys): []}
     for g in range(heads.key_heads):
         places = key_places(spaces, g, kept)

@@ -11,7 +11,6 @@ from rich.text import Text
 
 import deadweight
 from deadweight.heads.result import Compression, Judgement
-from deadweight.heads.truncate import Kept
 
 
 def as_data(found: Compression) -> dict[str, Any]:
@@ -96,9 +95,8 @@ def print_compression(found: Compression, console: Console) -> None:
     table.add_column("attention")
     for name in ("keys kept", "values kept", "of"):
         table.add_column(name, justify="right")
-    for path in found.kept:
-        keys, values, whole = found.details[path]
-        table.add_row(Text(path), spread(keys), spread(values), f"{whole:,}")
+    for path, kept in found.kept.items():
+        table.add_row(Text(path), spread(kept.keys), spread(kept.values), f"{found.head_sizes[path]:,}")
     console.print(table)
     console.print(
         f"\ncache {found.kv_before:,} → {found.kv_after:,} numbers per token "
@@ -117,8 +115,3 @@ def print_compression(found: Compression, console: Console) -> None:
 
 def spread(sizes: tuple[int, ...]) -> str:
     return f"{sizes[0]}" if len(set(sizes)) == 1 else " ".join(map(str, sizes))
-
-
-def places_kept(kept: Kept) -> tuple[int, ...]:
-    """Dimensions of every key head's keys."""
-    return tuple(s + 2 * p for s, p in zip(kept.still, kept.planes, strict=True))

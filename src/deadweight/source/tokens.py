@@ -1,11 +1,15 @@
-"""Real text as token ids, where a checkpoint brings its tokenizer."""
+"""Text as token ids, by the tokenizer that a checkpoint brings."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from deadweight.errors import DeadweightError
+from deadweight.source.text import printable, reason
 
 PROSE = (
     "The old lighthouse keeper counted the ships each evening and wrote their names in a grey book. In winter there "
@@ -26,3 +30,34 @@ def text_pieces(folder: Path) -> tuple[Tensor, ...]:
         return tuple(torch.tensor([tokenizer(text)["input_ids"]]) for text in PROSE)
     except Exception:  # noqa: BLE001 - a stranger's files: without a tokenizer, random tokens do
         return ()
+
+
+def tokenizer_of(folder: str) -> Any:
+    """The tokenizer beside a checkpoint; None if there is none."""
+    from transformers import AutoTokenizer
+
+    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+    if Path(folder).is_dir() and not any((Path(folder) / n).is_file() for n in names):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # a stranger's files
+        raise DeadweightError(f"the tokenizer of {printable(folder)} cannot be read ({reason(error)})") from error
+
+
+def encoded(text: bytes, tokenizer: Any, vocabulary: int, name: str) -> list[int]:
+    """The text in the tokens of a model of this name; without a tokenizer, in bytes."""
+    if tokenizer is None:
+        if vocabulary != 256:
+            raise DeadweightError(
+                f"{printable(name)} has no tokenizer beside it and {vocabulary:,} tokens; expected tokenizer.json, or "
+                "a model of bytes (256 tokens)"
+            )
+        return list(text)
+    ids = tokenizer(text.decode("utf-8", errors="replace"), add_special_tokens=False, verbose=False)["input_ids"]
+    if ids and max(ids) >= vocabulary:
+        raise DeadweightError(
+            f"{printable(name)} has {vocabulary:,} tokens and its tokenizer gives {max(ids):,}; expected the tokenizer "
+            "that the model was trained with"
+        )
+    return list(ids)

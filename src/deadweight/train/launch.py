@@ -14,6 +14,11 @@ from deadweight.train.settings import Run, as_toml
 RUN, DATA = "run.toml", "data"  # inside OUT: the settings, and the tokens
 
 
+def first_process() -> bool:
+    """Whether this process writes and speaks for all that were launched with it."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def make_accelerator() -> Any:
     """As launched: one process, several with copies of the weights (DDP), or several with shards of them (FSDP2)."""
     try:
