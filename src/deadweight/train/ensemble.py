@@ -72,8 +72,8 @@ class Ensemble:
         self.rates = per([m.learning_rate for m in members])
         self.decays = per([m.weight_decay for m in members])
         self.learns = per([float(m.learned_scale) for m in members])
-        self.losses = torch.compile(self.all_losses) if compiled else self.all_losses
-        self.update = torch.compile(self.all_updates) if compiled else self.all_updates
+        self.losses = torch.compile(self.all_losses, dynamic=False) if compiled else self.all_losses
+        self.update = torch.compile(self.all_updates, dynamic=False) if compiled else self.all_updates
 
     def stacked(self) -> Weights:
         """Each member as it would be alone with its seed."""

@@ -17,6 +17,7 @@ from deadweight.errors import DeadweightError
 from deadweight.source.hugging import without_bars
 from deadweight.source.text import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
+from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.launch import DATA, begin_out, make_accelerator, refuse_out
 from deadweight.train.objective import Objective
 from deadweight.train.result import Metrics, Trained, Update
@@ -26,6 +27,7 @@ from deadweight.train.state import load_state, save_state, saved_step, whole_wei
 from deadweight.train.tokenizer import save_tokenizer
 from deadweight.transformer import TransformerForCausalLM
 
+LOGITS = 1 << 28  # at most, at a time, in evaluations: no step of training should need less memory than they do
 Tell = Callable[[Update], None]
 Say = Callable[[str], None]
 
@@ -80,9 +82,11 @@ class Trainer:
         model = TransformerForCausalLM(self.config).to(device).train()
         self.parameters = model.num_parameters()
         self.precision = precision_of(run.train, device)
+        compiled = device.type == "cuda" if run.train.compile is None else run.train.compile
+        if compiled and device.type == "cuda" and self.precision == torch.bfloat16:
+            with_fast_gelu(model)
         optimizer = make_optimizer(model, run.train, device)
         self.objective, self.optimizer = accelerator.prepare(Objective(model, self.precision), optimizer)
-        compiled = device.type == "cuda" if run.train.compile is None else run.train.compile
         self.loss: Callable[[Tensor], Tensor] = torch.compile(self.objective) if compiled else self.objective
         self.step = load_state(out, self.objective, self.own_optimizer)
         if self.step:
@@ -223,7 +227,8 @@ class Trainer:
         mine = every[accelerator.process_index :: accelerator.num_processes]
         sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
         objective = accelerator.unwrap_model(self.objective) if accelerator.num_processes == 1 else self.objective
-        rows = max(1, self.settings.batch // accelerator.num_processes)
+        fitting = LOGITS // (context * self.config.vocab_size)
+        rows = max(1, min(fitting, self.settings.batch // accelerator.num_processes))
         most = math.ceil(len(every) / accelerator.num_processes / rows)
         for part in range(most):  # every process calls as often: sharded weights are gathered together
             tokens = mine[part * rows : (part + 1) * rows]

@@ -10,7 +10,7 @@ import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-BLOCK, WARPS = 8192, 16
+BLOCK, WARPS = 16384, 16
 LOG2E: Any = tl.constexpr(1.4426950408889634)
 
 
