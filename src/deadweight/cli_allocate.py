@@ -131,9 +131,11 @@ def plan(
             "--saturation",
             metavar="FACTORS",
             help="What each layer's heads can still use of a token, 0 < factor ≤ 1: by comma, a JSON list in a file, "
-            "or what deadweight saturation --json wrote. Default: 1 everywhere.",
+            "what deadweight saturation --json wrote, or the word pilot: the default is trained for a while on the "
+            "text of the profile, and measured. Default: 1 everywhere.",
         ),
     ] = None,
+    pilot_steps: Annotated[int, typer.Option("--pilot-steps", min=1, help="Steps of that pilot run.")] = 300,
     multiple: Multiple = 8,
     sharing: Sharing = 1,
     json: Json = None,
@@ -151,6 +153,7 @@ def plan(
     \b
     deadweight allocate plan                                        four layers, profile of Python's manual
     deadweight allocate plan --saturation 1,1,0.75,0.5 --toml plan.toml
+    deadweight allocate plan --profile text:book.txt --saturation pilot --toml plan.toml
     deadweight train OUT --config plan.toml                         train it as it is
     deadweight allocate plan --profile model:demo --width 768 --layers 12 --heads 12 --plot plan.svg
 
@@ -166,9 +169,13 @@ def plan(
     if json == "-" and toml == "-":
         raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
     files = writable(json, "--json"), writable(toml, "--toml"), drawable(plot)
-    shape, factors = Shape(width, layers, heads, context), given_saturation(saturation)
+    shape = Shape(width, layers, heads, context)
+    factors = None if saturation == "pilot" else given_saturation(saturation)
     known = named_profile(profile, lags, tokenizer)
     size, rules = token_dim or known.d_token, Rules(multiple=multiple, one_size=True, sharing=sharing)
+    if saturation == "pilot":
+        make_plan(shape, known.values, d_token=size, rules=rules)  # what cannot be is said before the training
+        factors = piloted(shape, profile, tokenizer, pilot_steps, sharing)
     found = make_plan(shape, known.values, d_token=size, saturation=factors, rules=rules)
     if json == "-":
         sys.stdout.write(as_text(plan_data(found, known.source)))
@@ -192,6 +199,18 @@ def named_profile(name: str, lags: int | None, tokenizer: str) -> Any:
         return read_profile(name, lags, tokenizer, say or (lambda _: None))
 
 
+def piloted(shape: Any, profile: str, tokenizer: str, steps: int, sharing: int) -> list[float]:
+    """The factors that a short run shows, told on standard error."""
+    from deadweight.allocate.pilot import pilot
+    from deadweight.cli_parts import stages_bar
+
+    text = profile.removeprefix("text:") if profile.startswith("text:") else "embedded"
+    with stages_bar() as tell:
+        found = pilot(shape, text, tokenizer=tokenizer, steps=steps, sharing=sharing, progress=tell)
+    make_console(stderr=True).print(found.source, highlight=False, markup=False, soft_wrap=True)
+    return [round(f, 4) for f in found.factors]
+
+
 def given_saturation(text: str | None) -> list[float] | None:
     """Numbers by comma, a JSON list in a file, or the factors in a file of `deadweight saturation`."""
     if text is None:
@@ -201,8 +220,8 @@ def given_saturation(text: str | None) -> list[float] | None:
         return [float(value) for value in (found["factors"] if isinstance(found, dict) else found)]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DeadweightError(
-            f"found --saturation {text!r}; expected numbers by comma, or a .json file: a list of them, or what "
-            "deadweight saturation --json wrote"
+            f"found --saturation {text!r}; expected numbers by comma, the word pilot, or a .json file: a list of "
+            "them, or what deadweight saturation --json wrote"
         ) from error
 
 

@@ -113,3 +113,19 @@ def test_the_library_takes_names_numbers_and_profiles() -> None:
     ]
     assert found[0] == found[1]
     assert deadweight.allocate("power:1", 64, d_token=8, lags=3).task.profile == pytest.approx((1, 1 / 2, 1 / 3))
+
+
+def test_a_pilot_run_says_how_much_each_layer_saturates(run: Callable[..., Said], tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("the cat sat on the mat, and the dog lay by the door. " * 900)
+    small = ["--width", "32", "--layers", "2", "--heads", "2", "--context", "32", "--pilot-steps", "3"]
+    code, out, err = run("plan", "--profile", f"text:{text}", "--saturation", "pilot", *small, "--json", "-")
+    assert code == 0, err
+    assert "saturation after 3 steps on" in err
+    found = json.loads(out)["saturation"]
+    assert len(found) == 2 and max(found) == 1 and 0 < min(found) < 1
+
+
+def test_what_cannot_be_planned_is_said_before_the_pilot_run(run: Callable[..., Said]) -> None:
+    code, _, err = run("plan", "--saturation", "pilot", "--width", "32", "--heads", "2", "--multiple", "64")
+    assert code == 2 and "pilot" not in err and "nearest feasible" in err

@@ -16,6 +16,7 @@ PAGES = {
     "s2_skips": ("written", "skip-boundary"),
     "s2_query_weights": ("tables", "query-weights"),
     "s3_allocation": ("written", "allocation"),
+    "s3_plans": ("written", "plans"),
     "s4_saturation": ("written", "saturation"),
     "s4_heads": ("written", "small-heads"),
 }

@@ -1,0 +1,59 @@
+"""A short pilot run: the default with equal heads, trained on the text, shows which layers' softmax saturates."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deadweight.allocate.plan import Shape
+
+STEPS, BATCH = 300, 16
+Progress = Callable[[str, int, int], None]  # what, steps done, steps in all
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What a pilot run showed."""
+
+    text: str
+    steps: int
+    bits_per_byte: float
+    factors: tuple[float, ...]
+
+    @property
+    def source(self) -> str:
+        return f"saturation after {self.steps:,} steps on {self.text} ({self.bits_per_byte:.3f} bits per byte)"
+
+
+def pilot(
+    shape: Shape,
+    text: str,
+    *,
+    tokenizer: str = "bytes",
+    steps: int = STEPS,
+    batch: int = BATCH,
+    sharing: int = 1,
+    keep: Path | None = None,
+    progress: Progress = lambda what, done, of: None,
+) -> Pilot:
+    """Train the default of this shape and measure the saturation of its layers; the model stays only in `keep`."""
+    from deadweight.heads.saturation import saturation
+    from deadweight.train.loop import train
+    from deadweight.train.settings import make_run
+
+    model = {
+        "d_model": shape.d_model,
+        "n_layers": shape.n_layers,
+        "heads": shape.heads,
+        "key_heads": shape.heads // sharing,
+        "context": shape.context,
+    }
+    settings = {"steps": steps, "batch": batch, "warmup": max(1, steps // 10), "evaluate_every": steps}
+    run = make_run({"model": model, "data": {"text": text, "tokenizer": tokenizer}, "train": settings})
+    with tempfile.TemporaryDirectory() as folder:
+        out = keep or Path(folder) / "pilot"
+        trained = train(run, out, tell=lambda update: progress("pilot run", update.step, steps))
+        found = saturation(out, text, tell=lambda done, of: progress("measuring saturation", done, of))
+    return Pilot(text, steps, trained.bits_per_byte, found.factors)
