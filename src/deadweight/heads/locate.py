@@ -67,7 +67,7 @@ class Heads:
 
 @dataclass
 class Seen:
-    """What passed one attention in one run."""
+    """What passed one attention in one run, on the CPU."""
 
     query: Tensor
     key: Tensor
@@ -89,7 +89,7 @@ class Run:
         self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
     ) -> Tensor:
         out = attend(query, key, value)
-        self.last = Seen(query, key, value, out, self.layers)
+        self.last = Seen(query.cpu(), key.cpu(), value.cpu(), out.cpu(), self.layers)
         self.seen.setdefault(path, self.last)
         self.layers = {}
         return out
@@ -97,12 +97,12 @@ class Run:
     def before(self, name: str, value: Any) -> None:
         if self.last is not None and self.last.reader is None and isinstance(value, Tensor):
             flat = self.last.out.transpose(1, 2).flatten(2)
-            if value.numel() == flat.numel() and torch.equal(value.reshape(flat.shape), flat):
+            if value.numel() == flat.numel() and torch.equal(value.cpu().reshape(flat.shape), flat):
                 self.last.reader = name
 
     def after(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and value.ndim >= 2:
-            self.layers[name] = value
+            self.layers[name] = value.cpu()
 
 
 def locate(source: Source) -> tuple[Heads, ...]:
