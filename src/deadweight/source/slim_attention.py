@@ -17,7 +17,14 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+decode: Any
+try:  # the names of the files are the same where they travel with a checkpoint
+    from .slim_decode import decode, gathers
+except ImportError:  # no Triton
+    decode = None
+
 NAME = "deadweight"  # of this attention among those of transformers
+DEVICES = ("cuda",)  # where the kernel for one token runs
 HARMLESS = {"position_ids", "cache_position", "output_attentions", "sliding_window", "use_cache", "position_embeddings"}
 
 
@@ -72,6 +79,9 @@ class Packing(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
         """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
+        places = self.key_places if self.chosen else None
+        if (out := one_token(query, key, value, self.keys, self.values, places, **how)) is not None:
+            return self.all_restored(out)
         found = []
         for first, last in self.runs():
             q = [query[:, i * self.groups : (i + 1) * self.groups] for i in range(first, last)]
@@ -100,6 +110,15 @@ class Packing(nn.Module):
         up = torch.cat(ups) if len(ups) > 1 else ups[0]
         start = (first % self.merged) * self.groups
         return torch.einsum("bhtr,hdr->bhtd", out, up[start : start + out.shape[1]].to(out.dtype))
+
+    def all_restored(self, out: Tensor) -> Tensor:
+        """The same for all heads, from as many numbers of each as the largest values have."""
+        if self.merged == 1:
+            return self.restored(out, 0, self.key_heads)
+        shares = self.heads // len(self.values)
+        parts = [part[..., :kept] for part, kept in zip(out.split(shares, 1), self.values, strict=True)]
+        found = [self.restored(part, i * self.merged, (i + 1) * self.merged) for i, part in enumerate(parts)]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
 def beside(states: list[Tensor]) -> Tensor:
@@ -134,8 +153,12 @@ def attention(
 ) -> Tensor:
     """softmax(scaling · Q Kᵀ + mask) V. Keys, and values, may each be shared by groups of query heads of their own."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    heads, one_token = query.shape[1], query.shape[2] == 1
-    if softcap is not None or (one_token and dropout == 0):
+    heads, single = query.shape[1], query.shape[2] == 1
+    if softcap is not None or (single and dropout == 0):
+        keys, values = ((z.shape[-1],) * z.shape[1] for z in (key, value))
+        out = one_token(query, key, value, keys, values, None, mask, scaling, causal, dropout, softcap)
+        if out is not None:
+            return out
         return spelled_out(query, key, value, mask, scaling, causal, dropout, softcap)
     alike = key.shape[1] == value.shape[1] and key.shape[-1] == value.shape[-1]
     if key.shape[1] < heads and alike and mask is None:
@@ -146,6 +169,31 @@ def attention(
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling
     )
+
+
+def one_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: tuple[int, ...],
+    values: tuple[int, ...],
+    places: Tensor | None,
+    mask: Tensor | None,
+    scaling: float,
+    causal: bool,
+    dropout: float,
+    softcap: float | None,
+) -> Tensor | None:
+    """What one token gathers of all packed heads, by the kernel; None where that is not for it."""
+    if decode is None or query.device.type not in DEVICES or query.shape[2] > 1 or dropout or softcap is not None:
+        return None
+    if torch.is_grad_enabled() and any(z.requires_grad for z in (query, key, value)):
+        return None
+    if mask is not None and mask.shape[1:] != (1, 1, key.shape[2]):
+        return None
+    if not gathers(query, key, value, keys, values):
+        return None
+    return decode(query, key, value, mask, places, keys, values, scaling)
 
 
 def spelled_out(
