@@ -306,9 +306,10 @@ def gathers(query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], valu
 
 def in_units(states: Tensor, sizes: Sequence[int], unit: int) -> tuple[tuple[int, ...], int, int, int]:
     """Sizes (one if all are the same) and strides of rows, heads and tokens."""
-    beside = len(sizes) > 1 and states.shape[1] == 1
-    steps = [states.stride(i) // unit for i in (0, 1, 2)]
-    return tuple(s // unit for s in (sizes if beside else sizes[:1])), steps[0], steps[1], steps[2]
+    row, head, token = (x // unit for x in states.stride()[:3])
+    if states.shape[1] < len(sizes):  # side by side
+        head = sizes[0] // unit
+    return tuple(s // unit for s in (sizes[:1] if len(set(sizes)) == 1 else sizes)), row, head, token
 
 
 def unit_of(states: Tensor, sizes: Sequence[int]) -> int:
