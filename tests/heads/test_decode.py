@@ -36,9 +36,10 @@ torch.set_num_threads(1)
 KERNEL = (
     START
     + """
-def cache(sizes, t, dtype):
-    shape = (2, len(sizes), t, sizes[0]) if len(set(sizes)) == 1 else (2, 1, t, sum(sizes))
-    return torch.randn(shape, dtype=dtype, device=DEVICE)
+def caches(keys, values, t, dtype):
+    apart = len(keys) == len(values) and len(set(keys)) == len(set(values)) == 1
+    shapes = [(2, len(sizes), t, sizes[0]) if apart else (2, 1, t, sum(sizes)) for sizes in (keys, values)]
+    return [torch.randn(shape, dtype=dtype, device=DEVICE) for shape in shapes]
 
 def mask_of(kind, t):
     token = torch.arange(t, device=DEVICE)
@@ -79,7 +80,7 @@ for heads, keys, values, size, chosen, kind in CASES:
     for dtype, near in ((torch.float32, 1e-5), (HALF, 0.02)):  # weights are rounded before they meet values
         for t, parts in ((1, 1), (70, 1), (70, 3), (136, 3)):
             query = torch.randn(2, heads, 1, size, dtype=dtype, device=DEVICE)
-            key, value = cache(keys, t, dtype), cache(values, t, dtype)
+            key, value = caches(keys, values, t, dtype)
             order = [torch.randperm(size, device=DEVICE)[:k].sort().values for k in keys]
             places = torch.cat(order).int() if chosen else None
             mask = mask_of(kind, t)

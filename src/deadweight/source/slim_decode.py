@@ -59,13 +59,40 @@ def place(index, sizes):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def columns_of(query, places, before, size, inside, start: tl.constexpr, width: tl.constexpr, chosen: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Some columns of the queries, (rows, width): those of the kept places, and zero beyond their number."""
-    column = start + tl.arange(0, width)
-    there = inside[:, None] & (column[None, :] < size[:, None])
-    at = column[None, :] + 0 * size[:, None]
+def block(group, sets: tl.constexpr, sizes, head, unit: tl.constexpr, apart: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the neighbouring heads of one group start, and how many numbers of a token they have together."""
+    start = place(group * sets, sizes)[0]
+    size = place(group * sets + sets, sizes)[0] - start
+    start = group * head if apart else start // unit
+    return start * unit, size // unit * unit
+
+
+@triton.jit
+def own_columns(index, group, sets: tl.constexpr, sizes, start: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For rows and columns of a group's block: the place in the row's own head, and whether there is one."""
+    before, size = place(index, sizes)
+    column = start + tl.arange(0, width)[None, :] - (before - place(group * sets, sizes)[0])[:, None]
+    return column, (column >= 0) & (column < size[:, None])
+
+
+@triton.jit
+def columns_of(  # type: ignore[no-untyped-def]
+    query,
+    places,
+    inside,
+    index,
+    group,
+    sets: tl.constexpr,
+    sizes,
+    start: tl.constexpr,
+    width: tl.constexpr,
+    chosen: tl.constexpr,
+):
+    """Some columns of the queries, (rows, width): each row has its own where its keys lie, and else zero."""
+    at, there = own_columns(index, group, sets, sizes, start, width)
+    there = there & inside[:, None]
     if chosen:
-        at = tl.load(places + before[:, None] + column[None, :], mask=there, other=0)
+        at = tl.load(places + place(index, sizes)[0][:, None] + at, mask=there, other=0)
     return tl.load(query[:, None] + at, mask=there, other=0.0)
 
 
@@ -97,21 +124,16 @@ def tile_of(states, step, size, here, start: tl.constexpr, width: tl.constexpr, 
 
 
 @triton.jit
-def chosen_rows(x, own, index, sets: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Zero in the rows that another set of keys or values serves."""
-    return x if sets == 1 else tl.where((own == index)[:, None], x, 0.0)
+def store(out, found, to, inside, index, group, sets: tl.constexpr, sizes, start: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What each row has gathered of its own values; of a group that shares them, zeros behind them too."""
+    columns: tl.constexpr = found.shape[1]
+    at, there = own_columns(index, group, sets, sizes, start, columns)
+    if sets == 1:
+        there = at < width
+    tl.store(out + to[:, None] * width + at, found.to(out.dtype.element_ty), mask=there & inside[:, None])
 
 
-@triton.jit(
-    do_not_specialize=[
-        "length",
-        "key_row",
-        "key_head",
-        "value_row",
-        "value_head",
-        "mask_row",
-    ]
-)
+@triton.jit(do_not_specialize=["length", "key_row", "key_head", "value_row", "value_head", "mask_row"])
 def gather_kernel(  # type: ignore[no-untyped-def]
     query,
     key,
@@ -121,14 +143,14 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     places,
     out,
     logs,
-    key_sizes,  # sizes and strides of the cache are counted in units, so that loads are known to be aligned
+    key_sizes,
     value_sizes,
     length,
     scaling,
     least,
     query_row,
     query_head,
-    key_row,
+    key_row,  # strides of the cache are counted in units, so that its loads are known to be aligned
     key_head,
     key_token,
     value_row,
@@ -136,6 +158,7 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     value_token,
     mask_row,
     unit: tl.constexpr,
+    apart: tl.constexpr,  # whether heads are an axis of the cache, or lie side by side
     served: tl.constexpr,  # query heads of one program
     rows: tl.constexpr,
     key_sets: tl.constexpr,
@@ -151,7 +174,10 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     alone: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """One part of the tokens, for all query heads that share keys or values: their softmax and what it gathers."""
+    """One part of the tokens, for all query heads that share keys or values: their softmax and what it gathers.
+
+    The keys of all heads of a group are one block of columns, in which each query is zero outside its own.
+    """
     part = tl.program_id(0)
     group = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
@@ -160,14 +186,10 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     head = group * served + row
     own_key = head // (served // key_sets)
     own_value = head // (served // value_sets)
-
-    own_before, own_size = place(own_key, key_sizes)
-    own_before *= unit
-    own_size *= unit
     queries = query + batch * query_row + head * query_head
-    q_main = columns_of(queries, places, own_before, own_size, inside, 0, key_main, chosen)
+    q_main = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, 0, key_main, chosen)
     if key_rest > 0:
-        q_rest = columns_of(queries, places, own_before, own_size, inside, key_main, key_rest, chosen)
+        q_rest = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, key_main, key_rest, chosen)
 
     first = length * 0
     last = length
@@ -180,6 +202,10 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     begin = first + part * each
     end = tl.minimum(begin + each, last)
 
+    key_start, key_size = block(group, key_sets, key_sizes, key_head, unit, apart)
+    value_start, value_size = block(group, value_sets, value_sizes, value_head, unit, apart)
+    all_keys = key + batch * key_row * unit + key_start
+    all_values = value + batch * value_row * unit + value_start
     top = tl.full([rows], FAR, tl.float32)
     total = tl.zeros([rows], tl.float32)
     main = tl.zeros([rows, value_main], tl.float32)
@@ -188,64 +214,38 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     for at in range(begin, end, tile):
         token = at + tl.arange(0, tile)
         here = token < end
-        scores = tl.zeros([rows, tile], tl.float32)
-        keys = key + (batch * key_row + tl.cast(at, tl.int64) * key_token) * unit
-        for i in tl.static_range(key_sets):
-            index = group * key_sets + i
-            before, size = place(index, key_sizes)
-            if len(key_sizes) == 1:
-                before = index * key_head
-            k = tile_of(keys + before * unit, key_token * unit, size * unit, here, 0, key_main, tile)
-            scores = tl.dot(chosen_rows(q_main, own_key, index, key_sets), tl.trans(k), scores, input_precision="ieee")
-            if key_rest > 0:
-                k = tile_of(keys + before * unit, key_token * unit, size * unit, here, key_main, key_rest, tile)
-                q = chosen_rows(q_rest, own_key, index, key_sets)
-                scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
+        keys = all_keys + tl.cast(at, tl.int64) * key_token * unit
+        k = tile_of(keys, key_token * unit, key_size, here, 0, key_main, tile)
+        scores = tl.dot(q_main, tl.trans(k), input_precision="ieee")
+        if key_rest > 0:
+            k_rest = tile_of(keys, key_token * unit, key_size, here, key_main, key_rest, tile)
+            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
         scores *= scaling * LOG2E
+        seen = here
         if kind > 0:
             added = tl.load(masks + token, mask=here, other=0)
-            here = here & seen_in(added, least, kind)
+            seen = here & seen_in(added, least, kind)
             if kind == 2:
                 scores += added.to(tl.float32)[None, :] * LOG2E
-        scores = tl.where(here[None, :], scores, -float("inf"))
+        scores = tl.where(seen[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(top - higher)
         total = total * shrink + tl.sum(weights, 1)
         top = higher
-        main = main * shrink[:, None]
+        rounded = weights.to(value.dtype.element_ty)
+        values = all_values + tl.cast(at, tl.int64) * value_token * unit
+        v = tile_of(values, value_token * unit, value_size, here, 0, value_main, tile)
+        main = tl.dot(rounded, v, main * shrink[:, None], input_precision="ieee")
         if value_rest > 0:
-            rest = rest * shrink[:, None]
-        values = value + (batch * value_row + tl.cast(at, tl.int64) * value_token) * unit
-        for i in tl.static_range(value_sets):
-            index = group * value_sets + i
-            before, size = place(index, value_sizes)
-            if len(value_sizes) == 1:
-                before = index * value_head
-            w = chosen_rows(weights, own_value, index, value_sets).to(value.dtype.element_ty)
-            v = tile_of(values + before * unit, value_token * unit, size * unit, token < end, 0, value_main, tile)
-            main = tl.dot(w, v, main, input_precision="ieee")
-            if value_rest > 0:
-                v = tile_of(
-                    values + before * unit, value_token * unit, size * unit, token < end, value_main, value_rest, tile
-                )
-                rest = tl.dot(w, v, rest, input_precision="ieee")
+            v_rest = tile_of(values, value_token * unit, value_size, here, value_main, value_rest, tile)
+            rest = tl.dot(rounded, v_rest, rest * shrink[:, None], input_precision="ieee")
 
     by = 1.0 / tl.where(total > 0, total, 1.0)
     to = (batch * (tl.num_programs(1) * served) + head) * tl.num_programs(0) + part
-    column = tl.arange(0, value_main)
-    tl.store(
-        out + to[:, None] * width + column[None, :],
-        (main * by[:, None]).to(out.dtype.element_ty),
-        mask=inside[:, None] & (column[None, :] < width),
-    )
+    store(out, main * by[:, None], to, inside, own_value, group, value_sets, value_sizes, 0, width)
     if value_rest > 0:
-        column = value_main + tl.arange(0, value_rest)
-        tl.store(
-            out + to[:, None] * width + column[None, :],
-            (rest * by[:, None]).to(out.dtype.element_ty),
-            mask=inside[:, None] & (column[None, :] < width),
-        )
+        store(out, rest * by[:, None], to, inside, own_value, group, value_sets, value_sizes, value_main, width)
     if not alone:
         tl.store(logs + to, top + tl.log2(total), mask=inside)
 
@@ -283,38 +283,47 @@ def processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
 
 
+class Shape:
+    """Sets of keys or of values in a cache, and the groups of them that a program reads together."""
+
+    def __init__(self, states: Tensor, sizes: Sequence[int], groups: int) -> None:
+        n = len(sizes) // groups
+        self.sets, self.apart = n, states.shape[1] == len(sizes) > 1
+        self.blocks = [sum(sizes[i * n : (i + 1) * n]) for i in range(groups)]
+        self.sizes = tuple(sizes[:1] if len(set(sizes)) == 1 else sizes)
+        self.powers = two_powers(max(self.blocks))
+        self.unit = math.gcd(16 // states.element_size(), *self.blocks, *states.stride()[:3])
+
+    @property
+    def fits(self) -> bool:
+        """Heads that are an axis of the cache are not neighbours: each is a group of its own."""
+        return self.sets == 1 or not self.apart
+
+
+def shapes(key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> tuple[int, Shape, Shape]:
+    """Into how many groups query heads fall that share neither keys nor values; and what they read."""
+    groups = math.gcd(len(keys), len(values))
+    return groups, Shape(key, keys, groups), Shape(value, values, groups)
+
+
 def planned(query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> Plan:
     """A plan by the bytes of a token and the number of multiprocessors."""
-    groups = math.gcd(len(keys), len(values))
-    padded = [sum(two_powers(max(sizes))) * len(sizes) // groups for sizes in (keys, values)]
-    tile = max(16, min(128, 1 << (TILE_BYTES // (sum(padded) * key.element_size())).bit_length() - 1))
-    rows = power(query.shape[1] // groups)
+    groups, k, v = shapes(key, value, keys, values)
+    size = (max(k.blocks) + max(v.blocks)) * key.element_size()
+    tile = max(32, min(128, 1 << (TILE_BYTES // size).bit_length() - 1))
     wanted = PER_PROCESSOR * processors(query.device) // (query.shape[0] * groups)
     parts = max(1, min(wanted, -(-key.shape[2] // SHORTEST)))
-    return Plan(tile, 4 if rows * padded[1] <= 8192 else 8, STAGES, parts)
+    warps = 4 if power(query.shape[1] // groups) * sum(v.powers) <= 8192 else 8
+    return Plan(tile, warps, STAGES, parts)
 
 
 def gathers(query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> bool:
     """Whether the kernel can serve these: rows without gaps, and not more than a program can hold."""
-    groups = math.gcd(len(keys), len(values))
-    rows = power(query.shape[1] // groups)
+    groups, k, v = shapes(key, value, keys, values)
     dense = all(x.stride(-1) == 1 for x in (query, key, value))
     floats = query.dtype == key.dtype == value.dtype and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    small = rows * sum(two_powers(max(values))) <= LARGEST and rows * sum(two_powers(max(keys))) <= LARGEST
-    return dense and floats and small and max(values) > 0
-
-
-def in_units(states: Tensor, sizes: Sequence[int], unit: int) -> tuple[tuple[int, ...], int, int, int]:
-    """Sizes (one if all are the same) and strides of rows, heads and tokens."""
-    row, head, token = (x // unit for x in states.stride()[:3])
-    if states.shape[1] < len(sizes):  # side by side
-        head = sizes[0] // unit
-    return tuple(s // unit for s in (sizes[:1] if len(set(sizes)) == 1 else sizes)), row, head, token
-
-
-def unit_of(states: Tensor, sizes: Sequence[int]) -> int:
-    """The largest power of two, up to 16 bytes, that divides all sizes and strides."""
-    return math.gcd(16 // states.element_size(), *sizes, *states.stride()[:3])
+    small = power(query.shape[1] // groups) * max(sum(k.powers), sum(v.powers)) <= LARGEST
+    return dense and floats and small and k.fits and v.fits and k.apart == v.apart and max(values) > 0
 
 
 def mask_rows(mask: Tensor, batch: int) -> Tensor:
@@ -340,12 +349,8 @@ def decoded(
     keys, and every set of values, serves as many neighbouring query heads.
     """
     b, h, length = query.shape[0], query.shape[1], key.shape[2]
-    groups, width, parts = math.gcd(len(keys), len(values)), max(values), plan.parts
-    unit = math.gcd(unit_of(key, keys), unit_of(value, values))
-    key_sizes, *key_steps = in_units(key, keys, unit)
-    value_sizes, *value_steps = in_units(value, values, unit)
-    key_main, key_rest = two_powers(max(keys))
-    value_main, value_rest = two_powers(width)
+    groups, k, v = shapes(key, value, keys, values)
+    unit, width, parts = math.gcd(k.unit, v.unit), max(values), plan.parts
     kind, word, least = 0, 1, 0.0
     seen = words = query
     if mask is not None:
@@ -353,10 +358,11 @@ def decoded(
         seen = words = mask_rows(mask, b)
         if kind == 1 and not any(x % 8 for x in (length, seen.stride(0), seen.data_ptr())):
             word, words = 8, seen.view(torch.int64)
-    out = torch.empty(b, h, 1, width, device=query.device, dtype=query.dtype)
+    new = torch.empty if v.sets == 1 else torch.zeros
+    out = new(b, h, 1, width, device=query.device, dtype=query.dtype)
     gathered, logs = out, out
     if parts > 1:
-        gathered = torch.empty(b, h, parts, width, device=query.device, dtype=torch.float32)
+        gathered = new(b, h, parts, width, device=query.device, dtype=torch.float32)
         logs = torch.empty(b, h, parts, device=query.device, dtype=torch.float32)
     gather_kernel[(parts, groups, b)](
         query,
@@ -367,25 +373,26 @@ def decoded(
         query if places is None else places,
         gathered,
         logs,
-        key_sizes,
-        value_sizes,
+        k.sizes,
+        v.sizes,
         length,
         scaling,
         least,
         query.stride(0),
         query.stride(1),
-        *key_steps,
-        *value_steps,
+        *(x // unit for x in key.stride()[:3]),
+        *(x // unit for x in value.stride()[:3]),
         seen.stride(0),
         unit=unit,
+        apart=k.apart,
         served=h // groups,
         rows=power(h // groups),
-        key_sets=len(keys) // groups,
-        value_sets=len(values) // groups,
-        key_main=key_main,
-        key_rest=key_rest,
-        value_main=value_main,
-        value_rest=value_rest,
+        key_sets=k.sets,
+        value_sets=v.sets,
+        key_main=k.powers[0],
+        key_rest=k.powers[1],
+        value_main=v.powers[0],
+        value_rest=v.powers[1],
         width=width,
         kind=kind,
         word=word,
