@@ -180,6 +180,24 @@ def test_a_compressed_model_compiles(small: Path) -> None:
     assert torch.allclose(eager, compiled, atol=1e-3)
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_compiled_model_decodes_from_a_static_cache(share: float, make: Callable, words: Any) -> None:
+    """Keys and values that keep different numbers of heads lie in it too."""
+    model: Any = compress(make("llama"), keep_kv=share, inputs=words).module
+    ids = words["input_ids"][:2, :8]
+
+    def steps(forward: Callable) -> torch.Tensor:
+        cache = transformers.StaticCache(config=model.config, max_cache_len=12)
+        with torch.no_grad():
+            model(ids[:, :5], past_key_values=cache, use_cache=True)
+            return torch.cat([forward(ids[:, t : t + 1], past_key_values=cache).logits for t in range(5, 8)], 1)
+
+    with torch.no_grad():
+        wanted = model(ids, use_cache=False).logits[:, 5:]
+    for forward in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        assert torch.allclose(steps(forward), wanted, atol=1e-4)
+
+
 BAD = [
     ({"keep_kv": 0.0}, "found --keep-kv 0.0; expected a share above 0 and at most 1"),
     ({"keep_kv": 1.5}, "found --keep-kv 1.5; expected a share above 0 and at most 1"),

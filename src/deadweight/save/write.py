@@ -34,6 +34,7 @@ PACKAGE = Path(__file__).parent.parent
 OWN_CODE = (PACKAGE / "transformer" / "configuration.py", PACKAGE / "transformer" / "modeling.py")
 MODELING = "modeling_deadweight.py"
 ATTENTION = "attention_deadweight.py"
+DECODE = "slim_decode.py"  # imported by the one above, under this name
 FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
 LEFT_BEHIND = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (
@@ -258,6 +259,7 @@ def write_slim_code(draft: Path, config: Any, cls: type[nn.Module], slim: dict[s
     file.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     if "attention" in slim:
         shutil.copyfile(PACKAGE / "source" / "slim_attention.py", draft / ATTENTION)
+        shutil.copyfile(PACKAGE / "source" / DECODE, draft / DECODE)
     (draft / MODELING).write_text(modeling(cls, attention="attention" in slim), encoding="utf-8")
 
 

@@ -17,7 +17,14 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+decode: Any
+try:  # the names of the files are the same where they travel with a checkpoint
+    from .slim_decode import decode, gathers
+except ImportError:  # no Triton
+    decode = None
+
 NAME = "deadweight"  # of this attention among those of transformers
+DEVICES = ("cuda",)  # where the kernel for one token runs
 HARMLESS = {"position_ids", "cache_position", "output_attentions", "sliding_window", "use_cache", "position_embeddings"}
 
 
@@ -27,7 +34,8 @@ class Packing(nn.Module):
     Of values the first dimensions are kept; of keys too, unless their places are chosen (rotary positions bind a place
     to its frequency). Where `merged` key heads share their values, `up` makes of what a query head has gathered the
     output that its own values would have given. Packed, keys and values are (batch, heads, tokens, kept) where all
-    heads keep the same number, and else lie side by side in (batch, 1, tokens, all kept).
+    heads keep the same number, and else lie side by side in (batch, 1, tokens, all kept): both alike, for a static
+    cache gives them the same number of heads.
     """
 
     key_places: Tensor
@@ -50,12 +58,17 @@ class Packing(nn.Module):
     def groups(self) -> int:
         return self.heads // self.key_heads
 
+    @property
+    def apart(self) -> bool:
+        """Whether heads lie apart in the cache."""
+        return len(self.keys) == len(self.values) and len(set(self.keys)) == len(set(self.values)) == 1
+
     def packed(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all heads, (b, heads, t, size), without what is not kept."""
         keys = [self.kept(key[:, i], i) for i in range(self.key_heads)]
         gathered = value.unflatten(1, (-1, self.merged)).transpose(2, 3).flatten(3)  # b, groups, t, merged·d_v
         values = [gathered[:, i, :, :kept] for i, kept in enumerate(self.values)]
-        return beside(keys), beside(values)
+        return beside(keys, self.apart), beside(values, self.apart)
 
     def kept(self, states: Tensor, head: int) -> Tensor:
         """The kept places of one key head's keys, or of the queries that meet them."""
@@ -65,13 +78,14 @@ class Packing(nn.Module):
         return states.index_select(-1, self.key_places[at : at + self.keys[head]])
 
     def is_packed(self, key: Tensor, value: Tensor) -> bool:
-        return shape_beside(self.keys) == (key.shape[1], key.shape[-1]) and shape_beside(self.values) == (
-            value.shape[1],
-            value.shape[-1],
-        )
+        shapes = [(len(x), x[0]) if self.apart else (1, sum(x)) for x in (self.keys, self.values)]
+        return shapes == [(z.shape[1], z.shape[-1]) for z in (key, value)]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
         """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
+        places = self.key_places if self.chosen else None
+        if (out := one_token(query, key, value, self.keys, self.values, places, **how)) is not None:
+            return self.all_restored(out)
         found = []
         for first, last in self.runs():
             q = [query[:, i * self.groups : (i + 1) * self.groups] for i in range(first, last)]
@@ -101,22 +115,24 @@ class Packing(nn.Module):
         start = (first % self.merged) * self.groups
         return torch.einsum("bhtr,hdr->bhtd", out, up[start : start + out.shape[1]].to(out.dtype))
 
+    def all_restored(self, out: Tensor) -> Tensor:
+        """The same for all heads, from as many numbers of each as the largest values have."""
+        if self.merged == 1:
+            return self.restored(out, 0, self.key_heads)
+        shares = self.heads // len(self.values)
+        parts = [part[..., :kept] for part, kept in zip(out.split(shares, 1), self.values, strict=True)]
+        found = [self.restored(part, i * self.merged, (i + 1) * self.merged) for i, part in enumerate(parts)]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
-def beside(states: list[Tensor]) -> Tensor:
+
+def beside(states: list[Tensor], apart: bool) -> Tensor:
     """(b, t, kept) of every head as one tensor."""
-    if len({s.shape[-1] for s in states}) == 1:
-        return torch.stack(states, 1) if len(states) > 1 else states[0].unsqueeze(1)
-    return torch.cat(states, -1).unsqueeze(1)
-
-
-def shape_beside(sizes: tuple[int, ...]) -> tuple[int, int]:
-    """How many heads, of what size, `beside` makes of heads of these sizes."""
-    return (len(sizes), sizes[0]) if len(set(sizes)) == 1 else (1, sum(sizes))
+    return torch.stack(states, 1) if apart else torch.cat(states, -1).unsqueeze(1)
 
 
 def some_heads(states: Tensor, sizes: tuple[int, ...], first: int, last: int) -> Tensor:
     """The states of neighbouring heads of one size, (b, heads, t, kept)."""
-    if len(set(sizes)) == 1:
+    if states.shape[1] == len(sizes):
         return states[:, first:last]
     start, stop = sum(sizes[:first]), sum(sizes[:last])
     return states[:, 0, :, start:stop].unflatten(-1, (last - first, sizes[first])).transpose(1, 2)
@@ -134,8 +150,12 @@ def attention(
 ) -> Tensor:
     """softmax(scaling · Q Kᵀ + mask) V. Keys, and values, may each be shared by groups of query heads of their own."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    heads, one_token = query.shape[1], query.shape[2] == 1
-    if softcap is not None or (one_token and dropout == 0):
+    heads, single = query.shape[1], query.shape[2] == 1
+    if softcap is not None or (single and dropout == 0):
+        keys, values = ((z.shape[-1],) * z.shape[1] for z in (key, value))
+        out = one_token(query, key, value, keys, values, None, mask, scaling, causal, dropout, softcap)
+        if out is not None:
+            return out
         return spelled_out(query, key, value, mask, scaling, causal, dropout, softcap)
     alike = key.shape[1] == value.shape[1] and key.shape[-1] == value.shape[-1]
     if key.shape[1] < heads and alike and mask is None:
@@ -146,6 +166,31 @@ def attention(
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling
     )
+
+
+def one_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: tuple[int, ...],
+    values: tuple[int, ...],
+    places: Tensor | None,
+    mask: Tensor | None,
+    scaling: float,
+    causal: bool,
+    dropout: float,
+    softcap: float | None,
+) -> Tensor | None:
+    """What one token gathers of all packed heads, by the kernel; None where that is not for it."""
+    if decode is None or query.device.type not in DEVICES or query.shape[2] > 1 or dropout or softcap is not None:
+        return None
+    if torch.is_grad_enabled() and any(z.requires_grad for z in (query, key, value)):
+        return None
+    if mask is not None and mask.shape[1:] != (1, 1, key.shape[2]):
+        return None
+    if not gathers(query, key, value, keys, values):
+        return None
+    return decode(query, key, value, mask, places, keys, values, scaling)
 
 
 def spelled_out(
@@ -222,7 +267,7 @@ class PackedCache:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # the model's code asks what kind of cache it has
-        return type(self._cache)
+        return type(self.__dict__.get("_cache", self))  # torch.compile asks before there is one
 
 
 def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

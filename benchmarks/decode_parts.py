@@ -1,0 +1,279 @@
+"""What decoding is measured with: models and their slim twins, a cache that is full from the start, and a clock."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import DynamicCache
+
+from deadweight.heads.assemble import assembled
+from deadweight.heads.compress import WIDEST
+from deadweight.heads.truncate import Cut
+from deadweight.reduce.facts import ZeroPlaces
+from deadweight.source import slim_attention
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+DTYPE = torch.bfloat16 if CUDA else torch.float32
+CONFIGS: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+    },
+    "LLaMA-1B": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+    },
+    "LLaMA-8B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "vocab_size": 99,
+    },
+}
+
+
+def random_model(config: str) -> nn.Module:
+    """A LLaMA of CONFIGS, or of a file, with random weights."""
+    sizes = CONFIGS[config] if config in CONFIGS else json.loads(Path(config).read_text(encoding="utf-8"))
+    with torch.device(DEVICE):
+        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    return model.to(DTYPE).eval().requires_grad_(False)
+
+
+def loaded(folder: str) -> nn.Module:
+    """A model of a folder, slim or not; the code of slim ones is ours."""
+    import deadweight
+
+    model: Any = deadweight.load(folder)
+    return model.to(DEVICE, DTYPE).eval().requires_grad_(False)
+
+
+def slim_twin(model: Any, share: float) -> nn.Module:
+    """A LLaMA whose heads keep a share of their dimensions, some more, some less; values are merged as by `compress`.
+
+    What the weights are does not matter to their speed: rows are set to zero, not chosen.
+    """
+    module, config = copy.deepcopy(model), model.config
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    d = config.hidden_size // heads
+    merged = max(m for m in range(1, key_heads + 1) if key_heads % m == 0 and m * d <= WIDEST)
+    facts: list[Any] = []
+    packings: dict[str, Any] = {}
+    for n, layer in enumerate(module.model.layers):
+        path = f"model.layers.{n}.self_attn"
+        places = [kept_places(d, share, i, n, key_heads) for i in range(key_heads)]
+        rank = round(share * merged * d)
+        gone = {
+            "k_proj": [i * d + x for i, kept in enumerate(places) for x in range(d) if x not in kept],
+            "v_proj": [g * merged * d + x for g in range(key_heads // merged) for x in range(rank, merged * d)],
+            "q_proj": [h * d + x for h in range(heads) for x in range(d) if x not in places[h * key_heads // heads]],
+        }
+        for name, rows in gone.items():
+            getattr(layer.self_attn, name).weight[rows] = 0.0
+            facts.append(ZeroPlaces(f"{path}.{name}.weight", 0, tuple(rows)))
+        packings[path] = {
+            "heads": heads,
+            "key_heads": key_heads,
+            "merged": merged,
+            "d_qk": d,
+            "d_v": d,
+            "keys": [len(kept) for kept in places],
+            "values": [rank] * (key_heads // merged),
+            "chosen": True,
+            "needed": False,
+            "_places": [x for kept in places for x in kept],
+            "_ups": [torch.randn(heads * merged // key_heads, d, rank) / rank**0.5] * (key_heads // merged),
+        }
+    return assembled(Cut(module, tuple(facts), packings))[0].eval().requires_grad_(False)
+
+
+def kept_places(d: int, share: float, head: int, layer: int, heads: int) -> list[int]:
+    """Planes of one key head: neighbours keep a sixteenth more and less in turns."""
+    pairs = heads // 2 * 2
+    more = 0 if head >= pairs else (1 if (head + layer) % 2 else -1)
+    planes = round(share * d / 2) + more * (d // 32)
+    return [*range(planes), *range(d // 2, d // 2 + planes)]
+
+
+class FilledCache(DynamicCache):
+    """Random keys and values of so many tokens from the start; every step writes the last of them again.
+
+    `exact`: what is not filled is not shown; else a mask must hide it. Rivals with the same states share them.
+    """
+
+    def __init__(self, length: int, filled: int, states: dict[int, tuple[Tensor, Tensor]], *, exact: bool) -> None:
+        super().__init__()
+        self.length, self.filled, self.states, self.exact = length, filled, states, exact
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        if layer_idx not in self.states:
+            pair = [z.new_empty(*z.shape[:2], self.length, z.shape[3]).normal_() for z in (key_states, value_states)]
+            self.states[layer_idx] = (pair[0], pair[1])
+        for old, new in zip(self.states[layer_idx], (key_states, value_states), strict=True):
+            old[:, :, self.filled - 1 : self.filled] = new
+        shown = self.filled if self.exact else self.length
+        keys, values = self.states[layer_idx]
+        return keys[:, :, :shown], values[:, :, :shown]
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        return self.filled - 1
+
+    def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return (self.filled if self.exact else self.length), 0
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Whose model, which attention of transformers, with our kernel or not, behind a mask or on an exact cache."""
+
+    name: str
+    slim: bool
+    attention: str
+    kernel: bool = False
+    exact: bool = False
+    backend: SDPBackend | None = None
+
+    @contextlib.contextmanager
+    def chosen(self, model: Any) -> Iterator[None]:
+        if not self.slim:
+            slim_attention.register()
+            model.set_attn_implementation(self.attention)
+        before, slim_attention.DEVICES = slim_attention.DEVICES, ("cuda",) if self.kernel else ()
+        try:
+            with sdpa_kernel(self.backend) if self.backend is not None and CUDA else contextlib.nullcontext():
+                yield
+        finally:
+            slim_attention.DEVICES = before
+
+
+OURS = slim_attention.NAME
+RIVALS = (
+    Rival("original, sdpa with a mask", False, "sdpa"),
+    Rival("original, flash attention of torch", False, "sdpa", exact=True, backend=SDPBackend.FLASH_ATTENTION),
+    Rival("original, cuDNN attention of torch", False, "sdpa", exact=True, backend=SDPBackend.CUDNN_ATTENTION),
+    Rival("original, our kernel", False, OURS, kernel=True),
+    Rival("slim, two products", True, OURS),
+    Rival("slim, our kernel", True, OURS, kernel=True),
+)
+
+
+class Step:
+    """One decoding step of a rival: captured as a CUDA graph where there is a GPU."""
+
+    def __init__(self, rival: Rival, model: Any, batch: int, length: int, filled: int, states: Any) -> None:
+        self.rival, self.model = rival, model
+        self.cache = FilledCache(length, filled, states, exact=rival.exact)
+        seen = torch.arange(length, device=DEVICE) < filled
+        mask = None if rival.exact else seen.expand(batch, 1, 1, length).contiguous()
+        self.inputs = {
+            "input_ids": torch.zeros(batch, 1, dtype=torch.long, device=DEVICE),
+            "position_ids": torch.full((batch, 1), filled - 1, device=DEVICE),
+            "attention_mask": mask,
+        }
+        self.graph: Any = None
+
+    @torch.no_grad()
+    def eager(self) -> Tensor:
+        with self.rival.chosen(self.model):
+            return self.model(**self.inputs, past_key_values=self.cache, use_cache=True).logits
+
+    def capture(self) -> Step:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.eager()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.eager()
+        return self
+
+    def run(self) -> None:
+        self.eager() if self.graph is None else self.graph.replay()
+
+
+def seconds(job: Callable[[], Any], repeats: int) -> float:
+    """The mean of several runs in a row."""
+    if not CUDA:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            job()
+        return (time.perf_counter() - start) / repeats
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        job()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / repeats
+
+
+def in_turns(jobs: dict[str, Callable[[], Any]], turns: int, spent: float = 0.06) -> dict[str, float]:
+    """Every job in every turn, as often as fits in so many seconds; the median over the turns."""
+    once = {name: seconds(job, 1) for name, job in jobs.items()}
+    once = {name: seconds(job, 1) for name, job in jobs.items()} if CUDA else once
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(turns):
+        for name, job in jobs.items():
+            times[name].append(seconds(job, max(1, min(50, round(spent / once[name])))))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def cleaned() -> None:
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
+def cache_bytes(states: dict[int, tuple[Tensor, Tensor]]) -> int:
+    return sum(z.numel() * z.element_size() for pair in states.values() for z in pair)
+
+
+def longest(rival: Rival, model: Any, batch: int, per_token: float) -> int:
+    """The longest context of which a step really runs, to a hundredth, found by halving."""
+    cleaned()
+    room = torch.cuda.get_device_properties(0).total_memory - torch.cuda.memory_allocated()
+    low, high = 0, int(room / (batch * per_token))
+    while high - low > max(16, high // 100):
+        middle = high - (high - low) // 8 if low == 0 else (low + high) // 2  # most of what is free is used
+        try:
+            Step(rival, model, batch, middle, middle, {}).eager()
+            torch.cuda.synchronize()
+            low = middle
+        except torch.OutOfMemoryError:
+            high = middle
+        cleaned()
+    return low

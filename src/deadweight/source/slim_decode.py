@@ -1,0 +1,435 @@
+"""Attention of one new token to packed keys and values on a GPU: each is read once, for all the query heads it serves.
+
+It needs torch and Triton alone, so that it can travel with the checkpoint; where there is no Triton, it cannot be
+imported. The tokens are split among programs; each keeps its own softmax in float32, and a second kernel joins them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:  # transformers refuses code that travels with a checkpoint if what it imports elsewhere is missing
+    import triton  # type: ignore[import-not-found,unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+except ImportError as error:
+    raise ImportError("the kernel for decoding needs Triton") from error
+
+SCAN: Any = tl.constexpr(2048)  # numbers of the mask that are looked at together
+FAR: Any = tl.constexpr(-1e30)  # below every score; finite, so that differences stay numbers
+LOG2E: Any = tl.constexpr(1.4426950408889634)
+
+TILE_BYTES = 32 << 10  # of keys and values that are loaded together
+STAGES = 3  # tiles on their way
+PER_PROCESSOR = 4  # programs for each multiprocessor
+SHORTEST = 256  # tokens that are worth a program
+LARGEST = 1 << 15  # numbers that a program can gather
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the work is cut: tokens of a tile, warps, tiles on their way, and among how many programs a row is split."""
+
+    tile: int
+    warps: int
+    stages: int
+    parts: int
+
+
+@triton.jit
+def place(index, sizes):  # type: ignore[no-untyped-def]
+    """How much lies before one of several heads, and how large it is; a single size is that of all."""
+    if len(sizes) == 1:
+        before = index * sizes[0]
+        size = index * 0 + sizes[0]
+    else:
+        before = index * 0
+        size = index * 0
+        for i in tl.static_range(len(sizes)):
+            before += tl.where(index > i, sizes[i], 0)
+            size += tl.where(index == i, sizes[i], 0)
+    return before, size
+
+
+@triton.jit
+def block(group, sets: tl.constexpr, sizes, head, unit: tl.constexpr, apart: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the neighbouring heads of one group start, and how many numbers of a token they have together."""
+    start = place(group * sets, sizes)[0]
+    size = place(group * sets + sets, sizes)[0] - start
+    start = group * head if apart else start // unit
+    return start * unit, size // unit * unit
+
+
+@triton.jit
+def own_columns(index, group, sets: tl.constexpr, sizes, start: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For rows and columns of a group's block: the place in the row's own head, and whether there is one."""
+    before, size = place(index, sizes)
+    column = start + tl.arange(0, width)[None, :] - (before - place(group * sets, sizes)[0])[:, None]
+    return column, (column >= 0) & (column < size[:, None])
+
+
+@triton.jit
+def columns_of(  # type: ignore[no-untyped-def]
+    query,
+    places,
+    inside,
+    index,
+    group,
+    sets: tl.constexpr,
+    sizes,
+    start: tl.constexpr,
+    width: tl.constexpr,
+    chosen: tl.constexpr,
+):
+    """Some columns of the queries, (rows, width): each row has its own where its keys lie, and else zero."""
+    at, there = own_columns(index, group, sets, sizes, start, width)
+    there = there & inside[:, None]
+    if chosen:
+        at = tl.load(places + place(index, sizes)[0][:, None] + at, mask=there, other=0)
+    return tl.load(query[:, None] + at, mask=there, other=0.0)
+
+
+@triton.jit
+def seen_in(mask, least, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    return mask > least if kind == 2 else mask != 0
+
+
+@triton.jit
+def seen_range(mask, length, least, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The first number of the mask that lets something be seen, and the one behind the last."""
+    places = tl.arange(0, SCAN)
+    first = places * 0 + length
+    last = places * 0
+    for start in range(0, length, SCAN):
+        at = start + places
+        seen = seen_in(tl.load(mask + at, mask=at < length, other=0), least, kind) & (at < length)
+        first = tl.minimum(first, tl.where(seen, at, length))
+        last = tl.maximum(last, tl.where(seen, at + 1, 0))
+    return tl.min(first, 0), tl.max(last, 0)
+
+
+@triton.jit
+def tile_of(states, step, size, here, start: tl.constexpr, width: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(tile, width) of keys or values, zero beyond the size of the head."""
+    column = start + tl.arange(0, width)
+    at = tl.arange(0, tile)[:, None] * step + column[None, :]
+    return tl.load(states + at, mask=here[:, None] & (column[None, :] < size), other=0.0)
+
+
+@triton.jit
+def store(out, found, to, inside, index, group, sets: tl.constexpr, sizes, start: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What each row has gathered of its own values; of a group that shares them, zeros behind them too."""
+    columns: tl.constexpr = found.shape[1]
+    at, there = own_columns(index, group, sets, sizes, start, columns)
+    if sets == 1:
+        there = at < width
+    tl.store(out + to[:, None] * width + at, found.to(out.dtype.element_ty), mask=there & inside[:, None])
+
+
+@triton.jit(do_not_specialize=["length", "key_row", "key_head", "value_row", "value_head", "mask_row"])
+def gather_kernel(  # type: ignore[no-untyped-def]
+    query,
+    key,
+    value,
+    mask,
+    words,  # the mask, several tokens in one number
+    places,
+    out,
+    logs,
+    key_sizes,
+    value_sizes,
+    length,
+    scaling,
+    least,
+    query_row,
+    query_head,
+    key_row,  # strides of the cache are counted in units, so that its loads are known to be aligned
+    key_head,
+    key_token,
+    value_row,
+    value_head,
+    value_token,
+    mask_row,
+    unit: tl.constexpr,
+    apart: tl.constexpr,  # whether heads are an axis of the cache, or lie side by side
+    served: tl.constexpr,  # query heads of one program
+    rows: tl.constexpr,
+    key_sets: tl.constexpr,
+    value_sets: tl.constexpr,
+    key_main: tl.constexpr,
+    key_rest: tl.constexpr,
+    value_main: tl.constexpr,
+    value_rest: tl.constexpr,
+    width: tl.constexpr,  # of the output
+    kind: tl.constexpr,  # of the mask: 0 none, 1 boolean, 2 added
+    word: tl.constexpr,
+    chosen: tl.constexpr,
+    alone: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """One part of the tokens, for all query heads that share keys or values: their softmax and what it gathers.
+
+    The keys of all heads of a group are one block of columns, in which each query is zero outside its own.
+    """
+    part = tl.program_id(0)
+    group = tl.program_id(1)
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.arange(0, rows)
+    inside = row < served
+    head = group * served + row
+    own_key = head // (served // key_sets)
+    own_value = head // (served // value_sets)
+    queries = query + batch * query_row + head * query_head
+    q_main = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, 0, key_main, chosen)
+    if key_rest > 0:
+        q_rest = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, key_main, key_rest, chosen)
+
+    first = length * 0
+    last = length
+    masks = mask + batch * mask_row
+    if kind > 0:
+        first, last = seen_range(words + batch * (mask_row // word), length // word, least, kind)
+        first *= word
+        last *= word
+    each = tl.cdiv(tl.cdiv(tl.maximum(last - first, 0), tl.num_programs(0)), tile) * tile
+    begin = first + part * each
+    end = tl.minimum(begin + each, last)
+
+    key_start, key_size = block(group, key_sets, key_sizes, key_head, unit, apart)
+    value_start, value_size = block(group, value_sets, value_sizes, value_head, unit, apart)
+    all_keys = key + batch * key_row * unit + key_start
+    all_values = value + batch * value_row * unit + value_start
+    top = tl.full([rows], FAR, tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    main = tl.zeros([rows, value_main], tl.float32)
+    if value_rest > 0:
+        rest = tl.zeros([rows, value_rest], tl.float32)
+    for at in range(begin, end, tile):
+        token = at + tl.arange(0, tile)
+        here = token < end
+        keys = all_keys + tl.cast(at, tl.int64) * key_token * unit
+        k = tile_of(keys, key_token * unit, key_size, here, 0, key_main, tile)
+        scores = tl.dot(q_main, tl.trans(k), input_precision="ieee")
+        if key_rest > 0:
+            k_rest = tile_of(keys, key_token * unit, key_size, here, key_main, key_rest, tile)
+            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+        scores *= scaling * LOG2E
+        seen = here
+        if kind > 0:
+            added = tl.load(masks + token, mask=here, other=0)
+            seen = here & seen_in(added, least, kind)
+            if kind == 2:
+                scores += added.to(tl.float32)[None, :] * LOG2E
+        scores = tl.where(seen[None, :], scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        top = higher
+        rounded = weights.to(value.dtype.element_ty)
+        values = all_values + tl.cast(at, tl.int64) * value_token * unit
+        v = tile_of(values, value_token * unit, value_size, here, 0, value_main, tile)
+        main = tl.dot(rounded, v, main * shrink[:, None], input_precision="ieee")
+        if value_rest > 0:
+            v_rest = tile_of(values, value_token * unit, value_size, here, value_main, value_rest, tile)
+            rest = tl.dot(rounded, v_rest, rest * shrink[:, None], input_precision="ieee")
+
+    by = 1.0 / tl.where(total > 0, total, 1.0)
+    to = (batch * (tl.num_programs(1) * served) + head) * tl.num_programs(0) + part
+    store(out, main * by[:, None], to, inside, own_value, group, value_sets, value_sizes, 0, width)
+    if value_rest > 0:
+        store(out, rest * by[:, None], to, inside, own_value, group, value_sets, value_sizes, value_main, width)
+    if not alone:
+        tl.store(logs + to, top + tl.log2(total), mask=inside)
+
+
+@triton.jit
+def join_kernel(parts, logs, out, n: tl.constexpr, width: tl.constexpr, many: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the parts of one row have gathered, weighted by their sums."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, many)
+    column = tl.arange(0, wide)
+    log = tl.load(logs + row * n + part, mask=part < n, other=-float("inf"))
+    share = tl.exp2(log - tl.maximum(tl.max(log, 0), FAR))
+    total = tl.sum(share, 0)
+    share = share / tl.where(total > 0, total, 1.0)
+    there = (part < n)[:, None] & (column < width)[None, :]
+    found = tl.load(parts + (row * n + part[:, None]) * width + column[None, :], mask=there, other=0.0)
+    joined = tl.sum(found * share[:, None], 0)
+    tl.store(out + row * width + column, joined.to(out.dtype.element_ty), mask=column < width)
+
+
+def power(number: int) -> int:
+    """The power of two that holds so many, 16 or more: less a matrix product does not take."""
+    return max(16, 1 << (number - 1).bit_length())
+
+
+def two_powers(width: int) -> tuple[int, int]:
+    """Two powers of two, or one and zero, that hold so many columns with little to spare: 96 is 64 and 32."""
+    whole = power(width)
+    main, rest = whole // 2, power(width - whole // 2)
+    return (main, rest) if rest < main else (whole, 0)
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
+
+
+class Shape:
+    """Sets of keys or of values in a cache, and the groups of them that a program reads together."""
+
+    def __init__(self, states: Tensor, sizes: Sequence[int], groups: int) -> None:
+        n = len(sizes) // groups
+        self.sets, self.apart = n, states.shape[1] == len(sizes) > 1
+        self.blocks = [sum(sizes[i * n : (i + 1) * n]) for i in range(groups)]
+        self.sizes = tuple(sizes[:1] if len(set(sizes)) == 1 else sizes)
+        self.powers = two_powers(max(self.blocks))
+        self.unit = math.gcd(16 // states.element_size(), *self.blocks, *states.stride()[:3])
+
+    @property
+    def fits(self) -> bool:
+        """Heads that are an axis of the cache are not neighbours: each is a group of its own."""
+        return self.sets == 1 or not self.apart
+
+
+def shapes(key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> tuple[int, Shape, Shape]:
+    """Into how many groups query heads fall that share neither keys nor values; and what they read."""
+    groups = math.gcd(len(keys), len(values))
+    return groups, Shape(key, keys, groups), Shape(value, values, groups)
+
+
+def planned(query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> Plan:
+    """A plan by the bytes of a token and the number of multiprocessors."""
+    groups, k, v = shapes(key, value, keys, values)
+    size = (max(k.blocks) + max(v.blocks)) * key.element_size()
+    tile = max(32, min(128, 1 << (TILE_BYTES // size).bit_length() - 1))
+    wanted = PER_PROCESSOR * processors(query.device) // (query.shape[0] * groups)
+    parts = max(1, min(wanted, -(-key.shape[2] // SHORTEST)))
+    warps = 4 if power(query.shape[1] // groups) * sum(v.powers) <= 8192 else 8
+    return Plan(tile, warps, STAGES, parts)
+
+
+def gathers(query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> bool:
+    """Whether the kernel can serve these: rows without gaps, and not more than a program can hold."""
+    groups, k, v = shapes(key, value, keys, values)
+    dense = all(x.stride(-1) == 1 for x in (query, key, value))
+    floats = query.dtype == key.dtype == value.dtype and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    small = power(query.shape[1] // groups) * max(sum(k.powers), sum(v.powers)) <= LARGEST
+    return dense and floats and small and k.fits and v.fits and k.apart == v.apart and max(values) > 0
+
+
+def mask_rows(mask: Tensor, batch: int) -> Tensor:
+    """(batch, tokens), as numbers, without gaps in a row."""
+    rows = (mask.view(torch.uint8) if mask.dtype == torch.bool else mask)[:, 0, 0].expand(batch, -1)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def decoded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    places: Tensor | None,
+    keys: Sequence[int],
+    values: Sequence[int],
+    scaling: float,
+    plan: Plan,
+) -> Tensor:
+    """softmax(scaling · Q Kᵀ + mask) V of one token, (b, h, 1, largest of `values`); a row that sees nothing gives 0.
+
+    Keys and values are (b, sets, t, size), or those of different sizes side by side in (b, 1, t, all). Every set of
+    keys, and every set of values, serves as many neighbouring query heads.
+    """
+    b, h, length = query.shape[0], query.shape[1], key.shape[2]
+    groups, k, v = shapes(key, value, keys, values)
+    unit, width, parts = math.gcd(k.unit, v.unit), max(values), plan.parts
+    kind, word, least = 0, 1, 0.0
+    seen = words = query
+    if mask is not None:
+        kind, least = (1, 0.0) if mask.dtype == torch.bool else (2, torch.finfo(mask.dtype).min)
+        seen = words = mask_rows(mask, b)
+        if kind == 1 and not any(x % 8 for x in (length, seen.stride(0), seen.data_ptr())):
+            word, words = 8, seen.view(torch.int64)
+    new = torch.empty if v.sets == 1 else torch.zeros
+    out = new(b, h, 1, width, device=query.device, dtype=query.dtype)
+    gathered, logs = out, out
+    if parts > 1:
+        gathered = new(b, h, parts, width, device=query.device, dtype=torch.float32)
+        logs = torch.empty(b, h, parts, device=query.device, dtype=torch.float32)
+    gather_kernel[(parts, groups, b)](
+        query,
+        key,
+        value,
+        seen,
+        words,
+        query if places is None else places,
+        gathered,
+        logs,
+        k.sizes,
+        v.sizes,
+        length,
+        scaling,
+        least,
+        query.stride(0),
+        query.stride(1),
+        *(x // unit for x in key.stride()[:3]),
+        *(x // unit for x in value.stride()[:3]),
+        seen.stride(0),
+        unit=unit,
+        apart=k.apart,
+        served=h // groups,
+        rows=power(h // groups),
+        key_sets=k.sets,
+        value_sets=v.sets,
+        key_main=k.powers[0],
+        key_rest=k.powers[1],
+        value_main=v.powers[0],
+        value_rest=v.powers[1],
+        width=width,
+        kind=kind,
+        word=word,
+        chosen=places is not None,
+        alone=parts == 1,
+        tile=plan.tile,
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+    )
+    if parts > 1:
+        sizes = {"many": power(parts), "wide": power(width)}
+        join_kernel[(b * h,)](gathered, logs, out, parts, width, **sizes, num_warps=4)
+    return out
+
+
+# Several checkpoints may each bring this file: each has an operator of its own.
+@torch.library.custom_op(
+    "deadweight::" + re.sub(r"\W", "_", __name__),
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? places, int[] keys, int[] values, "
+    "float scaling) -> Tensor",
+)
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    places: Tensor | None,
+    keys: Sequence[int],
+    values: Sequence[int],
+    scaling: float,
+) -> Tensor:
+    """`decoded` by the plan for its shapes, as one operator for torch.compile."""
+    return decoded(query, key, value, mask, places, keys, values, scaling, planned(query, key, value, keys, values))
+
+
+@decode.register_fake
+def shape_decoded(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    values = rest[3]
+    return query.new_empty(query.shape[0], query.shape[1], 1, max(values))

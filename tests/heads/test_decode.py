@@ -1,0 +1,228 @@
+"""The kernel for one token is the attention that is spelled out: on a GPU, or run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import deadweight
+from deadweight.source import slim_attention
+from deadweight.source.slim_attention import Packing
+
+START = """
+import sys, torch
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+HALF = torch.bfloat16 if CUDA else torch.float16  # the interpreter takes the bits of bfloat16 for a number
+if not CUDA:
+    import triton.runtime.interpreter as inside
+    original = inside._patch_lang_tensor
+    def patched(tensor, scope):  # numpy 2.4 makes no number of an array that holds one
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    inside._patch_lang_tensor = patched
+from deadweight.source import slim_attention
+from deadweight.source.slim_attention import Packing, spelled_out
+from deadweight.source.slim_decode import Plan, decode, decoded
+torch.manual_seed(0)
+torch.set_num_threads(1)
+"""
+
+KERNEL = (
+    START
+    + """
+def caches(keys, values, t, dtype):
+    apart = len(keys) == len(values) and len(set(keys)) == len(set(values)) == 1
+    shapes = [(2, len(sizes), t, sizes[0]) if apart else (2, 1, t, sum(sizes)) for sizes in (keys, values)]
+    return [torch.randn(shape, dtype=dtype, device=DEVICE) for shape in shapes]
+
+def mask_of(kind, t):
+    token = torch.arange(t, device=DEVICE)
+    some = token < max(1, t // 2)
+    masks = {
+        "filled": some[None].expand(2, -1),
+        "left": token[None] >= torch.tensor([[0], [t // 3]], device=DEVICE),
+        "holes": (token[None] % 3 > 0) | (token == 0),
+        "added": torch.randn(2, t, device=DEVICE).where(some, torch.finfo(torch.float32).min),
+        "infinite": torch.randn(2, t, device=DEVICE).where(some, -torch.inf),
+    }
+    return None if kind is None else masks[kind][:, None, None]
+
+def one(states, sizes, i):
+    return states[:, i] if states.shape[1] == len(sizes) else states[:, 0].split(list(sizes), -1)[i]
+
+def exact(query, key, value, mask, places, keys, values, scaling):
+    found = torch.zeros(2, query.shape[1], 1, max(values), dtype=torch.double, device=DEVICE)
+    for h in range(query.shape[1]):
+        i, j = h * len(keys) // query.shape[1], h * len(values) // query.shape[1]
+        start = sum(keys[:i])
+        at = torch.arange(keys[i], device=DEVICE) if places is None else places[start : start + keys[i]].long()
+        q, k, v = (x.double()[:, None] for x in (query[:, h, :, at], one(key, keys, i), one(value, values, j)))
+        m = mask.double() if mask is not None and mask.dtype != torch.bool else mask
+        found[:, h, :, : values[j]] = spelled_out(q, k, v, m, scaling, False, 0.0, None)[:, 0]
+    return found
+
+CASES = [  # query heads, keys, values, size of a query, places chosen, mask
+    (9, (32, 32, 32), (96,), 64, False, None),  # three key heads share their values
+    (9, (20, 44, 12), (84,), 64, True, "filled"),
+    (8, (16, 16), (24, 24), 32, False, "left"),
+    (8, (4, 8), (6, 10), 16, True, "added"),
+    (8, (40,), (16, 16), 64, False, "infinite"),  # keys are shared by more heads than values
+    (3, (5, 3, 7), (3, 5, 7), 8, False, "holes"),
+    (16, (8, 24), (40, 36), 64, False, "filled"),
+]
+for heads, keys, values, size, chosen, kind in CASES:
+    for dtype, near in ((torch.float32, 1e-5), (HALF, 0.02)):  # weights are rounded before they meet values
+        for t, parts in ((1, 1), (70, 1), (70, 3), (136, 3)):
+            query = torch.randn(2, heads, 1, size, dtype=dtype, device=DEVICE)
+            key, value = caches(keys, values, t, dtype)
+            order = [torch.randperm(size, device=DEVICE)[:k].sort().values for k in keys]
+            places = torch.cat(order).int() if chosen else None
+            mask = mask_of(kind, t)
+            rest = (places, keys, values, 0.3)
+            found = decoded(query, key, value, mask, *rest, Plan(32, 4, 2, parts))
+            wanted = exact(query, key, value, mask, *rest)
+            error = float((found - wanted).abs().max())
+            assert error < near, (heads, keys, values, chosen, kind, dtype, t, parts, error)
+    assert torch.allclose(decode(query, key, value, mask, *rest).double(), wanted, atol=near)
+    other = torch.ones(1, 1, 1, t, dtype=torch.bool, device=DEVICE)
+    other[..., 5:9] = False  # a mask that hides other tokens gives something else
+    changed = decoded(query, key, value, other, *rest, Plan(32, 4, 2, 3))
+    assert float((changed - wanted).abs().max()) > 2 * near
+
+# What no mask shows is not read: it may be anything.
+query, key, value = (torch.randn(1, 2, t, 16, device=DEVICE) for t in (1, 200, 200))
+mask = torch.zeros(1, 1, 1, 200, dtype=torch.bool, device=DEVICE)
+mask[..., 40:120] = True
+wanted = decoded(query, key[:, :, 40:120], value[:, :, 40:120], None, None, (16, 16), (16, 16), 0.3, Plan(32, 4, 2, 1))
+for z in (key, value):
+    z[:, :, :40] = z[:, :, 120:] = torch.nan
+found = decoded(query, key, value, mask, None, (16, 16), (16, 16), 0.3, Plan(32, 4, 2, 2))
+assert torch.allclose(found, wanted, atol=1e-6)
+nothing = decoded(query, key, value, mask & False, None, (16, 16), (16, 16), 0.3, Plan(32, 4, 2, 2))
+assert not nothing.any()
+"""
+)
+
+PACKED = (
+    START
+    + """
+import itertools
+slim_attention.DEVICES = (DEVICE,)
+calls = 0
+def counted(*args):
+    global calls
+    calls += 1
+    return decode(*args)
+slim_attention.decode = counted
+for merged, keys, values in [(1, (4, 4), (6, 6)), (1, (4, 6), (3, 8)), (2, (4, 8), (10,)), (2, (6, 6, 2, 4), (5, 9))]:
+    spec = {"heads": 2 * len(keys), "key_heads": len(keys), "merged": merged, "d_qk": 8, "d_v": 8, "keys": keys}
+    packing = Packing({**spec, "values": values, "chosen": True, "needed": True}).to(DEVICE).requires_grad_(False)
+    packing.key_places[:] = torch.cat([torch.randperm(8)[:k].sort().values for k in keys]).int()
+    for up in packing.parameters():
+        torch.nn.init.normal_(up)
+    whole = [torch.randn(3, n, t, 8, device=DEVICE) for n, t in ((2 * len(keys), 1), (len(keys), 21), (len(keys), 21))]
+    mask = (torch.arange(21, device=DEVICE) > torch.tensor([[-1], [3], [12]], device=DEVICE))[:, None, None]
+    how = {"scaling": 0.3, "causal": False, "dropout": 0.0, "softcap": None}
+    for seen in (None, mask):
+        before = calls
+        found = packing.attend(whole[0], *packing.packed(*whole[1:]), mask=seen, **how)
+        assert calls == before + 1 and found.shape == (3, 2 * len(keys), 1, 8)
+        packing.double()
+        query, key, value = (z.double() for z in whole)  # the kernel is not for these
+        wanted = packing.attend(query, *packing.packed(key, value), mask=seen, **how)
+        packing.float()
+        assert calls == before + 1 and torch.allclose(found.double(), wanted, atol=1e-5)
+
+import deadweight
+model = deadweight.load(sys.argv[1]).to(DEVICE)
+ids = torch.tensor([list(b"The function returns ")], device=DEVICE)
+options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+slim_attention.DEVICES = ()
+wanted = model.generate(ids, **options)
+before = calls
+slim_attention.DEVICES = (DEVICE,)
+assert torch.equal(model.generate(ids, **options), wanted) and calls > before
+before = calls
+assert torch.equal(model.generate(ids, cache_implementation="static", **options), wanted)
+assert CUDA or calls > before  # compiled, the calls are not counted
+padded = torch.cat([torch.zeros(1, 3, dtype=torch.long, device=DEVICE), ids], 1)
+mask = (torch.arange(padded.shape[1], device=DEVICE) >= 3).long()[None]
+assert torch.equal(model.generate(padded, attention_mask=mask, **options)[:, 3:], wanted)
+"""
+)
+
+ELSEWHERE = """
+import sys
+sys.modules["deadweight"] = None  # importing it fails, as where it is not installed
+if sys.argv[2] == "without":
+    sys.modules["triton"] = None
+import torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+code = sys.modules[type(model).__module__.rpartition(".")[0] + ".attention_deadweight"]
+assert (code.decode is None) == (sys.argv[2] == "without"), code.decode
+model.generate(torch.tensor([list(b"The function returns ")]), max_new_tokens=3, do_sample=False, pad_token_id=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decode") / "small"
+    deadweight.compress("demo", folder, keep_kv=0.5, windows=8, length=64)
+    return folder
+
+
+def passes(code: str, *args: str, **environment: str) -> None:
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def interpreted() -> dict[str, str]:
+    return {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+
+
+@pytest.mark.slow
+def test_the_kernel_is_the_attention_that_is_spelled_out_for_all_layouts_and_masks() -> None:
+    pytest.importorskip("triton")
+    passes(KERNEL, **interpreted())
+
+
+@pytest.mark.slow
+def test_packed_heads_and_whole_models_give_the_same_with_the_kernel(small: Path) -> None:
+    pytest.importorskip("triton")
+    passes(PACKED, str(small), **interpreted())
+
+
+@pytest.mark.parametrize("triton", ["with", "without"])
+def test_the_kernel_travels_with_the_checkpoint_and_is_not_needed_there(
+    small: Path, tmp_path: Path, triton: str
+) -> None:
+    if triton == "with":
+        pytest.importorskip("triton")
+    ours = Path(slim_attention.__file__).parent
+    assert (small / "slim_decode.py").read_bytes() == (ours / "slim_decode.py").read_bytes()
+    passes(ELSEWHERE, str(small), triton, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+
+
+def test_a_cpu_takes_the_attention_that_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object) -> None:
+        raise AssertionError("the kernel was asked")
+
+    monkeypatch.setattr(slim_attention, "decode", refused)
+    monkeypatch.setattr(slim_attention, "gathers", lambda *args: True, raising=False)
+    spec = {"heads": 2, "key_heads": 2, "merged": 1, "d_qk": 4, "d_v": 4, "keys": [2, 4], "values": [3, 3]}
+    packing = Packing({**spec, "chosen": False, "needed": True})
+    query, key, value = (torch.randn(1, 2, t, 4) for t in (1, 5, 5))
+    how = {"mask": None, "scaling": 0.5, "causal": False, "dropout": 0.0, "softcap": None}
+    assert packing.attend(query, *packing.packed(key, value), **how).shape == (1, 2, 1, 4)
+    monkeypatch.setattr(slim_attention, "DEVICES", ("cpu",))
+    with pytest.raises(AssertionError, match="the kernel was asked"):
+        packing.attend(query, *packing.packed(key, value), **how)
+    packing.attend(query, *packing.packed(key, value), **how | {"softcap": 9.0})
+    packing.attend(query.requires_grad_(), *packing.packed(key, value), **how)
