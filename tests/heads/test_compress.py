@@ -49,7 +49,7 @@ def test_keeping_everything_changes_nothing(family: str, make: Callable, words: 
     model = make(family).double()
     inputs = words
     if family == "whisper":
-        sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0))
+        sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0)).double()
         inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:8]}
     found = compress(model, keep_kv=1.0, inputs=inputs)
     batch = {n: t[:4] for n, t in inputs.items()}
