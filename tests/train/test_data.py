@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from deadweight.errors import DeadweightError
-from deadweight.train.data import batch, prepare, windows
+from deadweight.train.data import batch, prepare, read_text, windows
 from deadweight.train.settings import Data
 from deadweight.train.tokenizer import byte_tokenizer, save_tokenizer
 
@@ -115,3 +116,13 @@ def test_the_byte_tokenizer_gives_bytes(tmp_path: Path, text: str) -> None:
     ids = tokenizer(SAMPLE)["input_ids"]
     assert bytes(ids) == SAMPLE.encode()
     assert tokenizer.decode(ids) == SAMPLE
+
+
+def test_a_dataset_is_read_by_its_column(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    rows = [{"id": i, "text": f"row {i}"} for i in range(3)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_text(f"datasets:{tmp_path}", str) == b"row 0\nrow 1\nrow 2"
+    assert read_text(f"datasets:{tmp_path}::id", str) == b"0\n1\n2"
+    with pytest.raises(DeadweightError, match="no such column; expected one of id, text"):
+        read_text(f"datasets:{tmp_path}::words", str)

@@ -135,10 +135,13 @@ def from_datasets(name: str, say: Callable[[str], None]) -> bytes:
     say(f"loading {path}")
     try:
         split: Any = datasets.load_dataset(path, config or None, split="train")
-        column = column or next(c for c in ("text", "content", *split.column_names) if c in split.column_names)
-        return "\n".join(str(row[column]) for row in split).encode()
     except Exception as error:
         raise DeadweightError(f"datasets:{printable(name)} cannot be loaded ({reason(error)})") from error
+    there = list(split.column_names)
+    column = column or next(c for c in ("text", "content", *there) if c in there)
+    if column not in there:
+        raise DeadweightError(f"datasets:{printable(name)} has no such column; expected one of {', '.join(there)}")
+    return "\n".join(map(str, split[column])).encode()
 
 
 def check_text(text: bytes, name: str) -> None:
