@@ -134,6 +134,21 @@ def test_a_compressed_folder_loads_here_and_elsewhere_and_generates(small: Path,
     assert about["kv_numbers_per_token"]["after"] <= 0.5 * about["kv_numbers_per_token"]["before"]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("family", ["llama", "ours", "qwen3", "gemma2", "gpt_neox"])
+def test_what_is_written_is_what_was_measured(
+    family: str, make: Callable, words: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the class has no place for a bias that the means of dropped values go into."""
+    found: Any = compress(make(family), tmp_path / "out", inputs=words, keep_kv=0.5, step=1)
+    loaded: Any = deadweight.load(tmp_path / "out")
+    batch = words["input_ids"][:4]
+    with torch.no_grad():
+        assert torch.equal(loaded(batch).logits, found.module(batch).logits)
+    assert "UNEXPECTED" not in caplog.text and "MISSING" not in caplog.text
+    assert sum(p.numel() for p in loaded.parameters()) == found.parameters_after
+
+
 def test_plain_transformers_refuses_a_compressed_folder(small: Path) -> None:
     with pytest.raises(RuntimeError, match="mismatch"):
         transformers.GPT2LMHeadModel.from_pretrained(small)

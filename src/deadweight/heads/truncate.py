@@ -101,6 +101,7 @@ def truncate(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tup
     `bias`: the output projection may be given one where it has none, for the means of what is dropped.
     """
     heads = spaces.heads
+    bare = heads.output is not None and bias_of(model, heads.output) is None
     facts, ups = cut_values(model, spaces, kept, bias=bias)
     facts += cut_keys(model, spaces, kept)
     places = [key_places(spaces, g, kept) for g in range(heads.key_heads)]
@@ -113,12 +114,17 @@ def truncate(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tup
         "d_v": heads.d_v,
         "keys": [len(p) for p in places],
         "values": list(kept.values),
+        "bias": heads.output if bare and bias_of(model, heads.output) is not None else None,
         "chosen": any(p != list(range(len(p))) for p in places),
         "needed": untouched and any(len(p) < heads.d_qk for p in places),
         "_places": [place for p in places for place in p],
         "_ups": ups,
     }
     return facts, packing
+
+
+def bias_of(model: nn.Module, path: str | None) -> Any:
+    return None if path is None else model.get_submodule(path)._parameters.get("bias")
 
 
 def key_places(spaces: Spaces, head: int, kept: Kept) -> list[int]:

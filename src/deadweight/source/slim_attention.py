@@ -285,11 +285,20 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+def give_bias(linear: Any) -> None:
+    """A bias where the class has none: it holds the means of the values that are not kept."""
+    if linear._parameters.get("bias") is None:
+        size = linear.out_features if isinstance(linear, nn.Linear) else linear.nf
+        linear.register_parameter("bias", nn.Parameter(torch.zeros(size)))
+
+
 def install_attention(model: Any, specs: dict[str, dict[str, Any]]) -> None:
     """Give every attention module that the checkpoint describes its packing."""
     register()
     for path, spec in specs.items():
         module = model.get_submodule(path)
         module.packing = Packing(spec)
+        if spec.get("bias"):
+            give_bias(model.get_submodule(spec["bias"]))
         module.register_forward_pre_hook(before, with_kwargs=True)
     model.set_attn_implementation(NAME)
