@@ -31,9 +31,8 @@ def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
     like = next(p for p in module.parameters() if p.is_floating_point())
     for path, packing in cut.packings.items():
         if packing["chosen"]:
-            stored[f"{path}.packing.key_places"] = torch.tensor(packing["_places"], dtype=torch.int32)
-        for i, up in enumerate(packing["_ups"]):
-            stored[f"{path}.packing.up_{i}"] = up
+            stored[f"{path}.packing.key_places"] = torch.tensor(packing["_key_places"], dtype=torch.int32)
+        stored |= {f"{path}.packing.{name}": tensor for name, tensor in packing["_tensors"].items()}
     for part in module.modules():
         if isinstance(part, Packing):
             part.to(like.device, like.dtype)
