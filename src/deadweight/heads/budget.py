@@ -16,7 +16,7 @@ from deadweight.heads.locate import Heads
 from deadweight.heads.moments import Moments
 from deadweight.heads.planes import Planes, best_planes
 from deadweight.heads.ranks import Choice, best_sizes, same_share
-from deadweight.heads.subspace import Subspace, best_subspace
+from deadweight.heads.subspace import Subspace, best_subspace, orthogonal
 from deadweight.heads.truncate import Kept, LinearMap, Spaces, own_parts
 
 Method = Literal["knapsack", "layer", "uniform"]
@@ -66,12 +66,12 @@ def spaces_of(heads: Heads, moments: Moments, model: nn.Module, *, bias: bool = 
     still: list[Subspace | None] = [None] * (heads.key_heads // joined)
     if both and heads.still:
         answer, asked = still_answers(moments), placed(moments.query, heads, joined)
-        still = [best_subspace(answer[g], asked[g]) for g in sharing(heads, joined)]
+        still = [orthogonal(best_subspace(answer[g], asked[g])) for g in sharing(heads, joined)]
     planes: list[Planes | Joined | None] = [None] * (heads.key_heads // joined)
     if heads.planes and not heads.blind and joined > 1:
         members = torch.arange(heads.heads) // heads.groups % joined
         answer = plane_answers(moments)
-        planes = [best_joined(answer[g], members[g], joined) for g in sharing(heads, joined)]
+        planes = [best_joined(answer[g], members[g], joined, moments.planes[g]) for g in sharing(heads, joined)]
     elif heads.planes and not heads.blind:
         planes = [best_planes(m, heads.groups, len(heads.planes), free=both) for m in moments.planes]
     return Spaces(heads, merged, joined, mean, tuple(values), tuple(still), tuple(planes))

@@ -46,9 +46,9 @@ def compress(
     inputs: Any = None,
     layout: Layout = "slim",
     method: Method = "knapsack",
-    windows: int = 64,
+    windows: int = 32,
     length: int | None = None,
-    batch: int = 4,
+    batch: int | None = None,
     step: int | None = None,
     merge: int | None = None,
     heal: int = 0,
@@ -86,7 +86,7 @@ def compress(
         undone: tuple[str, ...] = ()
         if heal:
             place = None if target is None else healing_place(target, (source.name, text, heal, length, ranks.kept))
-            batches = more_text(source, model, text, found, heal * batch)
+            batches = more_text(source, model, text, found, heal * len(next(iter(found.measure[0].values()))))
             undone = heal_or_undo(source.module, chosen.module, batches, heal, place=place, progress=progress)
             judged = judge(source.module, chosen.module, found.judge)
     result = replace(
@@ -226,19 +226,20 @@ def measured(
 
 @torch.no_grad()
 def forward_seconds(module: nn.Module, found: Calibration) -> float:
-    """How long a forward pass over all calibration inputs takes: two batches are timed, the first is slow to start."""
-    seconds = []
-    for batch in found.measure[:2]:
+    """How long a forward pass over all calibration inputs takes: one batch is timed, after a few rows to warm up."""
+    batch = found.measure[-1]
+    try:
+        called(module, {name: x[:1] if isinstance(x, Tensor) else x for name, x in batch.items()})
         start = time.perf_counter()
-        try:
-            called(module, batch)
-        except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
-            raise DeadweightError(
-                f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
-                "name, a row for each sample"
-            ) from error
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) * len(found.measure)
+        called(module, batch)
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+        raise DeadweightError(
+            f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
+            "name, a row for each sample"
+        ) from error
+    seconds = time.perf_counter() - start
+    rows = [len(next(iter(b.values()))) for b in found.measure]
+    return seconds * sum(rows) / rows[-1]
 
 
 def left_alone(spaces: Sequence[Spaces]) -> dict[str, str]:

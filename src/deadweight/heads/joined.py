@@ -76,11 +76,14 @@ def moment_of_product(sizes: Tensor, keys: Tensor) -> Tensor:
     return found.view(heads, 2 * count * joined, -1)
 
 
-def best_joined(moment: Tensor, members: Tensor, joined: int) -> Joined:
-    """`moment` is F, (h, 2Pm, 2Pm); `members` says with which of the m key heads each query head meets its own key."""
+def best_joined(moment: Tensor, members: Tensor, joined: int, measured: Tensor | None = None) -> Joined:
+    """`moment` is F, (h, 2Pm, 2Pm); `members` says with which of the m key heads each query head meets its own key.
+
+    If F is not what was measured, but steadied, losses are still predicted by what was.
+    """
     size = moment.shape[-1] // 2
     mix = best_mix(moment, members, joined)
-    seen = real_form(mix) @ moment @ real_form(mix).T
+    seen, weighed = (real_form(mix) @ f @ real_form(mix).T for f in (moment, moment if measured is None else measured))
     scale = seen.diagonal(dim1=-2, dim2=-1).mean().clamp(min=1e-30)
     damped = seen + DAMPING * scale * torch.eye(2 * size, dtype=moment.dtype)
     own = -mix.mH[:, members].transpose(0, 1).flatten(1)  # −e_j D⁻¹ for every head: h Pm
@@ -102,7 +105,7 @@ def best_joined(moment: Tensor, members: Tensor, joined: int) -> Joined:
         dropped.append(left.pop(best))
         gone = torch.tensor([*dropped, *(n + size for n in dropped)])
         x[:, gone] = target[:, gone]
-        loss.append(float(0.5 * ((x[:, None] @ seen)[:, 0] * x).sum()))
+        loss.append(float(0.5 * ((x[:, None] @ weighed)[:, 0] * x).sum()))
     return Joined(tuple(dropped), torch.tensor(loss[::-1], dtype=torch.float64), mix, damped, target)
 
 
