@@ -164,14 +164,14 @@ def kernel_shapes() -> dict[str, tuple[int, int, int]]:
 
 
 def kernel_case(h: int, g: int, d: int, batch: int, context: int, half: bool, masked: bool) -> tuple[Any, ...]:
-    """Arguments of one attention: whole heads, or half of their keys and half of values that up to 512 share."""
-    merged = max(m for m in range(1, g + 1) if g % m == 0 and m * d <= 512) if half else 1
-    keys, values = (d // (1 + half),) * g, (merged * d // (1 + half),) * (g // merged)
-    lie = [(g, keys[0]), (g, values[0])] if merged == 1 else [(1, sum(keys)), (1, sum(values))]
-    key, value = (torch.randn(batch, n, context, size, device=DEVICE, dtype=DTYPE) for n, size in lie)
-    query = torch.randn(batch, h, 1, d, device=DEVICE, dtype=DTYPE)
+    """Arguments of one attention: whole heads, or half of the keys and values that up to 512 dimensions share."""
+    shared = max(m for m in range(1, g + 1) if g % m == 0 and m * d <= 512) if half else 1
+    size = shared * d // (1 + half)
+    sizes = (size,) * (g // shared)
+    key, value = (torch.randn(batch, len(sizes), context, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    query = torch.randn(batch, h, 1, size, device=DEVICE, dtype=DTYPE)
     mask = torch.ones(batch, 1, 1, context, dtype=torch.bool, device=DEVICE) if masked else None
-    return query, key, value, mask, None, keys, values, d**-0.5
+    return query, key, value, mask, None, sizes, sizes, d**-0.5
 
 
 def replayed(job: Any) -> Any:

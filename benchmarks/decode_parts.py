@@ -81,50 +81,49 @@ def loaded(folder: str) -> nn.Module:
 
 
 def slim_twin(model: Any, share: float) -> nn.Module:
-    """A LLaMA whose heads keep a share of their dimensions, some more, some less; values are merged as by `compress`.
+    """A LLaMA whose heads keep a share of their dimensions; they share keys and values as `compress` makes them do.
 
     What the weights are does not matter to their speed: rows are set to zero, not chosen.
     """
     module, config = copy.deepcopy(model), model.config
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
     d = config.hidden_size // heads
-    merged = max(m for m in range(1, key_heads + 1) if key_heads % m == 0 and m * d <= WIDEST)
+    shared = max(m for m in range(1, key_heads + 1) if key_heads % m == 0 and m * d <= WIDEST)
+    sets, rank = key_heads // shared, round(share * shared * d)
+    numbers = [(n // shared, n % shared) for n in range(rank // 2)]  # planes that are kept, and whose
+    kept = [member * d + plane + side for side in (0, d // 2) for plane, member in numbers]
     facts: list[Any] = []
     packings: dict[str, Any] = {}
     for n, layer in enumerate(module.model.layers):
         path = f"model.layers.{n}.self_attn"
-        places = [kept_places(d, share, i, n, key_heads) for i in range(key_heads)]
-        rank = round(share * merged * d)
         gone = {
-            "k_proj": [i * d + x for i, kept in enumerate(places) for x in range(d) if x not in kept],
-            "v_proj": [g * merged * d + x for g in range(key_heads // merged) for x in range(rank, merged * d)],
-            "q_proj": [h * d + x for h in range(heads) for x in range(d) if x not in places[h * key_heads // heads]],
+            "k_proj": [g * shared * d + x for g in range(sets) for x in range(shared * d) if x not in kept],
+            "v_proj": [g * shared * d + x for g in range(sets) for x in range(rank, shared * d)],
         }
         for name, rows in gone.items():
             getattr(layer.self_attn, name).weight[rows] = 0.0
             facts.append(ZeroPlaces(f"{path}.{name}.weight", 0, tuple(rows)))
+        ups, turns = torch.randn(heads // sets, d, rank) / rank**0.5, torch.randn(heads // sets, 2, len(numbers))
+        asked = torch.tensor([plane + side for side in (0, d // 2) for plane, _ in numbers], dtype=torch.int32)
         packings[path] = {
             "heads": heads,
             "key_heads": key_heads,
-            "merged": merged,
+            "merged": shared,
+            "joined": shared,
             "d_qk": d,
             "d_v": d,
-            "keys": [len(kept) for kept in places],
-            "values": [rank] * (key_heads // merged),
+            "keys": [len(kept)] * sets,
+            "values": [rank] * sets,
+            "planes": [len(numbers)] * sets,
+            "still": 0,
             "chosen": True,
             "needed": False,
-            "_places": [x for kept in places for x in kept],
-            "_ups": [torch.randn(heads * merged // key_heads, d, rank) / rank**0.5] * (key_heads // merged),
+            "_key_places": kept * sets,
+            "_tensors": {"query_places": asked.repeat(sets)}
+            | {f"up_{g}": ups for g in range(sets)}
+            | {f"turn_{g}": turns for g in range(sets)},
         }
     return assembled(Cut(module, tuple(facts), packings))[0].eval().requires_grad_(False)
-
-
-def kept_places(d: int, share: float, head: int, layer: int, heads: int) -> list[int]:
-    """Planes of one key head: neighbours keep a sixteenth more and less in turns."""
-    pairs = heads // 2 * 2
-    more = 0 if head >= pairs else (1 if (head + layer) % 2 else -1)
-    planes = round(share * d / 2) + more * (d // 32)
-    return [*range(planes), *range(d // 2, d // 2 + planes)]
 
 
 class FilledCache(DynamicCache):

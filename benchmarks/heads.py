@@ -42,7 +42,7 @@ from torch.nn import functional as F
 from deadweight.heads import budget
 from deadweight.heads.calibration import Calibration, calibration, tokenizer_for
 from deadweight.heads.choose import Work, by_share
-from deadweight.heads.compress import merged_heads, opened
+from deadweight.heads.compress import joined_heads, merged_heads, opened
 from deadweight.heads.judge import judge
 from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
@@ -93,8 +93,17 @@ class Bench:
 
     @cached_property
     def moments(self) -> dict[str, Moments]:
-        empty = {h.path: Moments(h, merged_heads(h, self.what, "slim", None)) for h in self.heads}
-        return self.timed("measuring", lambda: measure(self.model, empty, self.text.measure))
+        return self.measured("measuring", None)
+
+    @cached_property
+    def apart(self) -> dict[str, Moments]:
+        """What is measured of heads that share nothing."""
+        return self.measured("measuring, unmerged", 1)
+
+    def measured(self, stage: str, merge: int | None) -> dict[str, Moments]:
+        asked = (self.what, "slim", merge)
+        empty = {h.path: Moments(h, merged_heads(h, *asked), joined_heads(h, *asked)) for h in self.heads}
+        return self.timed(stage, lambda: measure(self.model, empty, self.text.measure))
 
     @cached_property
     def merged(self) -> list[Spaces]:
@@ -103,7 +112,7 @@ class Bench:
 
     @cached_property
     def unmerged(self) -> list[Spaces]:
-        moments = {path: apart(m) for path, m in self.moments.items()}
+        moments = self.apart
         return self.timed(
             "dimensions, unmerged", lambda: [budget.spaces_of(h, moments[h.path], self.model) for h in self.heads]
         )
@@ -117,17 +126,6 @@ class Bench:
     def importance(self) -> dict[str, Tensor]:
         heads = self.heads
         return self.timed("importance", lambda: importance(self.model, heads, self.text.measure))
-
-
-def apart(moments: Moments) -> Moments:
-    """What would have been measured of heads that are not merged: every query head's own part."""
-    heads, found = moments.heads, Moments(moments.heads, 1)
-    parts = budget.own_parts(heads, moments.merged)
-    found.out = torch.stack([z[part, part] for z, part in zip(moments.out, parts, strict=True)])
-    found.out_mean = torch.stack([z[part] for z, part in zip(moments.out_mean, parts, strict=True)])
-    for name in ("tokens", "out_gradient", "query", "query_gradient", "planes"):
-        setattr(found, name, getattr(moments, name))
-    return found
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ RIVALS = {
     "ours, by layer": Rival(MEASURED, ours("layer", "merged")),
     "ours, uniform": Rival(MEASURED, ours("uniform", "merged")),
     "ours, knapsack, not merged": Rival(
-        ("locating", "measuring", "dimensions, unmerged", "judging"), ours("knapsack", "unmerged")
+        ("locating", "measuring, unmerged", "dimensions, unmerged", "judging"), ours("knapsack", "unmerged")
     ),
     "whitened SVD of matrices": Rival(
         ("locating", "statistics"),

@@ -1,7 +1,7 @@
 """Other ways to make heads smaller, each as its paper says, in the terms of deadweight's own machinery.
 
 Those that keep some dimensions of every head are given as `Spaces` and cut by the same code as ours. None of them is
-given what is ours alone: means go into no bias, planes that stay are not stretched, and values of heads are not merged.
+given what is ours alone: means go into no bias, planes that stay are not stretched, and heads share nothing.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def spaces_of(heads: Heads, values: Sequence[Subspace], still: Sequence[Subspace
     none = (None,) * heads.key_heads
     return Spaces(
         heads,
+        1,
         1,
         torch.zeros(heads.heads, heads.d_v, dtype=torch.float64),
         tuple(values),

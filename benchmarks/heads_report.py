@@ -12,10 +12,11 @@ OURS = "ours, knapsack"
 LEAST = 1e-4  # that a logarithmic axis shows: what rises less, or falls, is drawn there
 MANY = 10.0  # times the perplexity: from here on percents say nothing
 WORDS = """\
-- **ours**: `deadweight.compress`, slim: dimensions by second-order predicted loss, values of the key heads of a layer
-  merged, rotary planes dropped whole and those that stay stretched and turned to make up. How much each keeps: by an
-  exact knapsack over all heads, by one over layers, or the same share everywhere. *Not merged*: every head's values
-  on their own (`merge=1`).
+- **ours**: `deadweight.compress`, slim: dimensions by second-order predicted loss. The key heads of a layer share their
+  values, and their keys as a few complex numbers at every rotary frequency, which every query head reads in its own
+  way; keys are cached as they are used. How much each layer keeps: by an exact knapsack over all of them, by one over
+  layers, or the same share everywhere. *Not merged*: nothing is shared (`merge=1`); every head drops whole planes, and
+  those that stay are stretched and turned to make up.
 - **whitened SVD of matrices**: SVD-LLM (Wang et al., arXiv 2403.07378): W_K and W_V of a layer each truncated to one
   rank after whitening their inputs by Cholesky, without its later fine-tuning. The cache holds the numbers in between,
   for keys before rotary positions: every step of decoding must expand and turn all cached keys again, which no other

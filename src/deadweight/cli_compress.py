@@ -50,14 +50,17 @@ def compress(
         MethodName, typer.Option("--method", help="knapsack: by head, exactly; layer: by layer; uniform: all alike.")
     ] = MethodName.knapsack,
     heal: Annotated[int, typer.Option("--heal", metavar="STEPS", min=0, help="Distil from the original.")] = 0,
-    windows: Annotated[int, typer.Option("--windows", min=2, help="Pieces of text to measure on.")] = 64,
-    length: Annotated[int | None, typer.Option("--length", min=2, help="Tokens in each. Default 512.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Pieces at a time.")] = 4,
+    windows: Annotated[int, typer.Option("--windows", min=2, help="Pieces of text to measure on.")] = 32,
+    length: Annotated[
+        int | None, typer.Option("--length", min=2, help="Tokens in each: as many as it will read. Default 1024.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Pieces at a time.")] = None,
     step: Annotated[
         int | None, typer.Option("--step", min=1, help="Sizes are multiples of this. Default a sixteenth of a head.")
     ] = None,
     merge: Annotated[
-        int | None, typer.Option("--merge", min=1, help="Key heads that share their values. Default: up to 512 wide.")
+        int | None,
+        typer.Option("--merge", min=1, help="Key heads that share keys and values. Default: up to 512 wide."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from deadweight.heads.budget import spaces_of, whole
+from deadweight.heads.budget import whole
 from deadweight.heads.compress import opened
 from deadweight.heads.locate import Heads, locate
-from deadweight.heads.moments import Moments, measure
 from deadweight.heads.truncate import Kept, cut
 from deadweight.source.model import Source
 
@@ -219,22 +218,6 @@ def test_the_same_everywhere_uses_the_budget_up(
     source, attentions = llama
     made = rivals.same_ranks(source.module, attentions, lambda h: rivals.norms(source.module, h), share, "kv")
     assert share - 1 / 16 < made.share <= share  # a head has 8 + 8 numbers
-
-
-def test_moments_taken_apart_are_those_of_heads_that_were_never_merged(
-    bench: ModuleType, llama: tuple[Source, tuple[Heads, ...]], batches: list[dict[str, Tensor]]
-) -> None:
-    source, attentions = llama
-    alone, merged = (
-        measure(source.module, {h.path: Moments(h, m) for h in attentions}, batches, seed=3) for m in (1, 2)
-    )
-    for heads in attentions:
-        first, second = (
-            spaces_of(heads, m, source.module) for m in (alone[heads.path], bench.apart(merged[heads.path]))
-        )
-        for a, b in zip(first.values, second.values, strict=True):
-            assert torch.allclose(a.loss, b.loss, rtol=1e-3)  # sums in float32
-        assert torch.allclose(first.mean, second.mean, atol=1e-6)
 
 
 def test_the_page_is_what_the_record_says(bench: ModuleType) -> None:

@@ -25,15 +25,17 @@ def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
         "modules": public(form.modules),
         "attention": {path: {k: v for k, v in p.items() if k[0] != "_"} for path, p in cut.packings.items()},
     }
+    for packing in spec["attention"].values():
+        if packing.get("bias") in form.modules:  # a slim layer knows of its own
+            packing["bias"] = None
     module = cut.module
     install(module, spec)
     install_attention(module, spec["attention"])
     like = next(p for p in module.parameters() if p.is_floating_point())
     for path, packing in cut.packings.items():
         if packing["chosen"]:
-            stored[f"{path}.packing.key_places"] = torch.tensor(packing["_places"], dtype=torch.int32)
-        for i, up in enumerate(packing["_ups"]):
-            stored[f"{path}.packing.up_{i}"] = up
+            stored[f"{path}.packing.key_places"] = torch.tensor(packing["_key_places"], dtype=torch.int32)
+        stored |= {f"{path}.packing.{name}": tensor for name, tensor in packing["_tensors"].items()}
     for part in module.modules():
         if isinstance(part, Packing):
             part.to(like.device, like.dtype)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
+from deadweight.heads.joined import Joined, best_joined, moment_of_product
 from deadweight.heads.locate import Heads
 from deadweight.heads.moments import Moments
 from deadweight.heads.planes import Planes, best_planes
 from deadweight.heads.ranks import Choice, best_sizes, same_share
-from deadweight.heads.subspace import Subspace, best_subspace
-from deadweight.heads.truncate import Kept, LinearMap, Spaces
+from deadweight.heads.subspace import Subspace, best_subspace, orthogonal
+from deadweight.heads.truncate import Kept, LinearMap, Spaces, own_parts
 
 Method = Literal["knapsack", "layer", "uniform"]
 
@@ -53,25 +54,59 @@ def spaces_of(heads: Heads, moments: Moments, model: nn.Module, *, bias: bool = 
 
     Means are left to a bias behind the heads, if there is one or, with `bias`, may be.
     """
-    merged, mean = moments.merged, moments.out_mean
+    merged, joined, mean = moments.merged, moments.joined, moments.out_mean
     if not bias and (heads.output is None or LinearMap(model, heads.output).bias is None):
         mean = torch.zeros_like(mean)
     centred = moments.out - mean[:, :, None] * mean[:, None, :]
-    both = heads.query is not None and heads.key is not None
-    sharing = heads.groups * merged
-    groups = [slice(i, i + sharing) for i in range(0, heads.heads, sharing)]
-    own = [slice(i, i + heads.groups) for i in range(0, heads.heads, heads.groups)]
-    values: list[Subspace | None] = [None] * len(groups)
+    both = heads.query is not None and heads.key is not None and not heads.blind
+    values: list[Subspace | None] = [None] * (heads.key_heads // merged)
     if heads.value is not None and heads.output is not None:
         gradient = placed(steadied(moments.out_gradient, centred, heads, merged, model), heads, merged)
-        values = [best_subspace(centred[g], gradient[g]) for g in groups]
-    still: list[Subspace | None] = [None] * heads.key_heads
+        values = [best_subspace(centred[g], gradient[g]) for g in sharing(heads, merged)]
+    still: list[Subspace | None] = [None] * (heads.key_heads // joined)
     if both and heads.still:
-        still = [best_subspace(moments.query_gradient[g], moments.query[g]) for g in own]
-    planes: list[Planes | None] = [None] * heads.key_heads
-    if heads.planes and not heads.blind:
+        answer, asked = still_answers(moments), placed(moments.query, heads, joined)
+        still = [orthogonal(best_subspace(answer[g], asked[g])) for g in sharing(heads, joined)]
+    planes: list[Planes | Joined | None] = [None] * (heads.key_heads // joined)
+    if heads.planes and not heads.blind and joined > 1:
+        members = torch.arange(heads.heads) // heads.groups % joined
+        answer = plane_answers(moments)
+        planes = [best_joined(answer[g], members[g], joined, moments.planes[g]) for g in sharing(heads, joined)]
+    elif heads.planes and not heads.blind:
         planes = [best_planes(m, heads.groups, len(heads.planes), free=both) for m in moments.planes]
-    return Spaces(heads, merged, mean, tuple(values), tuple(still), tuple(planes))
+    return Spaces(heads, merged, joined, mean, tuple(values), tuple(still), tuple(planes))
+
+
+def sharing(heads: Heads, count: int) -> list[slice]:
+    """The query heads of every set of so many key heads."""
+    return [slice(i, i + heads.groups * count) for i in range(0, heads.heads, heads.groups * count)]
+
+
+def half_and_half(measured: Tensor, expected: Tensor) -> Tensor:
+    """What was measured, half of it replaced by what would be expected, to the same scale.
+
+    Gradients on some text leave out directions that other text needs.
+    """
+    scale = measured.diagonal(dim1=-2, dim2=-1).sum() / expected.diagonal(dim1=-2, dim2=-1).sum().clamp(min=1e-300)
+    return 0.5 * (measured + scale * expected)
+
+
+def still_answers(moments: Moments) -> Tensor:
+    """The moments of the gradients of still places; of joined heads, half of it as if they were like any keys."""
+    if moments.joined == 1:
+        return moments.query_gradient
+    varied = moments.key - moments.key_mean[:, :, None] * moments.key_mean[:, None, :]  # a constant key changes nothing
+    return half_and_half(moments.query_gradient, per_query_head(varied, moments))
+
+
+def plane_answers(moments: Moments) -> Tensor:
+    """The same for planes."""
+    expected = moment_of_product(moments.query_planes, per_query_head(moments.key_planes, moments))
+    return half_and_half(moments.planes, expected)
+
+
+def per_query_head(of_sets: Tensor, moments: Moments) -> Tensor:
+    return of_sets.repeat_interleave(moments.heads.heads // len(of_sets), 0)
 
 
 def steadied(gradient: Tensor, moment: Tensor, heads: Heads, merged: int, model: nn.Module) -> Tensor:
@@ -82,22 +117,17 @@ def steadied(gradient: Tensor, moment: Tensor, heads: Heads, merged: int, model:
     assert heads.output is not None
     weight = LinearMap(model, heads.output).weight.unflatten(1, (heads.heads, heads.d_v)).transpose(0, 1)
     weighed = weight.transpose(1, 2) @ weight
-    own = torch.stack([moment[h][part, part] for h, part in enumerate(own_parts(heads, merged))])
+    own = torch.stack([moment[h][part, part] for h, part in enumerate(own_parts(heads, merged, heads.d_v))])
     scale = (gradient * own).sum() / (weighed * own).sum().clamp(min=1e-300)
     return 0.5 * (gradient + scale * weighed)
 
 
-def own_parts(heads: Heads, merged: int) -> list[slice]:
-    """Where each query head's own values lie among those of the heads that its key head is merged with."""
-    members = [h // heads.groups % merged for h in range(heads.heads)]
-    return [slice(m * heads.d_v, (m + 1) * heads.d_v) for m in members]
-
-
-def placed(gradient: Tensor, heads: Heads, merged: int) -> Tensor:
-    """The gradients' moments in the space of all merged values, zero outside each head's own."""
-    found = torch.zeros(heads.heads, merged * heads.d_v, merged * heads.d_v, dtype=gradient.dtype)
-    for h, part in enumerate(own_parts(heads, merged)):
-        found[h][part, part] = gradient[h]
+def placed(moment: Tensor, heads: Heads, merged: int) -> Tensor:
+    """Moments of every head's own places in the space of all that are merged, zero outside them."""
+    size = moment.shape[-1]
+    found = torch.zeros(heads.heads, merged * size, merged * size, dtype=moment.dtype)
+    for h, part in enumerate(own_parts(heads, merged, size)):
+        found[h][part, part] = moment[h]
     return found
 
 
@@ -106,8 +136,8 @@ def slots_of(spaces: Spaces, model: nn.Module, what: str, step: int) -> list[Slo
     heads = spaces.heads
     kinds: tuple[tuple[Kind, Sequence[Any], int, int], ...] = (
         ("values", spaces.values, spaces.merged * heads.d_v, 1),
-        ("still", spaces.still, len(heads.still), 1),
-        ("planes", spaces.planes, len(heads.planes), 2),
+        ("still", spaces.still, spaces.joined * len(heads.still), 1),
+        ("planes", spaces.planes, spaces.joined * len(heads.planes), 2),
     )
     found = []
     for kind, members, whole, unit in kinds:
@@ -176,9 +206,10 @@ def ranked(slots: Sequence[Slot], spaces: Sequence[Spaces], budget: Budget, tota
 
 
 def whole(spaces: Spaces) -> Kept:
-    heads, merged = spaces.heads, spaces.merged
+    heads, merged, joined = spaces.heads, spaces.merged, spaces.joined
     values = (merged * heads.d_v,) * (heads.key_heads // merged)
-    return Kept(values, (len(heads.still),) * heads.key_heads, (len(heads.planes),) * heads.key_heads)
+    still, planes = ((joined * len(x),) * (heads.key_heads // joined) for x in (heads.still, heads.planes))
+    return Kept(values, still, planes)
 
 
 def best_by_layer(slots: Sequence[Slot], room: int) -> tuple[tuple[int, ...], float]:

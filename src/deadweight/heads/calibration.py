@@ -21,6 +21,8 @@ from deadweight.train.data import check_text, read_text
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
 RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors), or the measurement means little"
+LONGEST = 1024  # tokens of a window, unless told otherwise
+AT_A_TIME, MOST = 2048, 4  # tokens and windows of a batch, unless told otherwise
 Batch = dict[str, Tensor]
 
 
@@ -40,22 +42,26 @@ def calibration(
     *,
     text: str | None,
     inputs: Any = None,
-    windows: int = 64,
+    windows: int = 32,
     length: int | None = None,
-    batch: int = 4,
+    batch: int | None = None,
     held: float = 0.125,
 ) -> Calibration:
-    """`windows` of `length` tokens of the text in the model's own tokens; the last share of them is held back."""
+    """`windows` of `length` tokens of the text in the model's own tokens; the last share of them is held back.
+
+    Keys that are cut by what counts in short windows do worse further on: windows should be as long as those to come.
+    """
     if windows < 2:
         raise DeadweightError(f"found {windows} calibration windows; expected two or more, one of them to judge by")
     if inputs is not None:
-        return split(as_batches(source, given_inputs(inputs), batch), held)
+        return split(as_batches(source, given_inputs(inputs), batch or MOST), held)
     if text is None and "input_ids" not in source.kwargs:
         generator = torch.Generator().manual_seed(0)
         drawn = [source.draw(generator)[1] for _ in range(windows)]
         return split([on_device(source, b) for b in drawn], held, (RANDOM,))
     rows = token_windows(source, spec, text or "embedded", windows, length)
-    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(evenly(len(rows), batch))]
+    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
+    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size)]
     if getattr(source.config, "is_encoder_decoder", False):
         batches = [b | {"decoder_input_ids": b["input_ids"]} for b in batches]
     return split(batches, held, () if text is not None else (EMBEDDED,))
@@ -88,7 +94,7 @@ def token_windows(source: Source, spec: Any, text: str, windows: int, length: in
     check_text(read, text)
     tokenizer, vocabulary = tokenizer_for(source, spec)
     longest = getattr(source.config, "max_position_embeddings", None) or 512
-    size = length or min(512, longest)
+    size = length or min(LONGEST, longest)
     if size > longest or size < 2:
         raise DeadweightError(f"found windows of {size:,} tokens; {printable(source.name)} takes 2 to {longest:,}")
     first, last = edges(source, tokenizer)

@@ -32,7 +32,7 @@ from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
 from deadweight.train.launch import first_process
 
-WIDEST = 512  # dimensions of values that merged heads may share
+WIDEST = 512  # dimensions of values, or of keys, that heads may share
 
 
 def compress(
@@ -46,9 +46,9 @@ def compress(
     inputs: Any = None,
     layout: Layout = "slim",
     method: Method = "knapsack",
-    windows: int = 64,
+    windows: int = 32,
     length: int | None = None,
-    batch: int = 4,
+    batch: int | None = None,
     step: int | None = None,
     merge: int | None = None,
     heal: int = 0,
@@ -74,8 +74,11 @@ def compress(
         progress("looking for heads", 0, 0)
         attentions = locate(source)
         found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
-        merges = {h.path: merged_heads(h, what, layout, merge) for h in attentions}
-        spaces, planes, forward = measured(source, attentions, merges, found, layout, progress)
+        empty = {
+            h.path: Moments(h, merged_heads(h, what, layout, merge), joined_heads(h, what, layout, merge))
+            for h in attentions
+        }
+        spaces, planes, forward = measured(source, empty, found, layout, progress)
         work = Work(source, spaces, planes, found, what, method, layout, step)
         chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
         progress("judging", 0, 0)
@@ -83,7 +86,7 @@ def compress(
         undone: tuple[str, ...] = ()
         if heal:
             place = None if target is None else healing_place(target, (source.name, text, heal, length, ranks.kept))
-            batches = more_text(source, model, text, found, heal * batch)
+            batches = more_text(source, model, text, found, heal * len(next(iter(found.measure[0].values()))))
             undone = heal_or_undo(source.module, chosen.module, batches, heal, place=place, progress=progress)
             judged = judge(source.module, chosen.module, found.judge)
     result = replace(
@@ -187,23 +190,31 @@ def merged_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int
     return max([m for m in divisors if m * heads.d_v <= WIDEST], default=1)
 
 
+def joined_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int:
+    """How many key heads share their keys: as for values, where linear layers make queries and keys."""
+    if what != "kv" or layout != "slim" or heads.query is None or heads.key is None or heads.blind:
+        return 1
+    divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
+    if merge is not None:
+        return merge if merge in divisors else 1
+    return max([m for m in divisors if m * heads.d_qk <= WIDEST], default=1)
+
+
 def measured(
     source: Source,
-    attentions: Sequence[Heads],
-    merges: dict[str, int],
+    empty: dict[str, Moments],
     found: Calibration,
     layout: str,
     progress: Progress,
 ) -> tuple[list[Spaces], dict[str, Tensor], float]:
     """The spaces of all attentions, the moments of their planes, and how long a forward pass over all inputs takes."""
     forward = forward_seconds(source.module, found)
-    empty = {h.path: Moments(h, merges[h.path]) for h in attentions}
     of = len(found.measure)
     moments = measure(source.module, empty, found.measure, tick=lambda n: progress("measuring", n, of))
     spaces = []
-    for n, heads in enumerate(attentions):
-        progress("finding the best dimensions", n, len(attentions))
-        spaces.append(spaces_of(heads, moments[heads.path], source.module, bias=layout == "slim"))
+    for n, found_here in enumerate(moments.values()):
+        progress("finding the best dimensions", n, len(moments))
+        spaces.append(spaces_of(found_here.heads, found_here, source.module, bias=layout == "slim"))
     if layout == "stock":  # keys behind a norm can only be cut where the cache is packed
         spaces = [s if s.heads.query and s.heads.key else replace(s, planes=(None,) * len(s.planes)) for s in spaces]
     if all(x is None for s in spaces for x in (*s.values, *s.still, *s.planes)):
@@ -215,19 +226,20 @@ def measured(
 
 @torch.no_grad()
 def forward_seconds(module: nn.Module, found: Calibration) -> float:
-    """How long a forward pass over all calibration inputs takes: two batches are timed, the first is slow to start."""
-    seconds = []
-    for batch in found.measure[:2]:
+    """How long a forward pass over all calibration inputs takes: one batch is timed, after a few rows to warm up."""
+    batch = found.measure[-1]
+    try:
+        called(module, {name: x[:1] if isinstance(x, Tensor) else x for name, x in batch.items()})
         start = time.perf_counter()
-        try:
-            called(module, batch)
-        except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
-            raise DeadweightError(
-                f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
-                "name, a row for each sample"
-            ) from error
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) * len(found.measure)
+        called(module, batch)
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+        raise DeadweightError(
+            f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
+            "name, a row for each sample"
+        ) from error
+    seconds = time.perf_counter() - start
+    rows = [len(next(iter(b.values()))) for b in found.measure]
+    return seconds * sum(rows) / rows[-1]
 
 
 def left_alone(spaces: Sequence[Spaces]) -> dict[str, str]:

@@ -6,7 +6,8 @@ the loss is the KL divergence from the original), by ½ E(∂z·δ)². With δ l
 needed to predict any truncation.
 
 Key heads may be merged: their values then lie side by side, and a query head is seen to gather all of them, of which it
-uses its own. Nothing changes, but a few dimensions shared by all may say what each head would need many for.
+uses its own. Nothing changes, but a few dimensions shared by all may say what each head would need many for. The same
+for keys: heads may be joined, and a query then meets the keys of all of them, with zeros where they are not its own.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
+from deadweight.heads.joined import answers, as_complex
 from deadweight.heads.judge import called
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
+from deadweight.source.slim_attention import side_by_side
 
 
 def second(x: Tensor) -> Tensor:
@@ -30,63 +33,109 @@ def second(x: Tensor) -> Tensor:
     return (flat.transpose(1, 2) @ flat).double().cpu()
 
 
+GRADED = 4096  # tokens that are enough for gradients, of which a third of all batches is asked
+
+
 class Moments:
-    """All that is measured of one attention: sums over tokens, of which `mean` makes averages."""
+    """All that is measured of one attention: sums over tokens, of which `mean` makes averages.
 
-    def __init__(self, heads: Heads, merged: int) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64)
+    `merged` key heads share their values, `joined` ones their keys. What has a gradient in it sums up fewer tokens.
+    """
 
-        self.heads, self.merged, self.tokens = heads, merged, 0
-        h, v, s = heads.heads, merged * heads.d_v, len(heads.still)
-        n = heads.groups * 2 * len(heads.planes)
+    def __init__(self, heads: Heads, merged: int, joined: int = 1) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype)
+
+        self.heads, self.merged, self.joined, self.tokens, self.graded = heads, merged, joined, 0, 0
+        h, v, s, p = heads.heads, merged * heads.d_v, len(heads.still), len(heads.planes)
         self.out, self.out_mean = zeros(h, v, v), zeros(h, v)  # what a query head gathers of all merged values
         self.out_gradient = zeros(h, heads.d_v, heads.d_v)  # with respect to its own
-        self.query, self.query_gradient = zeros(h, s, s), zeros(h, s, s)  # still places
-        self.planes = zeros(heads.key_heads, n, n)  # how the loss answers to stretching and turning each plane
+        self.query, self.query_gradient = zeros(h, s, s), zeros(h, joined * s, joined * s)  # still places
+        if joined == 1:  # how the loss answers to stretching and turning each plane
+            self.planes = zeros(heads.key_heads, heads.groups * 2 * p, heads.groups * 2 * p)
+            return
+        self.planes = zeros(h, 2 * p * joined, 2 * p * joined)  # the same for planes of all joined heads
+        sets = heads.key_heads // joined
+        self.key, self.key_mean = zeros(sets, joined * s, joined * s), zeros(sets, joined * s)
+        self.key_planes = zeros(sets, p, joined, joined, dtype=torch.complex128)
+        self.query_planes = zeros(h, p)
 
-    def add(self, query: Tensor, out: Tensor, dq: Tensor | None, dout: Tensor | None) -> None:
-        query, out = query.detach().float(), out.detach().float()
-        dq = torch.zeros_like(query) if dq is None else dq.float()
-        dout = torch.zeros_like(out) if dout is None else dout.float()
-        if not all(bool(torch.isfinite(t).all()) for t in (query, out, dq, dout)):
+    def add(self, query: Tensor, key: Tensor, out: Tensor) -> None:
+        """What passed: the heads' own queries, all keys beside each other, and what was gathered."""
+        query, key, out = (x.detach().float() for x in (query, key, out))
+        self.check(query, key, out)
+        self.tokens += out.shape[0] * out.shape[2]
+        self.out += second(out)
+        self.out_mean += out.sum((0, 2)).double().cpu()
+        still = torch.tensor(self.heads.still, dtype=torch.long, device=query.device)
+        self.query += second(query[..., still])
+        if self.joined == 1:
+            return
+        parts = key.unflatten(-1, (self.joined, -1))  # b sets t m d
+        beside = parts[..., still].flatten(-2)
+        ratio = query.shape[2] / key.shape[2]  # keys of another sequence count as much as queries do
+        self.key += ratio * second(beside)
+        self.key_mean += ratio * beside.sum((0, 2)).double().cpu()
+        if self.heads.planes:
+            turned = as_complex(parts, self.heads.planes)  # b sets t m P
+            product = torch.einsum("bstmp,bstnp->spmn", turned, turned.conj())
+            self.key_planes += ratio * product.to("cpu", torch.complex128)
+            self.query_planes += as_complex(query, self.heads.planes).abs().pow(2).sum((0, 2)).double().cpu()
+
+    def grade(self, query: Tensor, out: Tensor, dq: Tensor | None, dout: Tensor | None) -> None:
+        """How the loss answers. `dq` is with respect to all joined places, of which a query's own are not zero."""
+        query = query.detach().float()
+        wide = (*query.shape[:3], self.joined * self.heads.d_qk)
+        dq = query.new_zeros(wide) if dq is None else dq.float()
+        dout = torch.zeros_like(out, dtype=torch.float32) if dout is None else dout.float()
+        self.check(dq, dout)
+        self.graded += out.shape[0] * out.shape[2]
+        self.out_gradient += second(own_values(dout, self.heads, self.merged))
+        still = torch.tensor(self.heads.still, dtype=torch.long, device=query.device)
+        self.query_gradient += second(dq.unflatten(-1, (self.joined, -1))[..., still].flatten(-2))
+        if self.heads.planes and self.joined > 1:
+            self.planes += second(answers(query, dq, self.heads.planes, self.joined))
+        elif self.heads.planes:
+            self.planes += second(along_and_across(query, dq, self.heads))
+
+    def check(self, *found: Tensor) -> None:
+        if not all(bool(torch.isfinite(t).all()) for t in found):
             raise DeadweightError(
                 f"{self.heads.path} has activations or gradients that are not finite on the calibration inputs; "
                 "expected a model that works: nothing can be measured on this one"
             )
-        self.tokens += out.shape[0] * out.shape[2]
-        self.out += second(out)
-        self.out_mean += out.sum((0, 2)).double().cpu()
-        self.out_gradient += second(own_values(dout, self.heads, self.merged))
-        still = torch.tensor(self.heads.still, dtype=torch.long, device=query.device)
-        self.query += second(query[..., still])
-        self.query_gradient += second(dq[..., still])
-        if self.heads.planes:
-            self.planes += second(along_and_across(query, dq, self.heads))
 
     def mean(self) -> Moments:
-        if self.tokens == 0:
+        if self.tokens == 0 or self.graded == 0:
             raise DeadweightError(
                 f"{self.heads.path} was not reached by the calibration inputs; expected all heads to be used"
             )
-        found = Moments(self.heads, self.merged)
-        found.tokens = self.tokens
-        for name in ("out", "out_mean", "out_gradient", "query", "query_gradient", "planes"):
+        found = Moments(self.heads, self.merged, self.joined)
+        found.tokens, found.graded = self.tokens, self.graded
+        for name in ("out_gradient", "query_gradient", "planes"):
+            setattr(found, name, getattr(self, name) / self.graded)
+        more = ("key", "key_mean", "key_planes", "query_planes") if self.joined > 1 else ()
+        for name in ("out", "out_mean", "query", *more):
             setattr(found, name, getattr(self, name) / self.tokens)
         return found
 
 
-def merged_values(value: Tensor, merged: int) -> Tensor:
-    """(b, g, t, d) as (b, g, t, merged·d): every key head with the values of all heads that it is merged with."""
-    beside = value.unflatten(1, (-1, merged)).transpose(2, 3).flatten(3)
-    return beside.repeat_interleave(merged, 1)
+def among_joined(query: Tensor, heads: Heads, joined: int) -> Tensor:
+    """Queries, (b, h, t, d), as vectors that meet all joined keys, (b, h, t, joined·d): zero where they met none."""
+    member = torch.arange(heads.heads, device=query.device) // heads.groups % joined
+    here = torch.nn.functional.one_hot(member, joined).to(query)  # h joined
+    return (query[:, :, :, None, :] * here[:, None, :, None]).flatten(3)
 
 
 def own_values(out: Tensor, heads: Heads, merged: int) -> Tensor:
     """Of what each query head gathers, (b, h, t, merged·d), the part that is its own."""
-    parts = out.unflatten(-1, (merged, heads.d_v))
-    member = torch.arange(heads.heads, device=out.device) // heads.groups % merged
-    return parts[:, torch.arange(heads.heads, device=out.device), :, member].transpose(0, 1)
+    return own_places(out, heads, merged)
+
+
+def own_places(states: Tensor, heads: Heads, merged: int) -> Tensor:
+    parts = states.unflatten(-1, (merged, -1))
+    member = torch.arange(heads.heads, device=states.device) // heads.groups % merged
+    return parts[:, torch.arange(heads.heads, device=states.device), :, member].transpose(0, 1)
 
 
 def along_and_across(q: Tensor, gradient: Tensor, heads: Heads) -> Tensor:
@@ -113,10 +162,14 @@ class Recorder:
         self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
     ) -> Tensor:
         moments = self.known[path]
-        if not query.requires_grad:
-            query = query.detach().requires_grad_()
-        out = attend(query, key, merged_values(value, moments.merged))
-        self.kept.append((path, query, out))
+        wide = among_joined(query, moments.heads, moments.joined) if moments.joined > 1 else query
+        if torch.is_grad_enabled() and not wide.requires_grad:
+            wide = wide.detach().requires_grad_()
+        key = side_by_side(key, moments.joined)
+        out = attend(wide, key, side_by_side(value, moments.merged))
+        moments.add(query, key, out)
+        if torch.is_grad_enabled():
+            self.kept.append((path, wide, out))
         return own_values(out, moments.heads, moments.merged)
 
 
@@ -130,23 +183,32 @@ def measure(
 ) -> dict[str, Moments]:
     """The moments of every attention over all batches, by its path; `found` holds empty ones."""
     generator = torch.Generator().manual_seed(seed)
+    every = max(1, min(3, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         p.requires_grad_(False)
     try:
         for number, batch in enumerate(batches):
             recorder = Recorder(found)
-            with observing(model, recorder), torch.enable_grad():
-                loss = probe(called(model, batch), generator)
-                wanted = [t for _, query, out in recorder.kept for t in (query, out)]
-                gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
-            for n, (path, query, out) in enumerate(recorder.kept):
-                found[path].add(query, out, gradients[2 * n], gradients[2 * n + 1])
+            with observing(model, recorder), torch.set_grad_enabled(number % every == 0):
+                output = called(model, batch)
+                if number % every == 0:
+                    graded(recorder, probe(output, generator))
             tick(number + 1)
     finally:
         for p in frozen:
             p.requires_grad_(True)
     return {path: moments.mean() for path, moments in found.items()}
+
+
+def graded(recorder: Recorder, loss: Tensor) -> None:
+    """Gradients of one run, into the moments."""
+    wanted = [t for _, query, out in recorder.kept for t in (query, out)]
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    for n, (path, wide, out) in enumerate(recorder.kept):
+        moments = recorder.known[path]
+        query = own_places(wide, moments.heads, moments.joined)
+        moments.grade(query, out, gradients[2 * n], gradients[2 * n + 1])
 
 
 def probe(output: Any, generator: torch.Generator) -> Tensor:

@@ -74,7 +74,7 @@ def packed(padded: Any, spaces: Sequence[Spaces], size: int) -> tuple[nn.Module,
     """The padded model in a config of smaller heads, and what is new in that config."""
     heads = spaces[0].heads
     planes = spaces[0].planes[0]
-    assert planes is not None
+    assert isinstance(planes, Planes)
     kept = planes.kept(size // 2)
     changes = smaller_config(padded.config, kept, heads.d_qk, size)
     config = copy.deepcopy(padded.config)

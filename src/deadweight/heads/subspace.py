@@ -36,6 +36,12 @@ class Subspace:
         return right.transpose(1, 2)
 
 
+def orthogonal(space: Subspace) -> Subspace:
+    """The same nested subspaces by orthonormal rows: what is kept is then about as large as what it is made of."""
+    rows = torch.linalg.qr(space.basis.T)[0].T
+    return Subspace(rows, space.loss, space.moment)
+
+
 def positive(moment: Tensor) -> Tensor:
     """The nearest matrix without negative eigenvalues, which rounding makes."""
     values, vectors = torch.linalg.eigh(0.5 * (moment + moment.transpose(-1, -2)))

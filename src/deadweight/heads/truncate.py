@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from deadweight.heads.joined import Joined
 from deadweight.heads.locate import Heads, Rows
 from deadweight.heads.planes import Planes
 from deadweight.heads.subspace import Subspace
@@ -23,20 +24,21 @@ from deadweight.reduce.facts import Fact, ZeroPlaces
 
 @dataclass(frozen=True)
 class Spaces:
-    """What was found out about one attention: the values of every group of merged key heads, and per key head the still
-    places and planes of its keys. None: cannot be cut."""
+    """What was found out about one attention: the values of every group of merged key heads, and of every set of joined
+    ones the still places and planes of their keys. None: cannot be cut."""
 
     heads: Heads
     merged: int
+    joined: int
     mean: Tensor  # of what every query head gathers, h × merged·d_v
     values: tuple[Subspace | None, ...]
     still: tuple[Subspace | None, ...]
-    planes: tuple[Planes | None, ...]
+    planes: tuple[Planes | Joined | None, ...]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How much one attention keeps: dimensions of each group's values, still places and planes of each head's keys."""
+    """How much one attention keeps: dimensions of each group's values, still places and planes of each set's keys."""
 
     values: tuple[int, ...]
     still: tuple[int, ...]
@@ -44,7 +46,7 @@ class Kept:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """Dimensions of every key head's keys."""
+        """Dimensions of the keys of every set: of a key head, if they are not joined."""
         return tuple(s + 2 * p for s, p in zip(self.still, self.planes, strict=True))
 
 
@@ -100,25 +102,28 @@ def truncate(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tup
 
     `bias`: the output projection may be given one where it has none, for the means of what is dropped.
     """
-    heads = spaces.heads
+    heads, joined = spaces.heads, spaces.joined
     bare = heads.output is not None and bias_of(model, heads.output) is None
     facts, ups = cut_values(model, spaces, kept, bias=bias)
-    facts += cut_keys(model, spaces, kept)
-    places = [key_places(spaces, g, kept) for g in range(heads.key_heads)]
+    facts += cut_keys(model, spaces, kept) if joined == 1 else join_keys(model, spaces, kept)
+    places = [key_places(spaces, g, kept) for g in range(heads.key_heads // joined)]
     untouched = heads.query is None or heads.key is None
     packing = {
         "heads": heads.heads,
         "key_heads": heads.key_heads,
         "merged": spaces.merged,
+        "joined": joined,
         "d_qk": heads.d_qk,
         "d_v": heads.d_v,
         "keys": [len(p) for p in places],
         "values": list(kept.values),
+        "planes": list(kept.planes) if joined > 1 else [],
+        "still": len(heads.still) if joined > 1 else 0,
         "bias": heads.output if bare and bias_of(model, heads.output) is not None else None,
         "chosen": any(p != list(range(len(p))) for p in places),
         "needed": untouched and any(len(p) < heads.d_qk for p in places),
-        "_places": [place for p in places for place in p],
-        "_ups": ups,
+        "_key_places": [place for p in places for place in p],
+        "_tensors": {f"up_{i}": up for i, up in enumerate(ups)} | (asks(spaces, kept) if joined > 1 else {}),
     }
     return facts, packing
 
@@ -128,9 +133,21 @@ def bias_of(model: nn.Module, path: str | None) -> Any:
 
 
 def key_places(spaces: Spaces, head: int, kept: Kept) -> list[int]:
-    heads, planes = spaces.heads, spaces.planes[head]
-    chosen = range(len(heads.planes)) if planes is None else planes.kept(kept.planes[head])
-    return sorted([*heads.still[: kept.still[head]], *(place for p in chosen for place in heads.planes[p])])
+    """What is kept of the places of a key head; of joined ones, beside each other, still places and both of planes."""
+    heads, planes, joined = spaces.heads, spaces.planes[head], spaces.joined
+    if joined == 1:
+        chosen = range(len(heads.planes)) if planes is None else planes.kept(kept.planes[head])
+        return sorted([*heads.still[: kept.still[head]], *(place for p in chosen for place in heads.planes[p])])
+    still = [m * heads.d_qk + place for m in range(joined) for place in heads.still]
+    numbers = numbers_kept(spaces, head, kept)
+    turned = [(n % joined) * heads.d_qk + heads.planes[n // joined][side] for side in range(2) for n in numbers]
+    return [*still[: kept.still[head]], *turned]
+
+
+def numbers_kept(spaces: Spaces, head: int, kept: Kept) -> tuple[int, ...]:
+    """Which complex numbers a set of joined heads keeps, counted plane by plane."""
+    planes = spaces.planes[head]
+    return () if planes is None else planes.kept(kept.planes[head])
 
 
 def cut_values(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tuple[list[Fact], list[Tensor]]:
@@ -199,9 +216,85 @@ def cut_keys(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
     return facts
 
 
+def join_keys(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
+    """The rows of the keys make what joined heads share: the i-th number of a plane where head i had its own."""
+    heads, joined, size = spaces.heads, spaces.joined, spaces.heads.d_qk
+    assert heads.key is not None and heads.query is not None
+    layer = LinearMap(model, heads.key.module)
+    gone: list[int] = []
+    for g, (still, planes) in enumerate(zip(spaces.still, spaces.planes, strict=True)):
+        turn = torch.zeros(joined * size, joined * size, dtype=torch.float64)
+        if still is not None:
+            at = torch.tensor([m * size + place for m in range(joined) for place in heads.still])
+            turn[at[:, None], at] = still.basis
+        if isinstance(planes, Joined):
+            heads_at = size * torch.arange(joined)
+            for mix, (a, b) in zip(planes.mix, heads.planes, strict=True):
+                first, second = heads_at + a, heads_at + b
+                turn[first[:, None], first] = turn[second[:, None], second] = mix.real
+                turn[first[:, None], second], turn[second[:, None], first] = -mix.imag, mix.imag
+        dropped = sorted(set(range(joined * size)) - set(key_places(spaces, g, kept)))
+        turn[dropped] = 0.0
+        rows, as_rows = in_rows(heads.key, slice(g * joined, (g + 1) * joined), turn)
+        layer.turn(rows, as_rows)
+        gone += rows[dropped].tolist()
+    layer.store()
+    return layer.zero_rows(gone) + unasked(model, spaces, kept)
+
+
+def unasked(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
+    """Rows of queries that meet nothing any more: of planes of which no number is kept."""
+    heads, joined = spaces.heads, spaces.joined
+    assert heads.query is not None
+    layer = LinearMap(model, heads.query.module)
+    gone: list[int] = []
+    for g in range(heads.key_heads // joined):
+        met = {n // joined for n in numbers_kept(spaces, g, kept)}
+        places = [place for p, plane in enumerate(heads.planes) if p not in met for place in plane]
+        shared = heads.groups * joined
+        gone += heads.query.places[g * shared : (g + 1) * shared, places].flatten().tolist()
+    layer.weight[gone] = 0.0
+    if layer.bias is not None:
+        layer.bias[gone] = 0.0
+    layer.store()
+    return layer.zero_rows(gone)
+
+
+def asks(spaces: Spaces, kept: Kept) -> dict[str, Tensor]:
+    """What queries become to meet joined keys: a map of still places, a complex factor for every number kept.
+
+    q meets u·Dk as ūq meets Dk: with ū = α − iβ the plane (a, b) becomes (αa + βb, αb − βa).
+    """
+    heads, joined = spaces.heads, spaces.joined
+    found: dict[str, Tensor] = {}
+    places: list[int] = []
+    for g, (still, planes) in enumerate(zip(spaces.still, spaces.planes, strict=True)):
+        if still is not None:
+            own = own_parts(heads, joined, len(heads.still))[: heads.groups * joined]
+            back = still.back(kept.still[g])
+            found[f"ask_{g}"] = torch.stack([way[part] for way, part in zip(back, own, strict=True)])
+        if isinstance(planes, Joined):
+            reads = planes.reads(kept.planes[g])
+            found[f"turn_{g}"] = torch.stack([reads.real, reads.imag], 1)
+        numbers = numbers_kept(spaces, g, kept)
+        places += [heads.planes[n // joined][side] for side in range(2) for n in numbers]
+    if places:
+        found["query_places"] = torch.tensor(places, dtype=torch.int32)
+        if heads.still:
+            found["still_places"] = torch.tensor(heads.still, dtype=torch.int32)
+    return found
+
+
+def own_parts(heads: Heads, merged: int, size: int) -> list[slice]:
+    """Where each query head's own places lie among those of the heads that its key head is merged with."""
+    members = [h // heads.groups % merged for h in range(heads.heads)]
+    return [slice(m * size, (m + 1) * size) for m in members]
+
+
 def key_turns(spaces: Spaces, head: int, kept: Kept) -> tuple[Tensor, list[Tensor]]:
     """The map of a head's keys, and that of each of its query heads: zero in the places that are dropped."""
     heads, still, planes = spaces.heads, spaces.still[head], spaces.planes[head]
+    assert not isinstance(planes, Joined)
     size = heads.d_qk
     keys = torch.zeros(size, size, dtype=torch.float64)
     queries = [keys.clone() for _ in range(heads.groups)]

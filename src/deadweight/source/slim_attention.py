@@ -29,30 +29,50 @@ HARMLESS = {"position_ids", "cache_position", "output_attentions", "sliding_wind
 
 
 class Packing(nn.Module):
-    """How much of the keys of every key head, and of the values of every group of them, is kept.
+    """How much of the keys of every set of joined key heads, and of the values of every group of merged ones, is kept.
 
     Of values the first dimensions are kept; of keys too, unless their places are chosen (rotary positions bind a place
     to its frequency). Where `merged` key heads share their values, `up` makes of what a query head has gathered the
-    output that its own values would have given. Packed, keys and values are (batch, heads, tokens, kept) where all
-    heads keep the same number, and else lie side by side in (batch, 1, tokens, all kept): both alike, for a static
-    cache gives them the same number of heads.
+    output that its own values would have given. Where `joined` ones share their keys, `ask` and `turn` make of a query
+    one that meets them: keys then hold still dimensions, the first places of planes, and their second places. Packed,
+    keys and values are (batch, sets, tokens, kept) where all keep the same number, and else lie side by side in
+    (batch, 1, tokens, all kept): both alike, for a static cache gives them the same number of heads.
     """
 
     key_places: Tensor
+    query_places: Tensor
+    still_places: Tensor
 
     def __init__(self, spec: dict[str, Any]) -> None:
         super().__init__()
-        self.heads, self.key_heads, self.merged = spec["heads"], spec["key_heads"], spec["merged"]
+        self.heads, self.key_heads = spec["heads"], spec["key_heads"]
+        self.merged, self.joined = spec["merged"], spec.get("joined", 1)
         self.d_qk, self.d_v = spec["d_qk"], spec["d_v"]
         self.keys, self.values = tuple(spec["keys"]), tuple(spec["values"])
+        self.planes, self.still = tuple(spec.get("planes", ())), spec.get("still", 0)  # of joined keys
         self.chosen = spec["chosen"]
-        self.needed = spec["needed"] or self.merged > 1  # what is given up does not hold zeros
+        self.needed = spec["needed"] or self.merged > 1 or self.joined > 1  # what is given up does not hold zeros
         if self.chosen:
             self.register_buffer("key_places", torch.zeros(sum(self.keys), dtype=torch.int32))
         if self.merged > 1:
             shares = self.heads // len(self.values)
             for i, kept in enumerate(self.values):
                 self.register_parameter(f"up_{i}", nn.Parameter(torch.empty(shares, self.d_v, kept)))
+        if self.joined > 1:
+            self.register_queries()
+
+    def register_queries(self) -> None:
+        """What queries need to meet joined keys."""
+        shares, turned = self.heads // len(self.keys), self.still < self.d_qk
+        for i, (kept, planes) in enumerate(zip(self.keys, self.planes, strict=True)):
+            if self.still:
+                self.register_parameter(f"ask_{i}", nn.Parameter(torch.empty(shares, self.still, kept - 2 * planes)))
+            if turned:
+                self.register_parameter(f"turn_{i}", nn.Parameter(torch.empty(shares, 2, planes)))
+        if turned:
+            self.register_buffer("query_places", torch.zeros(2 * sum(self.planes), dtype=torch.int32))
+        if turned and self.still:
+            self.register_buffer("still_places", torch.zeros(self.still, dtype=torch.int32))
 
     @property
     def groups(self) -> int:
@@ -60,22 +80,22 @@ class Packing(nn.Module):
 
     @property
     def apart(self) -> bool:
-        """Whether heads lie apart in the cache."""
+        """Whether sets lie apart in the cache."""
         return len(self.keys) == len(self.values) and len(set(self.keys)) == len(set(self.values)) == 1
 
     def packed(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all heads, (b, heads, t, size), without what is not kept."""
-        keys = [self.kept(key[:, i], i) for i in range(self.key_heads)]
-        gathered = value.unflatten(1, (-1, self.merged)).transpose(2, 3).flatten(3)  # b, groups, t, merged·d_v
-        values = [gathered[:, i, :, :kept] for i, kept in enumerate(self.values)]
+        key, value = side_by_side(key, self.joined), side_by_side(value, self.merged)
+        keys = [self.kept(key[:, i], i) for i in range(len(self.keys))]
+        values = [value[:, i, :, :kept] for i, kept in enumerate(self.values)]
         return beside(keys, self.apart), beside(values, self.apart)
 
-    def kept(self, states: Tensor, head: int) -> Tensor:
-        """The kept places of one key head's keys, or of the queries that meet them."""
+    def kept(self, states: Tensor, index: int) -> Tensor:
+        """The kept places of the keys of one set, or of the queries that meet them if they are not joined."""
         if not self.chosen:
-            return states[..., : self.keys[head]]
-        at = sum(self.keys[:head])
-        return states.index_select(-1, self.key_places[at : at + self.keys[head]])
+            return states[..., : self.keys[index]]
+        at = sum(self.keys[:index])
+        return states.index_select(-1, self.key_places[at : at + self.keys[index]])
 
     def is_packed(self, key: Tensor, value: Tensor) -> bool:
         shapes = [(len(x), x[0]) if self.apart else (1, sum(x)) for x in (self.keys, self.values)]
@@ -83,27 +103,62 @@ class Packing(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
         """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
-        places = self.key_places if self.chosen else None
-        if (out := one_token(query, key, value, self.keys, self.values, places, **how)) is not None:
-            return self.all_restored(out)
+        if query.shape[2] == 1:
+            places = self.key_places if self.chosen and self.joined == 1 else None
+            out = one_token(self.asking(query), key, value, self.keys, self.values, places, **how)
+            if out is not None:
+                return self.all_restored(out)
         found = []
         for first, last in self.runs():
-            q = [query[:, i * self.groups : (i + 1) * self.groups] for i in range(first, last)]
-            q = [self.kept(part, first + i) for i, part in enumerate(q)]
-            k = some_heads(key, self.keys, first, last)
+            q = self.queries(query, first, last)
+            k = some_heads(key, self.keys, first // self.joined, (last - 1) // self.joined + 1)
             v = some_heads(value, self.values, first // self.merged, (last - 1) // self.merged + 1)
-            out = attention(torch.cat(q, 1) if len(q) > 1 else q[0], k, v, **how)
-            found.append(self.restored(out, first, last))
+            found.append(self.restored(attention(q, k, v, **how), first, last))
         return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def queries(self, query: Tensor, first: int, last: int) -> Tensor:
+        """What meets the packed keys of some key heads, (b, heads, t, kept), of queries of whole size."""
+        found = []
+        for i in range(first // self.joined, (last - 1) // self.joined + 1):
+            start, stop = max(first, i * self.joined), min(last, (i + 1) * self.joined)
+            own = query[:, start * self.groups : stop * self.groups]
+            found.append(self.kept(own, i) if self.joined == 1 else self.turned(own, i, start - i * self.joined))
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+    def asking(self, query: Tensor) -> Tensor:
+        """Queries of all heads as the kernel takes them: what meets joined keys, with zeros up to the widest."""
+        if self.joined == 1:
+            return query
+        sets = [self.queries(query, i * self.joined, (i + 1) * self.joined) for i in range(len(self.keys))]
+        return torch.cat([F.pad(q, (0, max(self.keys) - q.shape[-1])) for q in sets], 1)
+
+    def turned(self, query: Tensor, index: int, member: int) -> Tensor:
+        """Queries, from those of the member-th head of a set on, as what meets the joined keys of that set.
+
+        A plane (a, b) becomes (αa + βb, αb − βa) for every number that is kept of it.
+        """
+        heads = slice(member * self.groups, member * self.groups + query.shape[1])
+        found = []
+        if self.still:
+            still = query.index_select(-1, self.still_places) if self.still < self.d_qk else query
+            found.append(still @ getattr(self, f"ask_{index}")[heads].to(query.dtype))
+        if self.still < self.d_qk:
+            start, count = 2 * sum(self.planes[:index]), self.planes[index]
+            a, b = query.index_select(-1, self.query_places[start : start + 2 * count]).split(count, -1)
+            along, across = getattr(self, f"turn_{index}")[heads].to(query.dtype).unsqueeze(-2).unbind(1)
+            found += [along * a + across * b, along * b - across * a]
+        return torch.cat(found, -1) if len(found) > 1 else found[0]
 
     def runs(self) -> list[tuple[int, int]]:
         """Neighbouring key heads that one attention can serve: of the same sizes, and of whole groups or inside one."""
         if len(set(self.keys)) == 1 and len(set(self.values)) == 1:
             return [(0, self.key_heads)]
-        sizes = [(kept, i // self.merged) for i, kept in enumerate(self.keys)]
-        if self.merged == 1:
-            sizes = [(kept, self.values[i]) for i, kept in enumerate(self.keys)]
-        starts = [i for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
+
+        def alike(i: int) -> tuple[int, ...]:
+            k, v = i // self.joined, i // self.merged
+            return (self.keys[k] if self.joined == 1 else k, self.values[v] if self.merged == 1 else v)
+
+        starts = [i for i in range(self.key_heads) if i == 0 or alike(i) != alike(i - 1)]
         return list(zip(starts, [*starts[1:], self.key_heads], strict=True))
 
     def restored(self, out: Tensor, first: int, last: int) -> Tensor:
@@ -123,6 +178,11 @@ class Packing(nn.Module):
         parts = [part[..., :kept] for part, kept in zip(out.split(shares, 1), self.values, strict=True)]
         found = [self.restored(part, i * self.merged, (i + 1) * self.merged) for i, part in enumerate(parts)]
         return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
+def side_by_side(states: Tensor, count: int) -> Tensor:
+    """(b, g, t, d) as (b, g / count, t, count·d): neighbouring heads as one."""
+    return states.unflatten(1, (-1, count)).transpose(2, 3).flatten(3)
 
 
 def beside(states: list[Tensor], apart: bool) -> Tensor:
