@@ -51,23 +51,23 @@ class Kept:
 
 
 class LinearMap:
-    """The weights of a linear layer as (rows, columns) in float64, whatever way round they are stored."""
+    """The weights of a linear layer as (rows, columns) in float64, whatever way round and wherever they are stored."""
 
     def __init__(self, model: nn.Module, path: str) -> None:
         self.path, self.module = path, model.get_submodule(path)
         self.transposed = isinstance(self.module, Conv1D)
-        weight = self.module.get_parameter("weight").detach().double()
+        weight = self.module.get_parameter("weight").detach().cpu().double()
         self.weight = weight.T.clone() if self.transposed else weight.clone()
         bias = self.module._parameters.get("bias")
-        self.bias = None if bias is None else bias.detach().double().clone()
+        self.bias = None if bias is None else bias.detach().cpu().double().clone()
 
     def store(self) -> None:
         old = self.module.get_parameter("weight")
         new = self.weight.T if self.transposed else self.weight
-        old.data = new.to(old.dtype).contiguous()
+        old.data = new.to(old).contiguous()
         if self.bias is None:
             return
-        bias = self.bias.to(old.dtype)
+        bias = self.bias.to(old)
         if self.module._parameters.get("bias") is None:
             self.module.register_parameter("bias", nn.Parameter(bias, requires_grad=old.requires_grad))
         else:
