@@ -60,7 +60,7 @@ def compress(
     ] = None,
     merge: Annotated[
         int | None,
-        typer.Option("--merge", min=1, help="Key heads that share keys and values. Default: up to 512 wide."),
+        typer.Option("--merge", min=1, help="Key heads that share what they cache. Default: up to 512 wide."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
+import deadweight
 from deadweight.heads.compress import compress
 from deadweight.heads.joined import answers, as_complex, best_joined, moment_of_product, real_form
 from deadweight.source.slim_attention import Packing
@@ -138,3 +141,24 @@ def test_positions_further_on_give_the_same_scores(make: Callable, words: Any) -
         packing.query_places[:] = packing.query_places.roll(1)  # a plane's halves from two frequencies
         wrong = small(ids).logits
         assert float((small(ids, position_ids=far).logits - wrong).abs().max()) > 1e-3 * float(wrong.abs().max())
+
+
+def test_joined_rotary_keys_generate_the_same_with_every_cache(make: Callable, words: Any, tmp_path: Path) -> None:
+    make("llama").save_pretrained(tmp_path / "model")
+    compress(tmp_path / "model", tmp_path / "small", keep_kv=0.5, inputs=words, step=1)
+    ours: Any = deadweight.load(tmp_path / "small")
+    elsewhere = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small", trust_remote_code=True).eval()
+    ids = words["input_ids"][:2, :6]
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "pad_token_id": 0}
+    wanted = ours.generate(ids, do_sample=False, **options)
+    assert torch.equal(elsewhere.generate(ids, do_sample=False, **options), wanted)
+    assert torch.equal(ours.generate(ids, do_sample=False, use_cache=False, **options), wanted)
+    assert torch.equal(ours.generate(ids, do_sample=False, cache_implementation="static", **options), wanted)
+    beams = [ours.generate(ids, num_beams=3, use_cache=cached, **options) for cached in (True, False)]
+    assert torch.equal(*beams)
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), ids], 1)
+    mask = (torch.arange(9) >= 3).long().expand(2, -1)
+    assert torch.equal(ours.generate(padded, attention_mask=mask, do_sample=False, **options)[:, 3:], wanted)
+    with torch.no_grad():
+        compiled = torch.compile(ours, backend="aot_eager")(ids, use_cache=False).logits
+        assert torch.allclose(compiled, ours(ids, use_cache=False).logits, atol=1e-4)

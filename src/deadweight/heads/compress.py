@@ -176,28 +176,30 @@ def wanted(source: Source, kv: float | None, attention: float | None, loss: floa
 
 
 def merged_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int:
-    """How many key heads share their values: as many as keep the shared space at WIDEST, where a cache is to shrink."""
+    """How many key heads share their values: where a cache is to shrink, and linear layers make and read them."""
     if what != "kv" or layout != "slim" or heads.value is None or heads.output is None:
         return 1
-    divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
-    if merge is not None:
-        if merge not in divisors:
-            raise DeadweightError(
-                f"found --merge {merge}; {heads.path} has {heads.key_heads} key heads: expected one of "
-                f"{', '.join(map(str, divisors))}"
-            )
-        return merge
-    return max([m for m in divisors if m * heads.d_v <= WIDEST], default=1)
+    return together(heads, heads.d_v, merge)
 
 
 def joined_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int:
-    """How many key heads share their keys: as for values, where linear layers make queries and keys."""
+    """How many key heads share their keys: the same, where linear layers make queries and keys."""
     if what != "kv" or layout != "slim" or heads.query is None or heads.key is None or heads.blind:
         return 1
+    return together(heads, heads.d_qk, merge)
+
+
+def together(heads: Heads, size: int, merge: int | None) -> int:
+    """As many key heads as were asked for, or as keep what they share at WIDEST."""
     divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
-    if merge is not None:
-        return merge if merge in divisors else 1
-    return max([m for m in divisors if m * heads.d_qk <= WIDEST], default=1)
+    if merge is None:
+        return max([m for m in divisors if m * size <= WIDEST], default=1)
+    if merge not in divisors:
+        raise DeadweightError(
+            f"found --merge {merge}; {heads.path} has {heads.key_heads} key heads: expected one of "
+            f"{', '.join(map(str, divisors))}"
+        )
+    return merge
 
 
 def measured(
