@@ -50,6 +50,9 @@ def compress(
         MethodName, typer.Option("--method", help="knapsack: by head, exactly; layer: by layer; uniform: all alike.")
     ] = MethodName.knapsack,
     heal: Annotated[int, typer.Option("--heal", metavar="STEPS", min=0, help="Distil from the original.")] = 0,
+    heal_text: Annotated[
+        str | None, typer.Option("--heal-text", metavar="TEXT", help="On this text. Default: the rest of --text.")
+    ] = None,
     windows: Annotated[int, typer.Option("--windows", min=2, help="Pieces of text to measure on.")] = 32,
     length: Annotated[
         int | None, typer.Option("--length", min=2, help="Tokens in each: as many as it will read. Default 1024.")
@@ -99,6 +102,7 @@ def compress(
             layout=layout.value,
             method=method.value,
             heal=heal,
+            heal_text=heal_text,
             windows=windows,
             length=length,
             batch=batch,

@@ -15,9 +15,11 @@ import torch
 
 import deadweight
 from deadweight.heads import heal as healing
+from deadweight.heads.calibration import calibration, text_to_heal_on
 from deadweight.heads.compress import compress
 from deadweight.heads.heal import blocks_of, healed
 from deadweight.heads.judge import judge
+from deadweight.source.model import open_complete
 
 
 def batches(words: Any) -> list[dict[str, torch.Tensor]]:
@@ -104,3 +106,17 @@ def test_two_processes_heal_together_and_write_once(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["out"]
     small = deadweight.load(tmp_path / "out")
     assert torch.isfinite(small(torch.arange(32)[None]).logits).all()
+
+
+def test_healing_reads_its_own_text_and_none_that_it_is_judged_by(tmp_path: Path) -> None:
+    source: Any = open_complete("demo")
+    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_text("".join(f"{i} sheep slept. " for i in range(400)))
+    other.write_text("".join(f"No {i} goats. " for i in range(400)))
+    found = calibration(source, "demo", text=str(text), windows=8, length=32, batch=2)
+    judged = {tuple(row) for b in found.judge for row in b["input_ids"].tolist()}
+    for own in (None, str(other)):
+        batches = text_to_heal_on(source, "demo", str(text), own, found, 10)
+        rows = {tuple(row) for b in batches for row in b["input_ids"].tolist()}
+        assert len(rows) >= 20 and not rows & judged
+        assert (b"goats" in b"".join(map(bytes, rows))) == (own is not None)

@@ -23,6 +23,7 @@ EMBEDDED = "calibrated on the prose that comes with Python: text like the model'
 RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors), or the measurement means little"
 LONGEST = 1024  # tokens of a window, unless told otherwise
 AT_A_TIME, MOST = 2048, 4  # tokens and windows of a batch, unless told otherwise
+HEALED = 8192  # tokens of a step of healing on a GPU, at least
 Batch = dict[str, Tensor]
 
 
@@ -67,16 +68,24 @@ def calibration(
     return split(batches, held, () if text is not None else (EMBEDDED,))
 
 
-def more_text(source: Source, spec: Any, text: str | None, found: Calibration, windows: int) -> tuple[Batch, ...]:
-    """Further windows of the same text in batches of the same shape, none of them among those held back."""
+def text_to_heal_on(
+    source: Source, spec: Any, text: str | None, own: str | None, found: Calibration, steps: int
+) -> tuple[Batch, ...]:
+    """Batches for healing: of `own`, or else of the text that was measured on; none of them among those held back."""
     first = found.measure[0].get("input_ids")
+    text = own or text
     if first is None or text is None or "decoder_input_ids" in found.measure[0]:
+        if own is not None:
+            raise DeadweightError("found a text to heal on for a model that is not calibrated on text; expected none")
         return found.measure
-    batch, length = first.shape
-    skip = batch * (len(found.measure) + len(found.judge))
-    rows = token_windows(source, spec, text, skip + windows, length)[skip:]
-    further = [{"input_ids": ids.to(first.device)} for ids in rows.split(batch) if len(ids) == batch]
-    return (*found.measure, *further)
+    length, device = first.shape[1], first.device
+    size = max(len(first), HEALED // length) if device.type == "cuda" else len(first)
+    held = [] if own is not None else [b["input_ids"].cpu() for b in (*found.measure, *found.judge)]
+    skip = sum(len(ids) for ids in held)
+    rows = token_windows(source, spec, text, skip + steps * size, length)[skip:]
+    rows = torch.cat([*held[: len(found.measure)], rows])
+    whole = rows[: len(rows) // size * size] if len(rows) >= size else rows
+    return tuple({"input_ids": ids.to(device)} for ids in whole.split(size))
 
 
 def split(batches: Sequence[Batch], held: float, notes: tuple[str, ...] = ()) -> Calibration:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deadweight.audit.run import threads_for
 from deadweight.errors import DeadweightError
 from deadweight.heads.budget import Method, Ranks, spaces_of, total_cost
-from deadweight.heads.calibration import Calibration, calibration, more_text
+from deadweight.heads.calibration import Calibration, calibration, text_to_heal_on
 from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
 from deadweight.heads.heal import heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
@@ -52,6 +52,7 @@ def compress(
     step: int | None = None,
     merge: int | None = None,
     heal: int = 0,
+    heal_text: str | None = None,
     device: str | None = None,
     overwrite: bool = False,
     progress: Progress = lambda what, done, of: None,
@@ -85,8 +86,12 @@ def compress(
         before = judged = judge(source.module, chosen.module, found.judge)
         undone: tuple[str, ...] = ()
         if heal:
-            place = None if target is None else healing_place(target, (source.name, text, heal, length, ranks.kept))
-            batches = more_text(source, model, text, found, heal * len(next(iter(found.measure[0].values()))))
+            place = (
+                None
+                if target is None
+                else healing_place(target, (source.name, text, heal_text, heal, length, ranks.kept))
+            )
+            batches = text_to_heal_on(source, model, text, heal_text, found, heal)
             undone = heal_or_undo(source.module, chosen.module, batches, heal, place=place, progress=progress)
             judged = judge(source.module, chosen.module, found.judge)
     result = replace(

@@ -79,7 +79,8 @@ def healed(
         p.requires_grad_(False)
     for p in trained:
         p.requires_grad_(True)
-    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    fused = trained[0].is_cuda
+    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
     first = 0 if place is None else load_state(place, compressed, optimizer)
     for step in range(first, steps):
         for group in optimizer.param_groups:
