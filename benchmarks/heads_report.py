@@ -16,11 +16,12 @@ WORDS = """\
   values, and their keys as a few complex numbers at every rotary frequency, which every query head reads in its own
   way; keys are cached as they are used. How much each layer keeps: by an exact knapsack over all of them, by one over
   layers, or the same share everywhere. *Not merged*: nothing is shared (`merge=1`); every head drops whole planes, and
-  those that stay are stretched and turned to make up.
+  those that stay are stretched and turned to make up. *Late* (`late=True`): keys are cached before rotary positions, as
+  with the SVD of matrices, and expanded and turned again at every step of decoding, which is not counted.
 - **whitened SVD of matrices**: SVD-LLM (Wang et al., arXiv 2403.07378): W_K and W_V of a layer each truncated to one
   rank after whitening their inputs by Cholesky, without its later fine-tuning. The cache holds the numbers in between,
-  for keys before rotary positions: every step of decoding must expand and turn all cached keys again, which no other
-  row here has to, and which is not counted.
+  for keys before rotary positions: every step of decoding must expand and turn all cached keys again, which is not
+  counted.
 - **calibrated SVD, uniform**: the same rank for every head, for the least squared error of what W_O makes of the heads'
   outputs, by their second moments; rotary planes by √(E‖q‖² E‖k‖²).
 - **plain SVD of heads**: CLOVER (Meng et al., arXiv 2411.17426): singular values of W_V W_O of every head, and of

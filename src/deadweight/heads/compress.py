@@ -51,6 +51,7 @@ def compress(
     batch: int | None = None,
     step: int | None = None,
     merge: int | None = None,
+    late: bool = False,
     heal: int = 0,
     device: str | None = None,
     overwrite: bool = False,
@@ -59,7 +60,9 @@ def compress(
     """Keep of every head the dimensions that matter most, measured on text, within one budget.
 
     One of `keep_kv` (share of the cache), `keep_attention` (share of the attention weights) and `max_loss` (nats per
-    token that the loss may rise, measured) says how much. Without OUT the result's `module` is the compressed model.
+    token that the loss may rise, measured) says how much. With `late`, keys are cached before rotary positions: much
+    less is lost, but every step of decoding expands and turns all cached keys. Without OUT the result's `module` is the
+    compressed model.
     """
     start = time.perf_counter()
     expect_choice("layout", layout, ("slim", "stock"))
@@ -74,10 +77,7 @@ def compress(
         progress("looking for heads", 0, 0)
         attentions = locate(source)
         found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
-        empty = {
-            h.path: Moments(h, merged_heads(h, what, layout, merge), joined_heads(h, what, layout, merge))
-            for h in attentions
-        }
+        empty = {h.path: empty_moments(h, what, layout, merge, late) for h in attentions}
         spaces, planes, forward = measured(source, empty, found, layout, progress)
         work = Work(source, spaces, planes, found, what, method, layout, step)
         chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
@@ -175,6 +175,11 @@ def wanted(source: Source, kv: float | None, attention: float | None, loss: floa
     return "kv" if kv is not None or (attention is None and has_cache) else "attention"
 
 
+def empty_moments(heads: Heads, what: str, layout: str, merge: int | None, late: bool) -> Moments:
+    joined = joined_heads(heads, what, layout, merge)
+    return Moments(heads, merged_heads(heads, what, layout, merge), joined, late and joined > 1 and bool(heads.planes))
+
+
 def merged_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int:
     """How many key heads share their values: where a cache is to shrink, and linear layers make and read them."""
     if what != "kv" or layout != "slim" or heads.value is None or heads.output is None:
@@ -223,7 +228,7 @@ def measured(
         raise DeadweightError(
             f"{printable(source.name)}: no head can be cut ({'; '.join(sorted(set(left_alone(spaces).values())))})"
         )
-    return spaces, {path: m.planes for path, m in moments.items()}, forward
+    return spaces, {path: m.planes for path, m in moments.items() if not m.late}, forward
 
 
 @torch.no_grad()
