@@ -20,6 +20,7 @@ from deadweight.heads.calibration import Calibration, calibration, more_text
 from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
 from deadweight.heads.heal import heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
+from deadweight.heads.late import told_positions
 from deadweight.heads.locate import Heads, float_of, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.result import Compression, Judgement
@@ -77,8 +78,10 @@ def compress(
         progress("looking for heads", 0, 0)
         attentions = locate(source)
         found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
-        empty = {h.path: empty_moments(h, what, layout, merge, late) for h in attentions}
-        spaces, planes, forward = measured(source, empty, found, layout, progress)
+        forward = forward_seconds(source.module, found)
+        told = told_positions(source.module, found.measure[0], [h.path for h in attentions]) if late else set()
+        empty = {h.path: empty_moments(h, what, layout, merge, h.path in told) for h in attentions}
+        spaces, planes = measured(source, empty, found, layout, progress)
         work = Work(source, spaces, planes, found, what, method, layout, step)
         chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
         progress("judging", 0, 0)
@@ -213,9 +216,8 @@ def measured(
     found: Calibration,
     layout: str,
     progress: Progress,
-) -> tuple[list[Spaces], dict[str, Tensor], float]:
-    """The spaces of all attentions, the moments of their planes, and how long a forward pass over all inputs takes."""
-    forward = forward_seconds(source.module, found)
+) -> tuple[list[Spaces], dict[str, Tensor]]:
+    """The spaces of all attentions, and the moments of their planes."""
     of = len(found.measure)
     moments = measure(source.module, empty, found.measure, tick=lambda n: progress("measuring", n, of))
     spaces = []
@@ -228,7 +230,7 @@ def measured(
         raise DeadweightError(
             f"{printable(source.name)}: no head can be cut ({'; '.join(sorted(set(left_alone(spaces).values())))})"
         )
-    return spaces, {path: m.planes for path, m in moments.items() if not m.late}, forward
+    return spaces, {path: m.planes for path, m in moments.items() if not m.late}
 
 
 @torch.no_grad()

@@ -8,16 +8,40 @@ them. What is needed for it is how far one position turns each plane.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.joined import as_complex
+from deadweight.heads.judge import called
 
 CLOSE = 1e-3  # radians by which a position may be turned otherwise than at a constant rate
 
 Planes = tuple[tuple[int, int], ...]
+
+
+@torch.no_grad()
+def told_positions(model: Any, batch: Mapping[str, Any], paths: Sequence[str]) -> set[str]:
+    """The attentions that are called with the positions of their tokens: only they can turn keys later."""
+    found: set[str] = set()
+
+    def look(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            if isinstance(kwargs.get("position_ids"), Tensor):
+                found.add(path)
+
+        return hook
+
+    hooks = [model.get_submodule(p).register_forward_pre_hook(look(p), with_kwargs=True) for p in paths]
+    try:
+        called(model, {name: x[:1] if isinstance(x, Tensor) else x for name, x in batch.items()})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def turned_by(before: Tensor, after: Tensor, planes: Planes) -> tuple[Tensor, Tensor]:

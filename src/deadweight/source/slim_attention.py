@@ -84,7 +84,10 @@ class Packing(nn.Module):
 
     @property
     def key_sets(self) -> list[tuple[slice, slice]]:
-        """Every set of keys: its columns where all keys lie side by side, and the query heads that it serves."""
+        """Every set of keys: its columns where all keys lie side by side, and the query heads that it serves.
+
+        What meets them is made by `queries`; late ones are met by nothing before `whole_keys` has expanded them.
+        """
         stops = [sum(self.keys[: i + 1]) for i in range(len(self.keys))]
         shares = self.heads // len(self.keys)
         return [
@@ -276,7 +279,8 @@ def spelled_out(
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~seen, -math.inf)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        least = torch.finfo(scores.dtype).min  # a row that sees nothing, as padding does, must not become NaN
+        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     weights = F.dropout(weights, dropout) if dropout else weights
     return (weights.reshape(b, value.shape[1], -1, weights.shape[-1]) @ value).view(b, h, t, -1)
