@@ -320,6 +320,7 @@ def row_of(bench: Bench, name: str, share: float, judged: Judge) -> dict[str, An
         bench.timed("judging", lambda: judge(bench.model, made.module, bench.text.judge))
     seconds = own + sum(bench.seconds[stage] for stage in rival.stages)
     found = {"method": name, "asked": share, "share": made.share, **judged(made.module), "seconds": seconds}
+    found["seconds_forward"] = bench.forward
     typer.echo(json.dumps(found), err=True)
     gc.collect()  # modules hold cycles, and each is as large as the model
     return found

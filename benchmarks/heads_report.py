@@ -108,21 +108,21 @@ def told(part: Record, row: Record) -> str:
 
 
 def times(part: Record, shares: list[float]) -> list[str]:
-    forward = part["seconds_forward"]
     lines = [
-        f"Seconds from the loaded model to the smaller one, measuring included, at {shares[-1]:.1%}; the forward "
-        f"passes over the calibration text alone take {forward:.0f} s. Ours includes its own judging on text held "
+        f"Seconds from the loaded model to the smaller one, measuring included, at {shares[-1]:.1%}, and of the "
+        "forward passes over the calibration text alone, timed in the same run. Ours includes its own judging on text held "
         "back. Cores were shared with other work, more at some times than at others: seconds are a coarse measure, "
         "and so are their ratios. What is really kept differs where sizes come in steps:",
         "",
-        line(["", "seconds", "by the forward passes", *(f"kept of {share:.1%}" for share in shares)]),
-        line(["---"] * (len(shares) + 3)),
+        line(["", "seconds", "forward passes", "ratio", *(f"kept of {share:.1%}" for share in shares)]),
+        line(["---"] * (len(shares) + 4)),
     ]
     for name in methods(part):
         own = {r["asked"]: r for r in part["rows"] if r["method"] == name}
         last = own[min(own)]["seconds"]
+        forward = own[min(own)].get("seconds_forward", part["seconds_forward"])
         kept = [f"{own[share]['share']:.1%}" if share in own else "" for share in shares]
-        lines.append(line([name, f"{last:.0f}", f"{last / forward:.1f}", *kept]))
+        lines.append(line([name, f"{last:.0f}", f"{forward:.0f}", f"{last / forward:.1f}", *kept]))
     stages = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in part["stages"].items())
     return [*lines, "", f"Stages: {stages}."]
 
