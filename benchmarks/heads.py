@@ -42,7 +42,7 @@ from torch.nn import functional as F
 from deadweight.heads import budget
 from deadweight.heads.calibration import Calibration, calibration, tokenizer_for
 from deadweight.heads.choose import Work, by_share
-from deadweight.heads.compress import joined_heads, merged_heads, opened
+from deadweight.heads.compress import empty_moments, opened
 from deadweight.heads.judge import judge
 from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
@@ -93,16 +93,19 @@ class Bench:
 
     @cached_property
     def moments(self) -> dict[str, Moments]:
-        return self.measured("measuring", None)
+        return self.measured("measuring")
 
     @cached_property
     def apart(self) -> dict[str, Moments]:
         """What is measured of heads that share nothing."""
-        return self.measured("measuring, unmerged", 1)
+        return self.measured("measuring, unmerged", merge=1)
 
-    def measured(self, stage: str, merge: int | None) -> dict[str, Moments]:
-        asked = (self.what, "slim", merge)
-        empty = {h.path: Moments(h, merged_heads(h, *asked), joined_heads(h, *asked)) for h in self.heads}
+    @cached_property
+    def before_positions(self) -> dict[str, Moments]:
+        return self.measured("measuring, late", late=True)
+
+    def measured(self, stage: str, *, merge: int | None = None, late: bool = False) -> dict[str, Moments]:
+        empty = {h.path: empty_moments(h, self.what, "slim", merge, late) for h in self.heads}
         return self.timed(stage, lambda: measure(self.model, empty, self.text.measure))
 
     @cached_property
@@ -115,6 +118,13 @@ class Bench:
         moments = self.apart
         return self.timed(
             "dimensions, unmerged", lambda: [budget.spaces_of(h, moments[h.path], self.model) for h in self.heads]
+        )
+
+    @cached_property
+    def late(self) -> list[Spaces]:
+        moments = self.before_positions
+        return self.timed(
+            "dimensions, late", lambda: [budget.spaces_of(h, moments[h.path], self.model) for h in self.heads]
         )
 
     @cached_property
@@ -155,6 +165,9 @@ RIVALS = {
     "ours, knapsack, not merged": Rival(
         ("locating", "measuring, unmerged", "dimensions, unmerged", "judging"), ours("knapsack", "unmerged")
     ),
+    "ours, knapsack, late": Rival(
+        ("locating", "measuring, late", "dimensions, late", "judging"), ours("knapsack", "late")
+    ),
     "whitened SVD of matrices": Rival(
         ("locating", "statistics"),
         lambda b, share: whitened_matrices(b.model, b.heads, b.statistics, share, b.what),
@@ -176,7 +189,10 @@ RIVALS = {
         ),
     ),
 }
-MERGING = {"ours, knapsack, not merged"}  # differ from the others only where a cache is to shrink
+MERGING = {
+    "ours, knapsack, not merged",
+    "ours, knapsack, late",
+}  # differ from the others only where a cache is to shrink
 
 
 # Judging
@@ -304,6 +320,7 @@ def row_of(bench: Bench, name: str, share: float, judged: Judge) -> dict[str, An
         bench.timed("judging", lambda: judge(bench.model, made.module, bench.text.judge))
     seconds = own + sum(bench.seconds[stage] for stage in rival.stages)
     found = {"method": name, "asked": share, "share": made.share, **judged(made.module), "seconds": seconds}
+    found["seconds_forward"] = bench.forward
     typer.echo(json.dumps(found), err=True)
     gc.collect()  # modules hold cycles, and each is as large as the model
     return found

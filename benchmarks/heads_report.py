@@ -16,11 +16,12 @@ WORDS = """\
   values, and their keys as a few complex numbers at every rotary frequency, which every query head reads in its own
   way; keys are cached as they are used. How much each layer keeps: by an exact knapsack over all of them, by one over
   layers, or the same share everywhere. *Not merged*: nothing is shared (`merge=1`); every head drops whole planes, and
-  those that stay are stretched and turned to make up.
+  those that stay are stretched and turned to make up. *Late* (`late=True`): keys are cached before rotary positions, as
+  with the SVD of matrices, and expanded and turned again at every step of decoding, which is not counted.
 - **whitened SVD of matrices**: SVD-LLM (Wang et al., arXiv 2403.07378): W_K and W_V of a layer each truncated to one
   rank after whitening their inputs by Cholesky, without its later fine-tuning. The cache holds the numbers in between,
-  for keys before rotary positions: every step of decoding must expand and turn all cached keys again, which no other
-  row here has to, and which is not counted.
+  for keys before rotary positions: every step of decoding must expand and turn all cached keys again, which is not
+  counted.
 - **calibrated SVD, uniform**: the same rank for every head, for the least squared error of what W_O makes of the heads'
   outputs, by their second moments; rotary planes by √(E‖q‖² E‖k‖²).
 - **plain SVD of heads**: CLOVER (Meng et al., arXiv 2411.17426): singular values of W_V W_O of every head, and of
@@ -107,21 +108,21 @@ def told(part: Record, row: Record) -> str:
 
 
 def times(part: Record, shares: list[float]) -> list[str]:
-    forward = part["seconds_forward"]
     lines = [
-        f"Seconds from the loaded model to the smaller one, measuring included, at {shares[-1]:.1%}; the forward "
-        f"passes over the calibration text alone take {forward:.0f} s. Ours includes its own judging on text held "
-        "back. Cores were shared with other work, more at some times than at others: seconds are a coarse measure, "
-        "and so are their ratios. What is really kept differs where sizes come in steps:",
+        f"Seconds from the loaded model to the smaller one, measuring included, at {shares[-1]:.1%}, and of the "
+        "forward passes over the calibration text alone, timed in the same run. Ours includes its own judging on "
+        "text held back. Cores were shared with other work, more at some times than at others: seconds are a "
+        "coarse measure, and so are their ratios. What is really kept differs where sizes come in steps:",
         "",
-        line(["", "seconds", "by the forward passes", *(f"kept of {share:.1%}" for share in shares)]),
-        line(["---"] * (len(shares) + 3)),
+        line(["", "seconds", "forward passes", "ratio", *(f"kept of {share:.1%}" for share in shares)]),
+        line(["---"] * (len(shares) + 4)),
     ]
     for name in methods(part):
         own = {r["asked"]: r for r in part["rows"] if r["method"] == name}
         last = own[min(own)]["seconds"]
+        forward = own[min(own)].get("seconds_forward", part["seconds_forward"])
         kept = [f"{own[share]['share']:.1%}" if share in own else "" for share in shares]
-        lines.append(line([name, f"{last:.0f}", f"{last / forward:.1f}", *kept]))
+        lines.append(line([name, f"{last:.0f}", f"{forward:.0f}", f"{last / forward:.1f}", *kept]))
     stages = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in part["stages"].items())
     return [*lines, "", f"Stages: {stages}."]
 

@@ -65,6 +65,9 @@ def compress(
         int | None,
         typer.Option("--merge", min=1, help="Key heads that share what they cache. Default: up to 512 wide."),
     ] = None,
+    late: Annotated[
+        bool, typer.Option("--late", help="Cache keys before rotary positions: less is lost, decoding does more.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
@@ -108,6 +111,7 @@ def compress(
             batch=batch,
             step=step,
             merge=merge,
+            late=late,
             overwrite=overwrite,
             progress=tell,
         )

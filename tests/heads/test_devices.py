@@ -39,6 +39,12 @@ def test_a_model_is_compressed_and_healed_where_it_is(
     assert found.judgement.error < 1
 
 
+def test_late_keys_are_turned_where_they_are(make: Callable, words: Any, away: None) -> None:
+    found = compress(make("llama"), inputs=words, keep_kv=0.5, step=2, late=True, heal=2)
+    assert found.module is not None
+    assert all(marked(t) for t in (*found.module.parameters(), *found.module.buffers()))
+
+
 def test_saturation_is_measured_where_the_model_is(away: None) -> None:
     found = saturation("demo", length=16, windows=2, rows=4)
     assert all(0 < f <= 1 for f in found.factors)

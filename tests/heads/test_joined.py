@@ -143,9 +143,12 @@ def test_positions_further_on_give_the_same_scores(make: Callable, words: Any) -
         assert float((small(ids, position_ids=far).logits - wrong).abs().max()) > 1e-3 * float(wrong.abs().max())
 
 
-def test_joined_rotary_keys_generate_the_same_with_every_cache(make: Callable, words: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_joined_rotary_keys_generate_the_same_with_every_cache(
+    late: bool, make: Callable, words: Any, tmp_path: Path
+) -> None:
     make("llama").save_pretrained(tmp_path / "model")
-    compress(tmp_path / "model", tmp_path / "small", keep_kv=0.5, inputs=words, step=1)
+    compress(tmp_path / "model", tmp_path / "small", keep_kv=0.5, inputs=words, step=1, late=late)
     ours: Any = deadweight.load(tmp_path / "small")
     elsewhere = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small", trust_remote_code=True).eval()
     ids = words["input_ids"][:2, :6]

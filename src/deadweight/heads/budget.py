@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.joined import Joined, best_joined, moment_of_product
+from deadweight.heads.late import rates_of
 from deadweight.heads.locate import Heads
 from deadweight.heads.moments import Moments
 from deadweight.heads.planes import Planes, best_planes
 from deadweight.heads.ranks import Choice, best_sizes, same_share
 from deadweight.heads.subspace import Subspace, best_subspace, orthogonal
-from deadweight.heads.truncate import Kept, LinearMap, Spaces, own_parts
+from deadweight.heads.truncate import Kept, Late, LinearMap, Spaces, own_parts
 
 Method = Literal["knapsack", "layer", "uniform"]
 
@@ -64,17 +65,21 @@ def spaces_of(heads: Heads, moments: Moments, model: nn.Module, *, bias: bool = 
         gradient = placed(steadied(moments.out_gradient, centred, heads, merged, model), heads, merged)
         values = [best_subspace(centred[g], gradient[g]) for g in sharing(heads, merged)]
     still: list[Subspace | None] = [None] * (heads.key_heads // joined)
-    if both and heads.still:
+    if moments.late:
+        varied = moments.key - moments.key_mean[:, :, None] * moments.key_mean[:, None, :]
+        still = [orthogonal(best_subspace(k[None], g[None])) for k, g in zip(varied, moments.key_gradient, strict=True)]
+    elif both and heads.still:
         answer, asked = still_answers(moments), placed(moments.query, heads, joined)
         still = [orthogonal(best_subspace(answer[g], asked[g])) for g in sharing(heads, joined)]
     planes: list[Planes | Joined | None] = [None] * (heads.key_heads // joined)
-    if heads.planes and not heads.blind and joined > 1:
+    if heads.planes and not heads.blind and joined > 1 and not moments.late:
         members = torch.arange(heads.heads) // heads.groups % joined
         answer = plane_answers(moments)
         planes = [best_joined(answer[g], members[g], joined, moments.planes[g]) for g in sharing(heads, joined)]
-    elif heads.planes and not heads.blind:
+    elif heads.planes and not heads.blind and joined == 1:
         planes = [best_planes(m, heads.groups, len(heads.planes), free=both) for m in moments.planes]
-    return Spaces(heads, merged, joined, mean, tuple(values), tuple(still), tuple(planes))
+    late = Late(*rates_of(moments.turns, moments.sizes, heads.path), moments.key_mean) if moments.late else None
+    return Spaces(heads, merged, joined, mean, tuple(values), tuple(still), tuple(planes), late)
 
 
 def sharing(heads: Heads, count: int) -> list[slice]:
@@ -136,8 +141,8 @@ def slots_of(spaces: Spaces, model: nn.Module, what: str, step: int) -> list[Slo
     heads = spaces.heads
     kinds: tuple[tuple[Kind, Sequence[Any], int, int], ...] = (
         ("values", spaces.values, spaces.merged * heads.d_v, 1),
-        ("still", spaces.still, spaces.joined * len(heads.still), 1),
-        ("planes", spaces.planes, spaces.joined * len(heads.planes), 2),
+        ("still", spaces.still, spaces.n_still, 1),
+        ("planes", spaces.planes, spaces.n_planes, 2),
     )
     found = []
     for kind, members, whole, unit in kinds:
@@ -208,7 +213,7 @@ def ranked(slots: Sequence[Slot], spaces: Sequence[Spaces], budget: Budget, tota
 def whole(spaces: Spaces) -> Kept:
     heads, merged, joined = spaces.heads, spaces.merged, spaces.joined
     values = (merged * heads.d_v,) * (heads.key_heads // merged)
-    still, planes = ((joined * len(x),) * (heads.key_heads // joined) for x in (heads.still, heads.planes))
+    still, planes = ((n,) * (heads.key_heads // joined) for n in (spaces.n_still, spaces.n_planes))
     return Kept(values, still, planes)
 
 

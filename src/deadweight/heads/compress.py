@@ -20,6 +20,7 @@ from deadweight.heads.calibration import Calibration, calibration, text_to_heal_
 from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
 from deadweight.heads.heal import heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
+from deadweight.heads.late import told_positions
 from deadweight.heads.locate import Heads, float_of, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.result import Compression, Judgement
@@ -51,6 +52,7 @@ def compress(
     batch: int | None = None,
     step: int | None = None,
     merge: int | None = None,
+    late: bool = False,
     heal: int = 0,
     heal_text: str | None = None,
     device: str | None = None,
@@ -60,7 +62,9 @@ def compress(
     """Keep of every head the dimensions that matter most, measured on text, within one budget.
 
     One of `keep_kv` (share of the cache), `keep_attention` (share of the attention weights) and `max_loss` (nats per
-    token that the loss may rise, measured) says how much. Without OUT the result's `module` is the compressed model.
+    token that the loss may rise, measured) says how much. With `late`, keys are cached before rotary positions: much
+    less is lost, but every step of decoding expands and turns all cached keys. Without OUT the result's `module` is the
+    compressed model.
     """
     start = time.perf_counter()
     expect_choice("layout", layout, ("slim", "stock"))
@@ -75,11 +79,10 @@ def compress(
         progress("looking for heads", 0, 0)
         attentions = locate(source)
         found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
-        empty = {
-            h.path: Moments(h, merged_heads(h, what, layout, merge), joined_heads(h, what, layout, merge))
-            for h in attentions
-        }
-        spaces, planes, forward = measured(source, empty, found, layout, progress)
+        forward = forward_seconds(source.module, found)
+        told = told_positions(source.module, found.measure[0], [h.path for h in attentions]) if late else set()
+        empty = {h.path: empty_moments(h, what, layout, merge, h.path in told) for h in attentions}
+        spaces, planes = measured(source, empty, found, layout, progress)
         work = Work(source, spaces, planes, found, what, method, layout, step)
         chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
         progress("judging", 0, 0)
@@ -180,6 +183,11 @@ def wanted(source: Source, kv: float | None, attention: float | None, loss: floa
     return "kv" if kv is not None or (attention is None and has_cache) else "attention"
 
 
+def empty_moments(heads: Heads, what: str, layout: str, merge: int | None, late: bool) -> Moments:
+    joined = joined_heads(heads, what, layout, merge)
+    return Moments(heads, merged_heads(heads, what, layout, merge), joined, late and joined > 1 and bool(heads.planes))
+
+
 def merged_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int:
     """How many key heads share their values: where a cache is to shrink, and linear layers make and read them."""
     if what != "kv" or layout != "slim" or heads.value is None or heads.output is None:
@@ -213,9 +221,8 @@ def measured(
     found: Calibration,
     layout: str,
     progress: Progress,
-) -> tuple[list[Spaces], dict[str, Tensor], float]:
-    """The spaces of all attentions, the moments of their planes, and how long a forward pass over all inputs takes."""
-    forward = forward_seconds(source.module, found)
+) -> tuple[list[Spaces], dict[str, Tensor]]:
+    """The spaces of all attentions, and the moments of their planes."""
     of = len(found.measure)
     moments = measure(source.module, empty, found.measure, tick=lambda n: progress("measuring", n, of))
     spaces = []
@@ -228,7 +235,7 @@ def measured(
         raise DeadweightError(
             f"{printable(source.name)}: no head can be cut ({'; '.join(sorted(set(left_alone(spaces).values())))})"
         )
-    return spaces, {path: m.planes for path, m in moments.items()}, forward
+    return spaces, {path: m.planes for path, m in moments.items() if not m.late}
 
 
 @torch.no_grad()

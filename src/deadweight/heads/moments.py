@@ -12,7 +12,8 @@ for keys: heads may be joined, and a query then meets the keys of all of them, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 from deadweight.errors import DeadweightError
 from deadweight.heads.joined import answers, as_complex
 from deadweight.heads.judge import called
+from deadweight.heads.late import turned_back, turned_by
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
 from deadweight.source.slim_attention import side_by_side
@@ -42,11 +44,12 @@ class Moments:
     `merged` key heads share their values, `joined` ones their keys. What has a gradient in it sums up fewer tokens.
     """
 
-    def __init__(self, heads: Heads, merged: int, joined: int = 1) -> None:
+    def __init__(self, heads: Heads, merged: int, joined: int = 1, late: bool = False) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.zeros(*shape, dtype=dtype)
 
-        self.heads, self.merged, self.joined, self.tokens, self.graded = heads, merged, joined, 0, 0
+        self.heads, self.merged, self.joined, self.late = heads, merged, joined, late
+        self.tokens = self.graded = 0
         h, v, s, p = heads.heads, merged * heads.d_v, len(heads.still), len(heads.planes)
         self.out, self.out_mean = zeros(h, v, v), zeros(h, v)  # what a query head gathers of all merged values
         self.out_gradient = zeros(h, heads.d_v, heads.d_v)  # with respect to its own
@@ -54,8 +57,12 @@ class Moments:
         if joined == 1:  # how the loss answers to stretching and turning each plane
             self.planes = zeros(heads.key_heads, heads.groups * 2 * p, heads.groups * 2 * p)
             return
+        sets, d = heads.key_heads // joined, joined * heads.d_qk
+        if late:  # keys before positions, and how positions turn them
+            self.key, self.key_mean, self.key_gradient = zeros(sets, d, d), zeros(sets, d), zeros(sets, d, d)
+            self.turns, self.sizes = zeros(1, p, dtype=torch.complex128), zeros(1, p)
+            return
         self.planes = zeros(h, 2 * p * joined, 2 * p * joined)  # the same for planes of all joined heads
-        sets = heads.key_heads // joined
         self.key, self.key_mean = zeros(sets, joined * s, joined * s), zeros(sets, joined * s)
         self.key_planes = zeros(sets, p, joined, joined, dtype=torch.complex128)
         self.query_planes = zeros(h, p)
@@ -69,7 +76,7 @@ class Moments:
         self.out_mean += out.sum((0, 2)).double().cpu()
         still = torch.tensor(self.heads.still, dtype=torch.long, device=query.device)
         self.query += second(query[..., still])
-        if self.joined == 1:
+        if self.joined == 1 or self.late:
             return
         parts = key.unflatten(-1, (self.joined, -1))  # b sets t m d
         beside = parts[..., still].flatten(-2)
@@ -82,6 +89,27 @@ class Moments:
             self.key_planes += ratio * product.to("cpu", torch.complex128)
             self.query_planes += as_complex(query, self.heads.planes).abs().pow(2).sum((0, 2)).double().cpu()
 
+    def add_late(self, before: Tensor, after: Tensor) -> Tensor:
+        """Keys before and after positions, (b, g, t, d). Returns by what factor each plane was turned, (t, P)."""
+        beside = side_by_side(before.detach().float(), self.joined)
+        self.check(beside)
+        self.key += second(beside)
+        self.key_mean += beside.sum((0, 2)).double().cpu()
+        turns, sizes = turned_by(before.detach().double(), after.detach().double(), self.heads.planes)
+        turns, sizes = turns.cpu(), sizes.cpu()
+        if self.turns.shape != turns.shape:
+            self.turns, self.sizes = torch.zeros_like(turns), torch.zeros_like(sizes)
+        self.turns, self.sizes = self.turns + turns, self.sizes + sizes
+        return turns / sizes.clamp(min=1e-300)
+
+    def grade_late(self, gradient: Tensor, factor: Tensor) -> None:
+        """Gradients with respect to the keys of all joined heads, (b, sets, t, m·d), after positions."""
+        parts = gradient.float().unflatten(-1, (self.joined, -1))
+        self.check(parts)
+        self.key_gradient += second(
+            turned_back(parts, factor.to(parts.device, torch.complex64), self.heads.planes).flatten(-2)
+        )
+
     def grade(self, query: Tensor, out: Tensor, dq: Tensor | None, dout: Tensor | None) -> None:
         """How the loss answers. `dq` is with respect to all joined places, of which a query's own are not zero."""
         query = query.detach().float()
@@ -91,6 +119,8 @@ class Moments:
         self.check(dq, dout)
         self.graded += out.shape[0] * out.shape[2]
         self.out_gradient += second(own_values(dout, self.heads, self.merged))
+        if self.late:
+            return
         still = torch.tensor(self.heads.still, dtype=torch.long, device=query.device)
         self.query_gradient += second(dq.unflatten(-1, (self.joined, -1))[..., still].flatten(-2))
         if self.heads.planes and self.joined > 1:
@@ -110,11 +140,19 @@ class Moments:
             raise DeadweightError(
                 f"{self.heads.path} was not reached by the calibration inputs; expected all heads to be used"
             )
-        found = Moments(self.heads, self.merged, self.joined)
+        found = Moments(self.heads, self.merged, self.joined, self.late)
         found.tokens, found.graded = self.tokens, self.graded
-        for name in ("out_gradient", "query_gradient", "planes"):
+        for name in ("out_gradient", "query_gradient", "key_gradient" if self.late else "planes"):
             setattr(found, name, getattr(self, name) / self.graded)
-        more = ("key", "key_mean", "key_planes", "query_planes") if self.joined > 1 else ()
+        more = (
+            ()
+            if self.joined == 1
+            else ("key", "key_mean")
+            if self.late
+            else ("key", "key_mean", "key_planes", "query_planes")
+        )
+        if self.late:
+            found.turns, found.sizes = self.turns, self.sizes
         for name in ("out", "out_mean", "query", *more):
             setattr(found, name, getattr(self, name) / self.tokens)
         return found
@@ -156,21 +194,47 @@ class Recorder:
 
     def __init__(self, known: dict[str, Moments]) -> None:
         self.known = known
-        self.kept: list[tuple[str, Tensor, Tensor]] = []
+        self.kept: list[tuple[str, Tensor, Tensor, Tensor]] = []
+        self.layers: dict[str, Tensor] = {}  # outputs of those that make keys, where they are wanted before positions
+        self.factors: dict[str, Tensor] = {}
 
     def __call__(
         self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
     ) -> Tensor:
         moments = self.known[path]
+        if moments.late:
+            self.factors[path] = moments.add_late(self.before_positions(moments.heads), key)
         wide = among_joined(query, moments.heads, moments.joined) if moments.joined > 1 else query
-        if torch.is_grad_enabled() and not wide.requires_grad:
-            wide = wide.detach().requires_grad_()
         key = side_by_side(key, moments.joined)
+        if torch.is_grad_enabled() and not wide.requires_grad:
+            wide, key = wide.detach().requires_grad_(), key.detach().requires_grad_()
         out = attend(wide, key, side_by_side(value, moments.merged))
         moments.add(query, key, out)
         if torch.is_grad_enabled():
-            self.kept.append((path, wide, out))
+            self.kept.append((path, wide, key, out))
         return own_values(out, moments.heads, moments.merged)
+
+    def before_positions(self, heads: Heads) -> Tensor:
+        """The keys as their layer made them, (b, g, t, d)."""
+        assert heads.key is not None
+        output, places = self.layers[heads.key.module], heads.key.places
+        found = output[..., places.flatten()].unflatten(-1, places.shape) * heads.key.factor.to(output)
+        return found.transpose(1, 2)
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Keeps what the layers put out that make keys to be turned late."""
+        layers = {m.heads.key.module for m in self.known.values() if m.late and m.heads.key is not None}
+
+        def keep(name: str) -> Callable[..., None]:
+            return lambda module, args, output: self.layers.__setitem__(name, output)
+
+        hooks = [model.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def measure(
@@ -190,7 +254,7 @@ def measure(
     try:
         for number, batch in enumerate(batches):
             recorder = Recorder(found)
-            with observing(model, recorder), torch.set_grad_enabled(number % every == 0):
+            with observing(model, recorder), recorder.watching(model), torch.set_grad_enabled(number % every == 0):
                 output = called(model, batch)
                 if number % every == 0:
                     graded(recorder, probe(output, generator))
@@ -203,12 +267,17 @@ def measure(
 
 def graded(recorder: Recorder, loss: Tensor) -> None:
     """Gradients of one run, into the moments."""
-    wanted = [t for _, query, out in recorder.kept for t in (query, out)]
-    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
-    for n, (path, wide, out) in enumerate(recorder.kept):
+    late = [n for n, (path, *_) in enumerate(recorder.kept) if recorder.known[path].late]
+    wanted = [t for _, query, _, out in recorder.kept for t in (query, out)]
+    gradients = torch.autograd.grad(loss, [*wanted, *(recorder.kept[n][2] for n in late)], allow_unused=True)
+    for n, (path, wide, _, out) in enumerate(recorder.kept):
         moments = recorder.known[path]
         query = own_places(wide, moments.heads, moments.joined)
         moments.grade(query, out, gradients[2 * n], gradients[2 * n + 1])
+    for n, gradient in zip(late, gradients[len(wanted) :], strict=True):
+        if gradient is not None:
+            path = recorder.kept[n][0]
+            recorder.known[path].grade_late(gradient, recorder.factors[path])
 
 
 def probe(output: Any, generator: torch.Generator) -> Tensor:

@@ -23,6 +23,15 @@ from deadweight.reduce.facts import Fact, ZeroPlaces
 
 
 @dataclass(frozen=True)
+class Late:
+    """What it takes to turn keys when they are read."""
+
+    rates: Tensor  # radians per position of every plane
+    scale: float  # by which positions make keys larger
+    mean: Tensor  # of the keys of every set before positions
+
+
+@dataclass(frozen=True)
 class Spaces:
     """What was found out about one attention: the values of every group of merged key heads, and of every set of joined
     ones the still places and planes of their keys. None: cannot be cut."""
@@ -34,6 +43,23 @@ class Spaces:
     values: tuple[Subspace | None, ...]
     still: tuple[Subspace | None, ...]
     planes: tuple[Planes | Joined | None, ...]
+    late: Late | None = None  # keys are cached before positions: all their places are still
+
+    @property
+    def n_still(self) -> int:
+        """Places of a set's keys that positions do not bind."""
+        return self.joined * (len(self.heads.still) if self.late is None else self.heads.d_qk)
+
+    @property
+    def n_planes(self) -> int:
+        return self.joined * len(self.heads.planes) if self.late is None else 0
+
+    @property
+    def still_places(self) -> list[int]:
+        """Those places, where the keys of a set lie beside each other."""
+        heads = self.heads
+        own = heads.still if self.late is None else range(heads.d_qk)
+        return [m * heads.d_qk + place for m in range(self.joined) for place in own]
 
 
 @dataclass(frozen=True)
@@ -119,11 +145,13 @@ def truncate(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tup
         "values": list(kept.values),
         "planes": list(kept.planes) if joined > 1 else [],
         "still": len(heads.still) if joined > 1 else 0,
+        "late": len(heads.planes) if spaces.late else 0,
         "bias": heads.output if bare and bias_of(model, heads.output) is not None else None,
         "chosen": any(p != list(range(len(p))) for p in places),
         "needed": untouched and any(len(p) < heads.d_qk for p in places),
         "_key_places": [place for p in places for place in p],
-        "_tensors": {f"up_{i}": up for i, up in enumerate(ups)} | (asks(spaces, kept) if joined > 1 else {}),
+        "_tensors": {f"up_{i}": up for i, up in enumerate(ups)}
+        | (expansions(spaces, kept) if spaces.late else asks(spaces, kept) if joined > 1 else {}),
     }
     return facts, packing
 
@@ -138,10 +166,9 @@ def key_places(spaces: Spaces, head: int, kept: Kept) -> list[int]:
     if joined == 1:
         chosen = range(len(heads.planes)) if planes is None else planes.kept(kept.planes[head])
         return sorted([*heads.still[: kept.still[head]], *(place for p in chosen for place in heads.planes[p])])
-    still = [m * heads.d_qk + place for m in range(joined) for place in heads.still]
     numbers = numbers_kept(spaces, head, kept)
     turned = [(n % joined) * heads.d_qk + heads.planes[n // joined][side] for side in range(2) for n in numbers]
-    return [*still[: kept.still[head]], *turned]
+    return [*spaces.still_places[: kept.still[head]], *turned]
 
 
 def numbers_kept(spaces: Spaces, head: int, kept: Kept) -> tuple[int, ...]:
@@ -225,7 +252,7 @@ def join_keys(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
     for g, (still, planes) in enumerate(zip(spaces.still, spaces.planes, strict=True)):
         turn = torch.zeros(joined * size, joined * size, dtype=torch.float64)
         if still is not None:
-            at = torch.tensor([m * size + place for m in range(joined) for place in heads.still])
+            at = torch.tensor(spaces.still_places)
             turn[at[:, None], at] = still.basis
         if isinstance(planes, Joined):
             heads_at = size * torch.arange(joined)
@@ -239,7 +266,7 @@ def join_keys(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
         layer.turn(rows, as_rows)
         gone += rows[dropped].tolist()
     layer.store()
-    return layer.zero_rows(gone) + unasked(model, spaces, kept)
+    return layer.zero_rows(gone) + ([] if spaces.late else unasked(model, spaces, kept))
 
 
 def unasked(model: nn.Module, spaces: Spaces, kept: Kept) -> list[Fact]:
@@ -282,6 +309,22 @@ def asks(spaces: Spaces, kept: Kept) -> dict[str, Tensor]:
         found["query_places"] = torch.tensor(places, dtype=torch.int32)
         if heads.still:
             found["still_places"] = torch.tensor(heads.still, dtype=torch.int32)
+    return found
+
+
+def expansions(spaces: Spaces, kept: Kept) -> dict[str, Tensor]:
+    """What makes whole keys of those that are cached before positions: a map, a constant, and how to turn them."""
+    assert spaces.late is not None
+    found: dict[str, Tensor] = {}
+    for g, space in enumerate(spaces.still):
+        assert space is not None
+        r, mean = kept.still[g], spaces.late.mean[g]
+        back = space.back(r)[0]
+        found[f"expand_{g}"] = back
+        found[f"shift_{g}"] = spaces.late.scale * (mean - back @ (space.basis[:r] @ mean))
+    places = [plane[side] for side in range(2) for plane in spaces.heads.planes]
+    found["plane_places"] = torch.tensor(places, dtype=torch.int32)
+    found["rates"] = spaces.late.rates.float().view(torch.int32)  # bits: no change of precision may touch them
     return found
 
 

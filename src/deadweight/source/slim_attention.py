@@ -34,12 +34,17 @@ class Packing(nn.Module):
     Of values the first dimensions are kept; of keys too, unless their places are chosen (rotary positions bind a place
     to its frequency). Where `merged` key heads share their values, `up` makes of what a query head has gathered the
     output that its own values would have given. Where `joined` ones share their keys, `ask` and `turn` make of a query
-    one that meets them: keys then hold still dimensions, the first places of planes, and their second places. Packed,
+    one that meets them: keys then hold still dimensions, the first places of planes, and their second places. If they
+    are late, keys are cached before positions; `expand`, `shift` and `rates` make of them what queries meet. Packed,
     keys and values are (batch, sets, tokens, kept) where all keep the same number, and else lie side by side in
     (batch, 1, tokens, all kept): both alike, for a static cache gives them the same number of heads.
     """
 
+    positions: Tensor | None = None  # of the tokens that a late packing is given
+    first: Tensor | None = None  # the position of the first cached key
     key_places: Tensor
+    plane_places: Tensor
+    rates: Tensor
     query_places: Tensor
     still_places: Tensor
 
@@ -50,7 +55,7 @@ class Packing(nn.Module):
         self.d_qk, self.d_v = spec["d_qk"], spec["d_v"]
         self.keys, self.values = tuple(spec["keys"]), tuple(spec["values"])
         self.planes, self.still = tuple(spec.get("planes", ())), spec.get("still", 0)  # of joined keys
-        self.chosen = spec["chosen"]
+        self.chosen, self.late = spec["chosen"], spec.get("late", 0)
         self.needed = spec["needed"] or self.merged > 1 or self.joined > 1  # what is given up does not hold zeros
         if self.chosen:
             self.register_buffer("key_places", torch.zeros(sum(self.keys), dtype=torch.int32))
@@ -58,7 +63,13 @@ class Packing(nn.Module):
             shares = self.heads // len(self.values)
             for i, kept in enumerate(self.values):
                 self.register_parameter(f"up_{i}", nn.Parameter(torch.empty(shares, self.d_v, kept)))
-        if self.joined > 1:
+        if self.late:
+            for i, kept in enumerate(self.keys):
+                self.register_parameter(f"expand_{i}", nn.Parameter(torch.empty(self.joined * self.d_qk, kept)))
+                self.register_parameter(f"shift_{i}", nn.Parameter(torch.empty(self.joined * self.d_qk)))
+            self.register_buffer("plane_places", torch.zeros(2 * self.late, dtype=torch.int32))
+            self.register_buffer("rates", torch.zeros(self.late, dtype=torch.int32))
+        elif self.joined > 1:
             self.register_queries()
 
     def register_queries(self) -> None:
@@ -85,6 +96,8 @@ class Packing(nn.Module):
 
     def packed(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all heads, (b, heads, t, size), without what is not kept."""
+        if self.late:
+            key = self.at_positions(key, self.new_positions(key), back=True)
         key, value = side_by_side(key, self.joined), side_by_side(value, self.merged)
         keys = [self.kept(key[:, i], i) for i in range(len(self.keys))]
         values = [value[:, i, :, :kept] for i, kept in enumerate(self.values)]
@@ -103,21 +116,28 @@ class Packing(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
         """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
-        if query.shape[2] == 1:
+        if query.shape[2] == 1 and not self.late:
             places = self.key_places if self.chosen and self.joined == 1 else None
             out = one_token(self.asking(query), key, value, self.keys, self.values, places, **how)
             if out is not None:
                 return self.all_restored(out)
         found = []
+        whole = self.whole_keys(key) if self.late else None
         for first, last in self.runs():
             q = self.queries(query, first, last)
-            k = some_heads(key, self.keys, first // self.joined, (last - 1) // self.joined + 1)
+            k = (
+                whole[:, first:last]
+                if whole is not None
+                else some_heads(key, self.keys, first // self.joined, (last - 1) // self.joined + 1)
+            )
             v = some_heads(value, self.values, first // self.merged, (last - 1) // self.merged + 1)
             found.append(self.restored(attention(q, k, v, **how), first, last))
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def queries(self, query: Tensor, first: int, last: int) -> Tensor:
         """What meets the packed keys of some key heads, (b, heads, t, kept), of queries of whole size."""
+        if self.late:
+            return query[:, first * self.groups : last * self.groups]
         found = []
         for i in range(first // self.joined, (last - 1) // self.joined + 1):
             start, stop = max(first, i * self.joined), min(last, (i + 1) * self.joined)
@@ -149,6 +169,30 @@ class Packing(nn.Module):
             found += [along * a + across * b, along * b - across * a]
         return torch.cat(found, -1) if len(found) > 1 else found[0]
 
+    def whole_keys(self, key: Tensor) -> Tensor:
+        """What queries meet, (b, key heads, t, d), of packed keys that were cached before positions."""
+        found = []
+        for i in range(len(self.keys)):
+            expand, shift = (getattr(self, f"{name}_{i}").to(key.dtype) for name in ("expand", "shift"))
+            found.append(
+                F.linear(some_heads(key, self.keys, i, i + 1)[:, 0], expand, shift).unflatten(-1, (self.joined, -1))
+            )
+        whole = torch.cat(found, 2).transpose(1, 2)  # b g t d
+        count = torch.arange(whole.shape[2], device=key.device)
+        return self.at_positions(whole, self.new_positions(whole) if self.first is None else self.first + count)
+
+    def new_positions(self, key: Tensor) -> Tensor:
+        return torch.arange(key.shape[2], device=key.device)[None] if self.positions is None else self.positions
+
+    def at_positions(self, states: Tensor, positions: Tensor, back: bool = False) -> Tensor:
+        """Heads (b, g, t, d) turned as at these positions, (b or 1, t), or turned back."""
+        angle = positions[..., None].float() * self.rates.view(torch.float32)  # b t P
+        cos, sin = (f(angle).unsqueeze(1).to(states.dtype) for f in (torch.cos, torch.sin))
+        places = self.plane_places.long()
+        a, b = states[..., places].split(self.late, -1)
+        sin = -sin if back else sin
+        return states.index_copy(-1, places, torch.cat([a * cos - b * sin, a * sin + b * cos], -1))
+
     def runs(self) -> list[tuple[int, int]]:
         """Neighbouring key heads that one attention can serve: of the same sizes, and of whole groups or inside one."""
         if len(set(self.keys)) == 1 and len(set(self.values)) == 1:
@@ -156,7 +200,10 @@ class Packing(nn.Module):
 
         def alike(i: int) -> tuple[int, ...]:
             k, v = i // self.joined, i // self.merged
-            return (self.keys[k] if self.joined == 1 else k, self.values[v] if self.merged == 1 else v)
+            return (
+                0 if self.late else self.keys[k] if self.joined == 1 else k,
+                self.values[v] if self.merged == 1 else v,
+            )
 
         starts = [i for i in range(self.key_heads) if i == 0 or alike(i) != alike(i - 1)]
         return list(zip(starts, [*starts[1:], self.key_heads], strict=True))
@@ -272,7 +319,8 @@ def spelled_out(
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~seen, -math.inf)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        least = torch.finfo(scores.dtype).min  # a row that sees nothing, as padding does, must not become NaN
+        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     weights = F.dropout(weights, dropout) if dropout else weights
     return (weights.reshape(b, value.shape[1], -1, weights.shape[-1]) @ value).view(b, h, t, -1)
@@ -319,7 +367,15 @@ class PackedCache:
         self._cache, self._packing = cache, packing
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self._cache.update(*self._packing.packed(key_states, value_states), *args, **kwargs)
+        packing = self._packing
+        if not packing.late:
+            return self._cache.update(*packing.packed(key_states, value_states), *args, **kwargs)
+        seen, new = self._cache.get_seq_length(*args[:1]), key_states.shape[2]
+        if packing.positions is None:
+            packing.positions = seen + torch.arange(new, device=key_states.device)[None]
+        key, value = self._cache.update(*packing.packed(key_states, value_states), *args, **kwargs)
+        packing.first = packing.positions[:, -1:] - (torch.as_tensor(seen + new).clamp(max=key.shape[2]) - 1)
+        return key, value
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cache, name)
@@ -337,6 +393,8 @@ def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         plain = isinstance(value, Cache) and type(value) is not PackedCache
         return PackedCache(value, module.packing) if plain else value
 
+    if module.packing.late:
+        module.packing.positions, module.packing.first = kwargs.get("position_ids"), None
     return tuple(wrapped(a) for a in args), {n: wrapped(v) for n, v in kwargs.items()}
 
 
