@@ -177,16 +177,18 @@ def plan(
         make_plan(shape, known.values, d_token=size, rules=rules)  # what cannot be is said before the training
         factors = piloted(shape, profile, tokenizer, pilot_steps, sharing)
     found = make_plan(shape, known.values, d_token=size, saturation=factors, rules=rules)
+    text = profile.removeprefix("text:")  # the run is for the text that was measured
+    data = {"text": text, "tokenizer": tokenizer} if text != profile else None
     if json == "-":
         sys.stdout.write(as_text(plan_data(found, known.source)))
     elif toml == "-":
-        sys.stdout.write(plan_toml(found))
+        sys.stdout.write(plan_toml(found, data))
     else:
         print_plan(found, known.source, make_console())
     if files[0] is not None:
         files[0].write_text(as_text(plan_data(found, known.source)), encoding="utf-8")
     if files[1] is not None:
-        files[1].write_text(plan_toml(found), encoding="utf-8")
+        files[1].write_text(plan_toml(found, data), encoding="utf-8")
     if files[2] is not None:
         plot_plan(found, known.source, files[2])
 

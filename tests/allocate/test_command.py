@@ -74,6 +74,13 @@ def test_a_plan_is_shown_drawn_and_written_as_a_run(run: Callable[..., Said], tm
     assert tomllib.loads(run(*words, "--toml", "-")[1])["model"] == model
 
 
+def test_a_plan_from_a_text_trains_on_that_text(run: Callable[..., Said], tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("the cat sat on the mat, and the dog sat on the log.\n" * 600, encoding="utf-8")
+    words = ["plan", "--profile", f"text:{text}", "--lags", "4", "--tokenizer", "bpe:260", "--toml", "-"]
+    assert tomllib.loads(run(*words)[1])["data"] == {"text": str(text), "tokenizer": "bpe:260"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

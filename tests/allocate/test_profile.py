@@ -55,6 +55,7 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path, name: str, text: str) -> 
         ("p.json", "[1, true]", "found True for lag 2"),
         ("p.json", "[0, 0]", "2 lags, all zero"),
         ("p.json", "{", "is no JSON"),
+        ("p.json", "[1, 1" + "0" * 400 + "]", "for lag 2; expected a number"),
         ("p.json", "7", "holds int; expected a list"),
     ],
 )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from deadweight.errors import DeadweightError
+from deadweight.train import data as package
 from deadweight.train.data import batch, prepare, read_text, windows
 from deadweight.train.settings import Data
 from deadweight.train.tokenizer import byte_tokenizer, save_tokenizer
@@ -37,6 +41,35 @@ def test_a_tokenizer_is_trained_or_taken_and_decodes_to_the_text(tmp_path: Path,
     decoded = Tokenizer.from_file(str(corpus.tokenizer)).decode(list(map(int, corpus.train)))
     assert decoded.encode() == Path(text).read_bytes()[: corpus.train_bytes]
     assert corpus.vocabulary > 256 or corpus.bytes_per_token == 1
+
+
+def test_ids_with_gaps_have_room(tmp_path: Path, text: str) -> None:
+    words = WordLevel({"<unk>": 0, "the": 70_000}, unk_token="<unk>")
+    file = tmp_path / "tokenizer.json"
+    made = Tokenizer(words)
+    made.pre_tokenizer = Whitespace()
+    made.save(str(file))
+    Path(text).write_text("the cat " * 200, encoding="utf-8")
+    corpus = prepare(Data(text=text, tokenizer=str(file)), tmp_path / "data", context=8)
+    assert corpus.vocabulary == 70_001 and set(map(int, corpus.train)) == {0, 70_000}
+
+
+def test_tokens_that_another_run_wrote_meanwhile_stay(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, other = package.write_corpus, []
+
+    def slow(folder: Path, *rest: Any) -> None:
+        write(folder, *rest)
+        if not other:
+            other.append(folder)
+            other.append(prepare(Data(text=text), tmp_path, context=16).train)
+
+    monkeypatch.setattr(package, "write_corpus", slow)
+    mine = prepare(Data(text=text), tmp_path, context=16)
+    assert bytes(mine.train) == bytes(other[1]) and [f.name for f in tmp_path.iterdir() if f.is_dir()] == [
+        mine.folder.name
+    ]
 
 
 def test_the_second_time_nothing_is_tokenized(tmp_path: Path, text: str) -> None:

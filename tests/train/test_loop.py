@@ -89,7 +89,7 @@ def launched(folder: Path, run: Run, out: str, *before: str, **environment: str)
     file = folder / f"{out}.toml"
     file.write_text(as_toml(run), encoding="utf-8")
     command = [*before, "-m", "deadweight", "train", str(folder / out), "--config", str(file)]
-    here = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
+    here = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
     return subprocess.Popen(command, env=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

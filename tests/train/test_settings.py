@@ -33,6 +33,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"d_model": 32, "heads": 4, "key_heads": 2, "key": "identity"}},
         "grouped keys",
     ),
+    "a word for a truth": (
+        {"model": {"tie_word_embeddings": "false"}},
+        "tie_word_embeddings = 'false'; expected true or false",
+    ),
+    "a mean that forgets nothing": ({"train": {"beta1": 1}}, "beta1 = 1; expected a number from 0 to 1, below 1"),
+    "a seed of too many digits": ({"train": {"seed": 10**30}}, "expected a number below 2⁶³"),
     "a table that is none": ({"model": 3}, "expected a table [model]"),
 }
 

@@ -77,6 +77,14 @@ def test_ray_gives_the_results_of_this_machine(tmp_path: Path, text: str) -> Non
     assert [o.bits_per_byte for o in there] == pytest.approx([o.bits_per_byte for o in here], rel=1e-6)
 
 
+def test_a_run_that_could_not_begin_is_tried_again(tmp_path: Path, text: str) -> None:
+    later = tmp_path / "later.txt"
+    jobs = make_sweep({**BASE, "seeds": [0], "data": {"text": str(later)}, "grid": {}, "variant": [{}]})
+    assert "does not exist" in str(sweep(jobs, tmp_path / "out")[0].error)
+    later.write_bytes(Path(text).read_bytes())
+    assert sweep(jobs, tmp_path / "out")[0].error is None
+
+
 WRONG = {
     "no seeds": ({"seeds": []}, "expected a list of whole numbers"),
     "one seed twice": ({"seeds": [1, 1]}, "expected different ones"),
@@ -85,6 +93,11 @@ WRONG = {
     "a misspelt key": ({"grid": {"train.step": [3]}}, "did you mean steps?"),
     "an impossible shape": ({"grid": {"model.heads": [2, 3]}}, "3 heads for d_model = 16"),
     "one name twice": ({"variant": [{"name": "a"}, {"name": "A"}]}, "two variants have one name"),
+    "a number for a table": ({"model": 3}, "expected a table [model]"),
+    "a list for the grid": ({"grid": [1]}, "expected a table [grid]"),
+    "one bracket too few": ({"variant": {"name": "a"}}, "expected tables [[variant]]"),
+    "a number for a variant": ({"variant": [1]}, "expected tables [[variant]]"),
+    "no variants": ({"variant": []}, "expected tables [[variant]]"),
     "a misspelt table": ({"grids": {}}, "did you mean grid?"),
 }
 

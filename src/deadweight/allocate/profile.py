@@ -97,7 +97,7 @@ def in_order(rows: list[dict[str, Any]], columns: list[str], where: str) -> list
 def number(value: Any, where: str, what: str) -> float:
     try:
         found = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
         raise DeadweightError(f"{where}: found {printable(repr(value))} for {what}; expected a number")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deadweight.allocate.plan import Plan
 
 
-def plan_toml(plan: Plan) -> str:
-    """The tables [model], [data] and [train]; what is not said there has the defaults of `deadweight train`."""
+def plan_toml(plan: Plan, data: Mapping[str, str] | None = None) -> str:
+    """The tables [model], [data] (the text that was measured) and [train]; what is not said there is as
+    `deadweight train` has it."""
     from deadweight.train.settings import as_toml, make_run
 
     shape, sharing = plan.shape, plan.rules.sharing
@@ -25,4 +28,4 @@ def plan_toml(plan: Plan) -> str:
         f"# deadweight allocate plan: {sum(map(plan.parameters, plan.layers)):,} attention parameters, bound "
         f"{errors[0]:.4g}; equal heads: {sum(map(plan.parameters, plan.default)):,}, bound {errors[1]:.4g}\n"
     )
-    return told + as_toml(make_run({"model": model}))
+    return told + as_toml(make_run({"model": model, "data": data or {}}))

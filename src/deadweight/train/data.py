@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import json
 import lzma
+import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,7 +73,7 @@ def prepare(data: Data, cache: Path, *, context: int, say: Callable[[str], None]
     folder = cache / key
     if not (folder / "corpus.json").is_file():
         try:
-            write_corpus(folder, data, text, valid, say)
+            write_whole(folder, data, text, valid, say)
         except OSError as error:
             raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
     found = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
@@ -156,6 +158,19 @@ def check_text(text: bytes, name: str) -> None:
         raise DeadweightError(f"{printable(name)} is binary: it holds zero bytes; expected text")
 
 
+def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, say: Callable[[str], None]) -> None:
+    """Beside its place first: another run of a sweep may read, or write, the same tokens at the same time."""
+    draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        write_corpus(draft, data, text, valid, say)
+        draft.rename(folder)
+    except OSError:
+        if not (folder / "corpus.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, say: Callable[[str], None]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     encode, vocabulary = tokenizer_for(data.tokenizer, text, folder, say)
@@ -201,7 +216,7 @@ def tokenizer_for(name: str, text: bytes, folder: Path, say: Callable[[str], Non
             yield int(len(part) * stop / len(words)), tokenizer.encode(words[start:stop], add_special_tokens=False).ids
             start = stop
 
-    return encode, tokenizer.get_vocab_size()
+    return encode, max(tokenizer.get_vocab().values(), default=0) + 1  # ids may have gaps
 
 
 def tokenizer_file(name: str) -> Path | None:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deadweight.errors import DeadweightError
 from deadweight.source.text import printable, reason
 from deadweight.train.settings import Run, as_toml
@@ -25,6 +27,10 @@ def make_accelerator() -> Any:
         from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
         raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+        os.environ.setdefault(
+            "ACCELERATE_USE_CPU", "true"
+        )  # without it every process would take itself for the only one
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
         return Accelerator()
     from accelerate.utils import FullyShardedDataParallelPlugin  # type: ignore[import-untyped,unused-ignore]

@@ -152,8 +152,10 @@ def check_train(train: Train, where: str) -> None:
         require(getattr(train, key) >= 0, where, key, train, "zero or more")
     for key in ("learning_rate", "clip"):
         require(0 < getattr(train, key) < float("inf"), where, key, train, "a number above zero")
-    for key in ("beta1", "beta2", "final_share"):
-        require(0 <= getattr(train, key) <= 1, where, key, train, "a number from 0 to 1")
+    for key in ("beta1", "beta2"):
+        require(0 <= getattr(train, key) < 1, where, key, train, "a number from 0 to 1, below 1")
+    require(0 <= train.final_share <= 1, where, "final_share", train, "a number from 0 to 1")
+    require(train.seed < 1 << 63, where, "seed", train, "a number below 2⁶³")
     require(0 < train.decay_share <= 1, where, "decay_share", train, "a share above 0, up to 1")
     require(train.schedule in ("cosine", "wsd"), where, "schedule", train, "cosine or wsd")
     require(train.precision in ("auto", "fp32", "bf16"), where, "precision", train, "auto, fp32 or bf16")

@@ -67,6 +67,12 @@ def make_sweep(tables: Mapping[str, Any], where: str = "") -> list[Job]:
         raise DeadweightError(f"{where}found seeds = {seeds!r}; expected a list of whole numbers")
     if len(set(seeds)) < len(seeds):
         raise DeadweightError(f"{where}found seeds = {seeds!r}; expected different ones")
+    for name in ("model", "data", "train", "grid"):
+        if not isinstance(table := tables.get(name, {}), Mapping):
+            raise DeadweightError(f"{where}found {name} = {table!r}; expected a table [{name}]")
+    listed = tables.get("variant", [{}])
+    if not isinstance(listed, list) or not listed or not all(isinstance(v, Mapping) for v in listed):
+        raise DeadweightError(f"{where}found variant = {listed!r}; expected tables [[variant]], one or more")
     base = {name: dict(tables.get(name, {})) for name in ("model", "data", "train")}
     found = [
         Job(name, seed, make_run(changed(base, {**changes, "train.seed": seed}, where), where=where))
@@ -163,6 +169,7 @@ def on_ray(jobs: Sequence[Job], folder: Path, address: str) -> Iterator[Outcome]
 def one(job: Job, folder: Path) -> Outcome:
     """Train one variant with one seed; a run that fails is an outcome too."""
     place = folder / "runs" / job.folder
+    (place / "result.json").unlink(missing_ok=True)  # of a run that failed before it began
     try:
         found = train(job.run, place, cache=folder / "data")
         outcome = Outcome(

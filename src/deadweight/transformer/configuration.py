@@ -21,6 +21,18 @@ CHOICES = {
     "activation": ("gelu", "gelu_tanh", "relu", "swiglu"),
 }
 BIASES = ("query", "key", "value", "output", "gate", "up", "down", "norm", "readout")
+YES_OR_NO = (
+    "learned_scale",
+    "query_norm",
+    "key_norm",
+    "norm_gain",
+    "embedding_norm",
+    "attention_skip",
+    "mlp_skip",
+    "shared_layers",
+    "causal",
+    "tie_word_embeddings",
+)
 PER_LAYER = ("heads", "key_heads", "d_qk", "d_v", "hidden", "query", "key", "value")
 
 
@@ -144,6 +156,8 @@ def check(config: TransformerConfig) -> None:
     for name, allowed in CHOICES.items():
         for value in each(getattr(config, name)):
             expect(value in allowed, f"{name} = {value!r}", " or ".join(allowed))
+    for name in YES_OR_NO:
+        expect(isinstance(getattr(config, name), bool), f"{name} = {getattr(config, name)!r}", "true or false")
     expect(isinstance(config.biases, (list, tuple)), f"biases = {config.biases!r}", "a list of names")
     for name in config.biases:
         expect(name in BIASES, f"biases with {name!r}", f"some of {', '.join(BIASES)}")
