@@ -40,8 +40,7 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
-from deadweight.source import Source, open_model
-from deadweight.source.model import REFUSED
+from deadweight.source.model import REFUSED, Source, open_model
 from deadweight.source.narrow import narrow, narrow_config, shallow_config
 from deadweight.source.table import Size
 from deadweight.source.text import reason

@@ -197,8 +197,8 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     lines = [
         "# Training speed",
         "",
-        f"One run of `benchmarks/train_speed.py` on {setting['machine']}, torch {setting['torch']}, "
-        f"{setting['steps']} steps each, bfloat16, compiled, in turns. nanoGPT's loop is its own, with its "
+        f"`benchmarks/train_speed.py` on {setting['machine']}, torch {setting['torch']}, {setting['steps']} steps each "
+        f"unless said below, bfloat16, compiled, in turns. nanoGPT's loop is its own, with its "
         "defaults: it waits for the GPU after every step to print the loss, which ours does every tenth of a run; the "
         "rest of the difference is in kernels (loss, GELU, a residual stream in bfloat16). The loss is nanoGPT's of "
         "its last step, and ours over the last tenth.",

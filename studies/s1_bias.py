@@ -41,7 +41,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
-from deadweight.source import open_model
+from deadweight.source.model import open_model
 from deadweight.train.data import batch, windows
 from deadweight.train.ensemble import Ensemble, Member
 from deadweight.train.settings import Train

@@ -24,8 +24,8 @@ from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim, Motion
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.source import Source, narrow, open_model
-from deadweight.source.narrow import shallow_config
+from deadweight.source.model import Source, open_model
+from deadweight.source.narrow import narrow, shallow_config
 
 Values = dict[str, Tensor]
 

@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import nn
 
-from deadweight.source import narrow, open_model
+from deadweight.source.model import open_model
+from deadweight.source.narrow import narrow
 
 torch.set_num_threads(1)
 

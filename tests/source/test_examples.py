@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from deadweight.source import Source, open_model
+from deadweight.source.model import Source, open_model
 from deadweight.source.narrow import shallow_config
 
 # type, class, and the inputs it gets with their shapes

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from deadweight.errors import DeadweightError
-from deadweight.source import open_model
+from deadweight.source.model import open_model
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from deadweight.errors import DeadweightError
-from deadweight.source import open_model
+from deadweight.source.model import open_model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source import check_finite
+from deadweight.source.finite import check_finite
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

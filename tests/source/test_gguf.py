@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from deadweight.errors import DeadweightError
-from deadweight.source import open_model
+from deadweight.source.model import open_model
 
 gguf = pytest.importorskip("gguf")
 

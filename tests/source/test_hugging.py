@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 from deadweight.errors import DeadweightError
-from deadweight.source import open_model
+from deadweight.source.model import open_model
 
 
 def test_a_folder_is_opened_without_reading_its_weights(folder: Path) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import BertConfig, BertModel, GPT2Config, LlamaConfig, Qwen2Config
 
 from deadweight.errors import DeadweightError
-from deadweight.source import Source, narrow, open_model
-from deadweight.source.narrow import shallow_config
+from deadweight.source.model import Source, open_model
+from deadweight.source.narrow import narrow, shallow_config
 
 FAMILIES = {
     "gpt2": "GPT2LMHeadModel",

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source import randomise
+from deadweight.source.randomise import randomise
 
 
 class Tied(nn.Module):

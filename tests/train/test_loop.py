@@ -68,6 +68,16 @@ def test_a_run_that_was_stopped_has_the_losses_of_one_that_was_not(
     assert losses(tmp_path / "whole") != losses_of_another_seed(tmp_path, tiny)
 
 
+def test_a_run_does_not_go_on_with_another_text(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny()
+    monkeypatch.setattr(Trainer, "save_model", lambda _: None)
+    train(run, tmp_path / "out")
+    Path(run.data.text).write_text("something else altogether, again and again. " * 200)
+    with pytest.raises(DeadweightError, match=r"the text is not the one that .* was trained on up to step"):
+        train(run, tmp_path / "out")
+    train(run, tmp_path / "out", overwrite=True)
+
+
 def losses_of_another_seed(tmp_path: Path, tiny: Tiny) -> list[float]:
     train(tiny(train__seed=1, train__accumulate=2, train__schedule="wsd"), tmp_path / "other")
     return losses(tmp_path / "other")

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import deadweight
 from deadweight.cli import app
-from deadweight.source import narrow, open_model
-from deadweight.source.narrow import narrow_config
+from deadweight.source.model import open_model
+from deadweight.source.narrow import narrow, narrow_config
 from deadweight.source.randomise import randomise
 from deadweight.source.table import Size
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel

@@ -23,7 +23,7 @@ from deadweight.train.objective import Objective
 from deadweight.train.result import Metrics, Trained, Update
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Run, Train
-from deadweight.train.state import load_state, save_state, saved_step, whole_weights
+from deadweight.train.state import load_state, save_state, saved_step, saved_text, whole_weights
 from deadweight.train.tokenizer import save_tokenizer
 from deadweight.transformer import TransformerForCausalLM
 
@@ -88,12 +88,21 @@ class Trainer:
         optimizer = make_optimizer(model, run.train, device)
         self.objective, self.optimizer = accelerator.prepare(Objective(model, self.precision), optimizer)
         self.loss: Callable[[Tensor], Tensor] = torch.compile(self.objective) if compiled else self.objective
+        self.expect_same_text()
         self.step = load_state(out, self.objective, self.own_optimizer)
         if self.step:
             say(f"going on at step {self.step}")
         self.metrics = Metrics(out / "metrics.jsonl", self.step) if accelerator.is_main_process else None
         self.board = tensorboard(out) if run.train.tensorboard and accelerator.is_main_process else None
         self.begin = time.perf_counter()
+
+    def expect_same_text(self) -> None:
+        """A run goes on with the text that it began with, or not at all."""
+        if (before := saved_text(self.out)) is not None and before != self.corpus.folder.name:
+            raise DeadweightError(
+                f"the text is not the one that {printable(self.out)} was trained on up to step {saved_step(self.out)}; "
+                "expected the same: name another folder, or begin anew with --overwrite"
+            )
 
     def run_all(self) -> Trained:
         train, first = self.settings, self.step
@@ -251,7 +260,8 @@ class Trainer:
         return loss, bits
 
     def save_state(self) -> None:
-        save_state(self.out, self.objective, self.own_optimizer, self.step, main=self.accelerator.is_main_process)
+        main, text = self.accelerator.is_main_process, self.corpus.folder.name
+        save_state(self.out, self.objective, self.own_optimizer, self.step, main=main, text=text)
         self.accelerator.wait_for_everyone()
 
     @property

@@ -24,8 +24,10 @@ STATE = "state"
 FILE, ABOUT = "state.safetensors", "state.json"
 
 
-def save_state(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, *, main: bool) -> None:
-    """Every process calls it, one writes: beside the last state first, then in its place."""
+def save_state(
+    out: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, *, main: bool, text: str = ""
+) -> None:
+    """Every process calls it, one writes: beside the last state first, then in its place. `text`: what was read."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     found: Any = get_state_dict(model, optimizer, options=options)
     weights, moments = found
@@ -38,7 +40,7 @@ def save_state(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer, st
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     save_file({n: t.detach().clone().contiguous() for n, t in tensors.items()}, draft / FILE)
-    (draft / ABOUT).write_text(json.dumps({"step": step}), encoding="utf-8")
+    (draft / ABOUT).write_text(json.dumps({"step": step, "text": text}), encoding="utf-8")
     shutil.rmtree(old, ignore_errors=True)
     if state.exists():
         state.rename(old)
@@ -56,6 +58,12 @@ def saved_step(out: Path) -> int | None:
     """The step of the last state; None if there is none."""
     place = place_of(out)
     return None if place is None else about(place)["step"]
+
+
+def saved_text(out: Path) -> str | None:
+    """The name of the text that the last state was trained on; None if there is no state, or it does not say."""
+    place = place_of(out)
+    return None if place is None else about(place).get("text") or None
 
 
 def place_of(out: Path) -> Path | None:
