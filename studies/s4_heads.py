@@ -26,7 +26,7 @@ import typer
 
 from deadweight.heads.assemble import assembled
 from deadweight.heads.budget import Budget, ranked, slots_of, spaces_of, total_cost, whole
-from deadweight.heads.calibration import Calibration, calibration, more_text
+from deadweight.heads.calibration import Calibration, calibration, text_to_heal_on
 from deadweight.heads.heal import healed
 from deadweight.heads.judge import judge
 from deadweight.heads.locate import locate
@@ -89,7 +89,7 @@ class Trial:
         self.source: Source = open_complete("demo")
         self.found: Calibration = calibration(self.source, "demo", text="embedded", windows=windows, length=length)
         self.steps, self.seeds = steps, seeds
-        self.text = more_text(self.source, "demo", "embedded", self.found, 4 * steps)
+        self.text = text_to_heal_on(self.source, "demo", "embedded", None, self.found, steps)
 
     def measured(self, merged: int) -> list[Spaces]:
         attentions = locate(self.source)
