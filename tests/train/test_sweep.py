@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deadweight.errors import DeadweightError
 from deadweight.report.sweep import markdown, plot
 from deadweight.train import sweep as package
+from deadweight.train.loop import Trainer
 from deadweight.train.sweep import Outcome, make_sweep, rows, sweep
 
 BASE: dict[str, Any] = {
@@ -67,6 +69,21 @@ def test_a_run_that_fails_is_counted_and_the_others_go_on(tmp_path: Path, text: 
     }
     good, bad = rows(sweep(make_sweep(tables), tmp_path))
     assert (good.failed, len(good.values)) == (0, 1) and (bad.failed, bad.words) == (1, "none finished")
+
+
+def test_a_run_that_does_not_fit_ends_no_other(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {**BASE, "seeds": [0], "data": {"text": text}, "variant": [{"name": "full"}, {"name": "wide"}]}
+    tables["grid"] = {"train.weight_decay": [0.1]}
+    plain = Trainer.one_step
+
+    def full(self: Trainer) -> torch.Tensor:
+        if "wide" in str(self.out):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self)
+
+    monkeypatch.setattr(Trainer, "one_step", full)
+    found = sweep(make_sweep(tables), tmp_path)
+    assert [o.error for o in found] == [None, "OutOfMemoryError: CUDA out of memory"]
 
 
 def test_ray_gives_the_results_of_this_machine(tmp_path: Path, text: str) -> None:

@@ -94,12 +94,12 @@ def read_toml(file: str | Path) -> dict[str, Any]:
 
 def make_run(tables: Mapping[str, Any], where: str = "") -> Run:
     """A checked run from nested tables; the shape is built once, so that nothing impossible waits in the queue."""
-    known(tables, ("model", "data", "train"), f"{where}table")
+    known(tables, ("model", "data", "train"), "table", where)
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise DeadweightError(f"{where}found {name} = {table!r}; expected a table [{name}]")
     model = dict(tables.get("model", {}))
-    known(model, MODEL_KEYS, f"{where}[model] key")
+    known(model, MODEL_KEYS, "key", f"{where}[model] ")
     run = Run(
         {k: normal(k, v) for k, v in model.items()},
         made(Data, tables.get("data", {}), f"{where}[data] "),
@@ -117,18 +117,18 @@ def normal(key: str, value: Any) -> Any:
     return list(value) if key in PER_LAYER and isinstance(value, tuple) else value
 
 
-def known(found: Mapping[str, Any], expected: Any, what: str) -> None:
+def known(found: Mapping[str, Any], expected: Any, what: str, where: str = "") -> None:
     for key in found:
         if key not in expected:
             close = get_close_matches(key, expected, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(expected)}"
-            raise DeadweightError(f"unknown {what} {printable(key)}{hint}")
+            raise DeadweightError(f"{where}unknown {what} {printable(key)}{hint}")
 
 
 def made(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
     """A dataclass from a table, with types as declared."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    known(table, tuple(fields), f"{where}key")
+    known(table, tuple(fields), "key", where)
     for key, value in table.items():
         wanted = str(fields[key].type).replace("| None", "").strip()
         fits = {

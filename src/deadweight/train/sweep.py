@@ -61,7 +61,7 @@ def read_sweep(file: str | Path) -> list[Job]:
 
 
 def make_sweep(tables: Mapping[str, Any], where: str = "") -> list[Job]:
-    known(tables, TABLES, f"{where}table")
+    known(tables, TABLES, "table", where)
     seeds = tables.get("seeds", [0, 1, 2])
     if not isinstance(seeds, list) or not seeds or not all(type(s) is int and s >= 0 for s in seeds):
         raise DeadweightError(f"{where}found seeds = {seeds!r}; expected a list of whole numbers")
@@ -183,6 +183,8 @@ def one(job: Job, folder: Path) -> Outcome:
         )
     except DeadweightError as error:
         outcome = Outcome(job.variant, job.seed, error=str(error))
+    except (RuntimeError, MemoryError) as error:  # out of memory, say: the smaller ones may still fit
+        outcome = Outcome(job.variant, job.seed, error=reason(error))
     place.mkdir(parents=True, exist_ok=True)
     (place / "result.json").write_text(json.dumps(outcome.__dict__) + "\n", encoding="utf-8")
     return outcome
