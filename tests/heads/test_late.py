@@ -68,6 +68,8 @@ def test_without_rotary_positions_or_a_word_about_them_keys_are_joined_as_ever(
     assert late.judgement.error == pytest.approx(plain.judgement.error, rel=1e-6)
     packings = [m for m in late.module.modules() if isinstance(m, Packing)]  # type: ignore[union-attr]
     assert packings and not any(p.late for p in packings)
+    said = [any("no keys are late" in note for note in found.notes) for found in (late, plain)]
+    assert said == [True, False]
 
 
 @pytest.mark.parametrize("late", [True, False])

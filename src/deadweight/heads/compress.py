@@ -33,6 +33,10 @@ from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
 from deadweight.train.launch import first_process
 
+NOT_LATE = (
+    "no keys are late: that takes a slim cache to be kept small (--keep-kv), several key heads, and rotary positions "
+    "that the attention is told",
+)
 WIDEST = 512  # dimensions of values, or of keys, that heads may share
 
 
@@ -105,7 +109,8 @@ def compress(
         seconds_forward=forward,
         seconds=time.perf_counter() - start,
     )
-    result = replace(result, notes=(*result.notes, *undone))
+    asked_for = NOT_LATE if late and not any(s.late for s in spaces) else ()
+    result = replace(result, notes=(*result.notes, *asked_for, *undone))
     if target is not None and first_process():
         progress("writing", 0, 0)
         write_compressed(
