@@ -223,7 +223,7 @@ def number(value: float | None, digits: int) -> str:
 def main(
     nanogpt_checkout: Annotated[Path | None, typer.Option("--nanogpt", help="a checkout of karpathy/nanoGPT")] = None,
     text: Annotated[str, typer.Option(help="text to train on")] = "embedded",
-    steps: Annotated[int, typer.Option(help="steps of every run")] = 120,
+    steps: Annotated[int, typer.Option(help="steps of every run")] = 80,
     shapes: Annotated[str, typer.Option(help="names of SHAPES, by semicolon")] = ";".join(list(SHAPES)[:2]),
     rivals: Annotated[str, typer.Option(help="who runs, by semicolon")] = ";".join(RIVALS),
     json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,

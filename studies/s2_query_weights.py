@@ -70,7 +70,7 @@ def config(shape: str) -> TransformerConfig:
 def run(
     text: Annotated[str, typer.Option(help="a text file; the last twentieth is judged on")],
     out: Annotated[Path, typer.Option(help="where the record goes; what it has already is not run again")],
-    steps: Annotated[int, typer.Option(help="optimizer steps")] = 3000,
+    steps: Annotated[int, typer.Option(help="optimizer steps")] = 2400,
     batch: Annotated[int, typer.Option(help=f"sequences of {CONTEXT} bytes per step")] = 16,
     seeds: Annotated[int, typer.Option(help="seeds of every setting")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="shapes to run; default: all")] = None,

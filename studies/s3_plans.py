@@ -62,7 +62,7 @@ BOUND, SATURATED, NEED = "the bound", "the bound, and saturation", "measured nee
 def plans(
     text: Annotated[str, typer.Option(help="a text file")],
     out: Annotated[Path, typer.Option(help="where the record goes")],
-    steps: Annotated[int, typer.Option(help="steps of the pilot run")] = 300,
+    steps: Annotated[int, typer.Option(help="steps of the pilot run")] = 200,
 ) -> None:
     """Train a pilot, and record the plans that are compared."""
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ def run(
     out: Annotated[Path, typer.Option(help="the record; plans that it has curves of are not run again")],
     steps: Annotated[int, typer.Option(help="optimizer steps")] = 2400,
     batch: Annotated[int, typer.Option(help=f"sequences of {SHAPE.context} bytes per step")] = 16,
-    seeds: Annotated[int, typer.Option(help="seeds of every plan")] = 5,
+    seeds: Annotated[int, typer.Option(help="seeds of every plan")] = 4,
     only: Annotated[list[str] | None, typer.Option(help="plans to run; default: all")] = None,
 ) -> None:
     """Train every plan, all its seeds together, and record."""

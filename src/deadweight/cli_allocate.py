@@ -170,15 +170,15 @@ def plan(
         raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
     files = writable(json, "--json"), writable(toml, "--toml"), drawable(plot)
     shape = Shape(width, layers, heads, context)
+    text = profile.removeprefix("text:") if profile.startswith("text:") else None  # what is measured is trained on
     factors = None if saturation == "pilot" else given_saturation(saturation)
     known = named_profile(profile, lags, tokenizer)
     size, rules = token_dim or known.d_token, Rules(multiple=multiple, one_size=True, sharing=sharing)
     if saturation == "pilot":
         make_plan(shape, known.values, d_token=size, rules=rules)  # what cannot be is said before the training
-        factors = piloted(shape, profile, tokenizer, pilot_steps, sharing)
+        factors = piloted(shape, text or "embedded", tokenizer, pilot_steps, sharing)
     found = make_plan(shape, known.values, d_token=size, saturation=factors, rules=rules)
-    text = profile.removeprefix("text:")  # the run is for the text that was measured
-    data = {"text": text, "tokenizer": tokenizer} if text != profile else None
+    data = {"text": text, "tokenizer": tokenizer} if text is not None else None
     if json == "-":
         sys.stdout.write(as_text(plan_data(found, known.source)))
     elif toml == "-":
@@ -201,12 +201,11 @@ def named_profile(name: str, lags: int | None, tokenizer: str) -> Any:
         return read_profile(name, lags, tokenizer, say or (lambda _: None))
 
 
-def piloted(shape: Any, profile: str, tokenizer: str, steps: int, sharing: int) -> list[float]:
+def piloted(shape: Any, text: str, tokenizer: str, steps: int, sharing: int) -> list[float]:
     """The factors that a short run shows, told on standard error."""
     from deadweight.allocate.pilot import pilot
     from deadweight.cli_parts import stages_bar
 
-    text = profile.removeprefix("text:") if profile.startswith("text:") else "embedded"
     with stages_bar() as tell:
         found = pilot(shape, text, tokenizer=tokenizer, steps=steps, sharing=sharing, progress=tell)
     make_console(stderr=True).print(found.source, highlight=False, markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deadweight.audit.run import threads_for
 from deadweight.errors import DeadweightError
-from deadweight.heads.budget import Method, Ranks, spaces_of, total_cost
+from deadweight.heads.budget import Budget, Method, Ranks, spaces_of, total_cost
 from deadweight.heads.calibration import Calibration, calibration, text_to_heal_on
 from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
 from deadweight.heads.heal import heal_or_undo, healing_place
@@ -179,9 +179,10 @@ def wanted(source: Source, kv: float | None, attention: float | None, loss: floa
         raise DeadweightError("found several budgets; expected one of keep_kv, keep_attention and max_loss")
     if loss is not None and not loss > 0:
         raise DeadweightError(f"found --max-loss {loss}; expected nats per token above 0: 0.02 is 2 % of perplexity")
-    for what, share in (("kv", kv), ("attention", attention)):
-        if share is not None and not 0 < share <= 1:
-            raise DeadweightError(f"found --keep-{what} {share}; expected a share above 0 and at most 1")
+    if kv is not None:
+        Budget("kv", kv)  # refuses what is no share, before any work
+    if attention is not None:
+        Budget("attention", attention)
     has_cache = hasattr(source.module, "generate")
     if kv is not None and not has_cache:
         raise DeadweightError(f"{printable(source.name)} has no cache, which --keep-kv is about; use --keep-attention")

@@ -144,13 +144,8 @@ class Moments:
         found.tokens, found.graded = self.tokens, self.graded
         for name in ("out_gradient", "query_gradient", "key_gradient" if self.late else "planes"):
             setattr(found, name, getattr(self, name) / self.graded)
-        more = (
-            ()
-            if self.joined == 1
-            else ("key", "key_mean")
-            if self.late
-            else ("key", "key_mean", "key_planes", "query_planes")
-        )
+        more: tuple[str, ...] = () if self.joined == 1 else ("key", "key_mean")
+        more += () if self.joined == 1 or self.late else ("key_planes", "query_planes")
         if self.late:
             found.turns, found.sizes = self.turns, self.sizes
         for name in ("out", "out_mean", "query", *more):

@@ -140,7 +140,7 @@ def from_datasets(name: str, say: Callable[[str], None]) -> bytes:
     except Exception as error:
         raise DeadweightError(f"datasets:{printable(name)} cannot be loaded ({reason(error)})") from error
     there = list(split.column_names)
-    column = column or next(c for c in ("text", "content", *there) if c in there)
+    column = column or next((c for c in ("text", "content", *there) if c in there), "text")
     if column not in there:
         raise DeadweightError(f"datasets:{printable(name)} has no such column; expected one of {', '.join(there)}")
     return "\n".join(map(str, split[column])).encode()

@@ -28,9 +28,7 @@ def make_accelerator() -> Any:
     except ImportError as error:
         raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
-        os.environ.setdefault(
-            "ACCELERATE_USE_CPU", "true"
-        )  # without it every process would take itself for the only one
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # or every process would take itself for the only one
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
         return Accelerator()
     from accelerate.utils import FullyShardedDataParallelPlugin  # type: ignore[import-untyped,unused-ignore]

@@ -27,7 +27,7 @@ from deadweight.train.state import load_state, save_state, saved_step, saved_tex
 from deadweight.train.tokenizer import save_tokenizer
 from deadweight.transformer import TransformerForCausalLM
 
-LOGITS = 1 << 28  # at most, at a time, in evaluations: no step of training should need less memory than they do
+LOGITS = 1 << 28  # at most, at a time, in evaluations: they should not need more memory than a step of training
 Tell = Callable[[Update], None]
 Say = Callable[[str], None]
 
