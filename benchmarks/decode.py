@@ -27,6 +27,7 @@ from decode_parts import (
     DEVICE,
     DTYPE,
     RIVALS,
+    Kind,
     Step,
     cache_bytes,
     cleaned,
@@ -34,6 +35,7 @@ from decode_parts import (
     loaded,
     longest,
     random_model,
+    sharing,
     slim_twin,
 )
 from rich.console import Console
@@ -43,8 +45,9 @@ from deadweight.source import slim_attention
 
 app = typer.Typer(pretty_exceptions_enable=False)
 Record = dict[str, Any]
-BEST = ("original, flash attention of torch", "slim, our kernel")  # whose longest contexts are compared
-TUNED = {"tile": (32, 64, 128), "warps": (4, 8), "stages": (3, 4), "per processor": (2, 4, 8)}
+BEST = ("original, our kernel", "slim, our kernel", "slim with late keys, our kernel")  # of the longest contexts
+FORMS = {"all": "all", "half": "half", "late": "half, late keys"}
+TUNED = {"tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4), "per processor": (1, 2, 4)}
 
 
 def kept(file: Path | None, record: Record) -> None:
@@ -58,19 +61,19 @@ def opened(file: Path | None) -> Record:
     return {"speed": [], "longest": [], "kernel": [], **found, "setting": circumstances()}
 
 
-def captured(rivals: Any, models: dict[bool, Any], batch: int, context: int, filled: int) -> tuple[dict, dict]:
+def captured(rivals: Any, models: dict[Kind, Any], batch: int, context: int, filled: int) -> tuple[dict, dict]:
     """The steps of all rivals that can, and what the cache of each kind of model holds.
 
     All that compute with the same model and cache must come to the same logits.
     """
-    states: dict[bool, Any] = {False: {}, True: {}}
+    states: dict[Kind, Any] = {kind: {} for kind in models}
     steps = {}
-    logits: dict[bool, Any] = {}
+    logits: dict[Kind, Any] = {}
     for rival in rivals:
-        step = Step(rival, models[rival.slim], batch, context, filled, states[rival.slim])
+        step = Step(rival, models[rival.kind], batch, context, filled, states[rival.kind])
         try:
             found = step.eager().float()
-            wanted = logits.setdefault(rival.slim, found)
+            wanted = logits.setdefault(rival.kind, found)
             difference = float((found - wanted).norm() / wanted.norm())
             before = torch.cuda.memory_allocated() if CUDA else 0
             if CUDA:
@@ -85,17 +88,18 @@ def captured(rivals: Any, models: dict[bool, Any], batch: int, context: int, fil
     return steps, states
 
 
-def speed(name: str, models: dict[bool, Any], shape: str, turns: int, filled: float) -> list[Record]:
+def speed(name: str, models: dict[Kind, Any], shape: str, turns: int, filled: float) -> list[Record]:
     batch, context = map(int, shape.split("x"))
     tokens = max(1, round(filled * context))
+    rivals = [r for r in RIVALS if r.kind in models]
     with torch.no_grad():
-        steps, states = captured(RIVALS, models, batch, context, tokens)
+        steps, states = captured(rivals, models, batch, context, tokens)
     times = in_turns({n: step.run for n, (step, _) in steps.items()}, turns)
     rows = []
-    for rival in RIVALS:
+    for rival in rivals:
         if rival.name not in steps:
             continue
-        size = cache_bytes(states[rival.slim])
+        size = cache_bytes(states[rival.kind])
         row = {
             "model": name,
             "batch": batch,
@@ -122,9 +126,10 @@ def speed(name: str, models: dict[bool, Any], shape: str, turns: int, filled: fl
 def run(
     model: Annotated[str | None, typer.Argument(help="folder of the original")] = None,
     slim: Annotated[str | None, typer.Argument(help="folder of the compressed model")] = None,
+    late: Annotated[str | None, typer.Option(help="folder of one with late keys")] = None,
     config: Annotated[str, typer.Option(help="random weights instead: a name of CONFIGS or a file")] = "LLaMA-1B",
     keep_kv: Annotated[float, typer.Option(help="share that a random slim model keeps")] = 0.5,
-    shapes: Annotated[str, typer.Option(help="batch x context, by comma")] = "16x8192,64x8192,64x16384",
+    shapes: Annotated[str, typer.Option(help="batch x context, by comma")] = "16x8192,64x8192,64x16384,96x16384",
     filled: Annotated[float, typer.Option(help="share of the cache that is filled; a mask hides the rest")] = 1.0,
     turns: Annotated[int, typer.Option(help="turns of every rival")] = 5,
     fit: Annotated[int, typer.Option(help="batch whose longest context is looked for; 0: none")] = 16,
@@ -135,8 +140,14 @@ def run(
     record = opened(json_file)
     name = config if model is None else Path(model).name
     original = random_model(config) if model is None else loaded(model)
+    models: dict[Kind, Any] = {"original": original}
     with torch.no_grad():
-        models = {False: original, True: slim_twin(original, keep_kv) if slim is None else loaded(slim)}
+        if model is None:
+            models |= {"slim": slim_twin(original, keep_kv, False), "late": slim_twin(original, keep_kv, True)}
+    if slim is not None:
+        models["slim"] = loaded(slim)
+    if late is not None:
+        models["late"] = loaded(late)
     record["speed"] = [r for r in record["speed"] if r["model"] != name]
     for shape in shapes.split(","):
         record["speed"] += speed(name, models, shape, turns, filled)
@@ -147,9 +158,9 @@ def run(
     per_token = {r["rival"]: r["bytes_per_token"] for r in record["speed"] if r["model"] == name}
     record["longest"] = [r for r in record["longest"] if r["model"] != name]
     for rival in [r for r in RIVALS if r.name in BEST and r.name in per_token]:
-        models[not rival.slim].to("cpu")
-        models[rival.slim].to(DEVICE)
-        found = longest(rival, models[rival.slim], fit, per_token[rival.name])
+        for kind, one in models.items():
+            one.to(DEVICE if kind == rival.kind else "cpu")
+        found = longest(rival, models[rival.kind], fit, per_token[rival.name])
         record["longest"].append({"model": name, "batch": fit, "rival": rival.name, "context": found})
         typer.echo(f"{name}, batch {fit}, {rival.name}: {found:,} tokens fit")
         kept(json_file, record)
@@ -163,15 +174,25 @@ def kernel_shapes() -> dict[str, tuple[int, int, int]]:
     }
 
 
-def kernel_case(h: int, g: int, d: int, batch: int, context: int, half: bool, masked: bool) -> tuple[Any, ...]:
-    """Arguments of one attention: whole heads, or half of the keys and values that up to 512 dimensions share."""
-    shared = max(m for m in range(1, g + 1) if g % m == 0 and m * d <= 512) if half else 1
-    size = shared * d // (1 + half)
+def kernel_case(
+    h: int, g: int, d: int, batch: int, context: int, form: str, masked: bool, merge: int
+) -> tuple[Any, ...]:
+    """Arguments of one attention: whole heads, or half of the keys and values that neighbouring heads share."""
+    whole, late = form == "all", form == "late"
+    shared = 1 if whole else merge or sharing(g, d, late)
+    size = shared * d // (1 if whole else 2)
     sizes = (size,) * (g // shared)
     key, value = (torch.randn(batch, len(sizes), context, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
-    query = torch.randn(batch, h, 1, size, device=DEVICE, dtype=DTYPE)
+    query = torch.randn(batch, h, 1, d if late else size, device=DEVICE, dtype=DTYPE)
     mask = torch.ones(batch, 1, 1, context, dtype=torch.bool, device=DEVICE) if masked else None
-    return query, key, value, mask, None, sizes, sizes, d**-0.5
+    turning = []
+    if late:
+        maps = torch.randn(len(sizes) * shared * d * size, device=DEVICE, dtype=DTYPE) / size**0.5
+        shift = torch.randn(len(sizes), shared, d, device=DEVICE, dtype=DTYPE)
+        places = torch.arange(d, dtype=torch.int32, device=DEVICE)
+        rates = 10000.0 ** (-torch.arange(d // 2, device=DEVICE) / (d // 2))
+        turning = [maps, shift, places, rates, torch.zeros(batch, 1, dtype=torch.long, device=DEVICE)]
+    return query, key, value, mask, None, turning, sizes, sizes, d**-0.5
 
 
 def replayed(job: Any) -> Any:
@@ -195,14 +216,14 @@ def copy_speed() -> float:
 
 
 def plans(code: Any, case: tuple[Any, ...], tune: bool) -> list[Any]:
-    query, key, value, *_, keys, values, _ = case
-    usual = code.planned(query, key, value, keys, values)
+    query, key, value, _, _, late, keys, values, _ = case
+    usual = code.planned(query, key, value, keys, values, late)
     if not tune:
         return [usual]
     groups = math.gcd(len(keys), len(values))
     found = []
     for tile, warps, stages, per in itertools.product(*TUNED.values()):
-        parts = max(1, min(per * code.processors(query.device) // (len(query) * groups), key.shape[2] // 256))
+        parts = max(1, min(per * code.processors(query.device)[0] // (len(query) * groups), key.shape[2] // 256))
         found.append(code.Plan(tile, warps, stages, parts))
     return [usual, *dict.fromkeys(found)]
 
@@ -212,6 +233,8 @@ def kernel(
     names: Annotated[str, typer.Option("--shapes", help="names of CONFIGS, by comma")] = ",".join(list(CONFIGS)[:3]),
     cases: Annotated[str, typer.Option(help="batch x context, by comma")] = "64x8192,1x131072",
     masked: Annotated[bool, typer.Option(help="with the mask of a static cache, all filled")] = False,
+    forms: Annotated[str, typer.Option(help="all, half, late: what is kept, by comma")] = "all,half,late",
+    merge: Annotated[int, typer.Option(help="key heads that share; 0: as many as compress lets")] = 0,
     tune: Annotated[bool, typer.Option(help="try many plans")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
 ) -> None:
@@ -226,9 +249,9 @@ def kernel(
     from deadweight.source import slim_decode as code
 
     record["kernel"] = []
-    for name, shape, half in itertools.product(names.split(","), cases.split(","), (False, True)):
+    for name, shape, form in itertools.product(names.split(","), cases.split(","), forms.split(",")):
         batch, context = map(int, shape.split("x"))
-        case = kernel_case(*kernel_shapes()[name], batch, context, half, masked)
+        case = kernel_case(*kernel_shapes()[name], batch, context, form, masked, merge)
         size = sum(z.numel() * z.element_size() for z in case[1:3])
         for plan in plans(code, case, tune):
             try:
@@ -237,12 +260,11 @@ def kernel(
             except (RuntimeError, code.triton.runtime.OutOfResources) as error:
                 typer.echo(f"{plan}: {str(error).splitlines()[0][:100]}")
                 continue
-            row = {"model": name, "half": half, "batch": batch, "context": context, "plan": vars(plan)}
+            row = {"model": name, "form": form, "batch": batch, "context": context, "plan": vars(plan)}
             row |= {"microseconds": found * 1e6, "bytes_per_second": size / found}
             record["kernel"].append(row)
             typer.echo(
-                f"{name}{', half' if half else ''}, {batch} × {context:,}, {plan}: {found * 1e6:.1f} µs, "
-                f"{size / found / 1e12:.2f} TB/s"
+                f"{name}, {form}, {batch} × {context:,}, {plan}: {found * 1e6:.1f} µs, {size / found / 1e12:.2f} TB/s"
             )
             kept(json_file, record)
         cleaned()
@@ -284,9 +306,9 @@ def page(record: Record) -> str:
         ]
         shown: dict[Any, Record] = {}
         for r in record["kernel"]:
-            shown.setdefault((r["model"], r["half"], r["batch"], r["context"]), r)  # the first plan is the usual one
+            shown.setdefault((r["model"], r["form"], r["batch"], r["context"]), r)  # the first plan is the usual one
         lines += [
-            f"| {r['model']} | {'half' if r['half'] else 'all'} | {r['batch']} × {r['context']:,} | "
+            f"| {r['model']} | {FORMS[r['form']]} | {r['batch']} × {r['context']:,} | "
             f"{r['microseconds']:.1f} | {r['bytes_per_second'] / 1e12:.2f} | {r['bytes_per_second'] / copy:.0%} |"
             for r in shown.values()
         ]

@@ -11,20 +11,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from deadweight.heads.assemble import assembled
-from deadweight.heads.compress import WIDEST
+from deadweight.heads.compress import WIDEST, WIDEST_LATE
 from deadweight.heads.truncate import Cut
 from deadweight.reduce.facts import ZeroPlaces
 from deadweight.source import slim_attention
 
+Kind = Literal["original", "slim", "late"]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -80,7 +82,7 @@ def loaded(folder: str) -> nn.Module:
     return model.to(DEVICE, DTYPE).eval().requires_grad_(False)
 
 
-def slim_twin(model: Any, share: float) -> nn.Module:
+def slim_twin(model: Any, share: float, late: bool) -> nn.Module:
     """A LLaMA whose heads keep a share of their dimensions; they share keys and values as `compress` makes them do.
 
     What the weights are does not matter to their speed: rows are set to zero, not chosen.
@@ -88,10 +90,23 @@ def slim_twin(model: Any, share: float) -> nn.Module:
     module, config = copy.deepcopy(model), model.config
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
     d = config.hidden_size // heads
-    shared = max(m for m in range(1, key_heads + 1) if key_heads % m == 0 and m * d <= WIDEST)
+    shared = sharing(key_heads, d, late)
     sets, rank = key_heads // shared, round(share * shared * d)
     numbers = [(n // shared, n % shared) for n in range(rank // 2)]  # planes that are kept, and whose
-    kept = [member * d + plane + side for side in (0, d // 2) for plane, member in numbers]
+    kept = [*range(rank)] if late else [m * d + plane + side for side in (0, d // 2) for plane, m in numbers]
+    tensors = {f"up_{g}": torch.randn(heads // sets, d, rank) / rank**0.5 for g in range(sets)}
+    if late:
+        rates = 10000.0 ** (-torch.arange(d // 2) / (d // 2))
+        tensors |= {
+            "expand": torch.randn(sets * shared * d * rank) / rank**0.5,
+            "shift": torch.randn(sets, shared, d),
+            "plane_places": torch.arange(d, dtype=torch.int32),
+            "rates": rates.view(torch.int32),
+        }
+    else:
+        asked = torch.tensor([plane + side for side in (0, d // 2) for plane, _ in numbers], dtype=torch.int32)
+        turns = torch.randn(heads // sets, 2, len(numbers))
+        tensors |= {"query_places": asked.repeat(sets), **{f"turn_{g}": turns for g in range(sets)}}
     facts: list[Any] = []
     packings: dict[str, Any] = {}
     for n, layer in enumerate(module.model.layers):
@@ -103,8 +118,6 @@ def slim_twin(model: Any, share: float) -> nn.Module:
         for name, rows in gone.items():
             getattr(layer.self_attn, name).weight[rows] = 0.0
             facts.append(ZeroPlaces(f"{path}.{name}.weight", 0, tuple(rows)))
-        ups, turns = torch.randn(heads // sets, d, rank) / rank**0.5, torch.randn(heads // sets, 2, len(numbers))
-        asked = torch.tensor([plane + side for side in (0, d // 2) for plane, _ in numbers], dtype=torch.int32)
         packings[path] = {
             "heads": heads,
             "key_heads": key_heads,
@@ -114,16 +127,21 @@ def slim_twin(model: Any, share: float) -> nn.Module:
             "d_v": d,
             "keys": [len(kept)] * sets,
             "values": [rank] * sets,
-            "planes": [len(numbers)] * sets,
+            "planes": [0 if late else len(numbers)] * sets,
             "still": 0,
-            "chosen": True,
+            "late": d // 2 if late else 0,
+            "chosen": not late,
             "needed": False,
             "_key_places": kept * sets,
-            "_tensors": {"query_places": asked.repeat(sets)}
-            | {f"up_{g}": ups for g in range(sets)}
-            | {f"turn_{g}": turns for g in range(sets)},
+            "_tensors": tensors,
         }
     return assembled(Cut(module, tuple(facts), packings))[0].eval().requires_grad_(False)
+
+
+def sharing(key_heads: int, size: int, late: bool) -> int:
+    """How many key heads `compress` lets share their keys and values."""
+    widest = max(WIDEST_LATE, 2 * size) if late else WIDEST
+    return max(m for m in range(1, key_heads + 1) if key_heads % m == 0 and (m == 1 or m * size <= widest))
 
 
 class FilledCache(DynamicCache):
@@ -155,10 +173,10 @@ class FilledCache(DynamicCache):
 
 @dataclass(frozen=True)
 class Rival:
-    """Whose model, which attention of transformers, with our kernel or not, behind a mask or on an exact cache."""
+    """Which model, which attention of transformers, with our kernel or not, behind a mask or on an exact cache."""
 
     name: str
-    slim: bool
+    kind: Kind
     attention: str
     kernel: bool = False
     exact: bool = False
@@ -166,7 +184,7 @@ class Rival:
 
     @contextlib.contextmanager
     def chosen(self, model: Any) -> Iterator[None]:
-        if not self.slim:
+        if self.kind == "original":
             slim_attention.register()
             model.set_attn_implementation(self.attention)
         before, slim_attention.DEVICES = slim_attention.DEVICES, ("cuda",) if self.kernel else ()
@@ -177,14 +195,22 @@ class Rival:
             slim_attention.DEVICES = before
 
 
-OURS = slim_attention.NAME
+def no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+OURS, BARE = slim_attention.NAME, "sdpa_without_mask"
+AttentionInterface.register(BARE, sdpa_attention_forward)
+AttentionMaskInterface.register(BARE, no_mask)  # transformers makes a mask of nothing while a graph is captured
 RIVALS = (
-    Rival("original, sdpa with a mask", False, "sdpa"),
-    Rival("original, flash attention of torch", False, "sdpa", exact=True, backend=SDPBackend.FLASH_ATTENTION),
-    Rival("original, cuDNN attention of torch", False, "sdpa", exact=True, backend=SDPBackend.CUDNN_ATTENTION),
-    Rival("original, our kernel", False, OURS, kernel=True),
-    Rival("slim, two products", True, OURS),
-    Rival("slim, our kernel", True, OURS, kernel=True),
+    Rival("original, sdpa with a mask", "original", "sdpa"),
+    Rival("original, flash attention of torch", "original", BARE, exact=True, backend=SDPBackend.FLASH_ATTENTION),
+    Rival("original, cuDNN attention of torch", "original", BARE, exact=True, backend=SDPBackend.CUDNN_ATTENTION),
+    Rival("original, our kernel", "original", OURS, kernel=True),
+    Rival("slim, two products", "slim", OURS),
+    Rival("slim, our kernel", "slim", OURS, kernel=True),
+    Rival("slim with late keys, expanded by torch", "late", OURS),
+    Rival("slim with late keys, our kernel", "late", OURS, kernel=True),
 )
 
 

@@ -56,7 +56,7 @@ def mask_of(kind, t):
 def one(states, sizes, i):
     return states[:, i] if states.shape[1] == len(sizes) else states[:, 0].split(list(sizes), -1)[i]
 
-def exact(query, key, value, mask, places, keys, values, scaling):
+def exact(query, key, value, mask, places, late, keys, values, scaling):
     found = torch.zeros(2, query.shape[1], 1, max(values), dtype=torch.double, device=DEVICE)
     for h in range(query.shape[1]):
         i, j = h * len(keys) // query.shape[1], h * len(values) // query.shape[1]
@@ -84,7 +84,7 @@ for heads, keys, values, size, chosen, kind in CASES:
             order = [torch.randperm(size, device=DEVICE)[:k].sort().values for k in keys]
             places = torch.cat(order).int() if chosen else None
             mask = mask_of(kind, t)
-            rest = (places, keys, values, 0.3)
+            rest = (places, [], keys, values, 0.3)
             found = decoded(query, key, value, mask, *rest, Plan(32, 4, 2, parts))
             wanted = exact(query, key, value, mask, *rest)
             error = float((found - wanted).abs().max())
@@ -99,12 +99,13 @@ for heads, keys, values, size, chosen, kind in CASES:
 query, key, value = (torch.randn(1, 2, t, 16, device=DEVICE) for t in (1, 200, 200))
 mask = torch.zeros(1, 1, 1, 200, dtype=torch.bool, device=DEVICE)
 mask[..., 40:120] = True
-wanted = decoded(query, key[:, :, 40:120], value[:, :, 40:120], None, None, (16, 16), (16, 16), 0.3, Plan(32, 4, 2, 1))
+rest = (None, [], (16, 16), (16, 16), 0.3)
+wanted = decoded(query, key[:, :, 40:120], value[:, :, 40:120], None, *rest, Plan(32, 4, 2, 1))
 for z in (key, value):
     z[:, :, :40] = z[:, :, 120:] = torch.nan
-found = decoded(query, key, value, mask, None, (16, 16), (16, 16), 0.3, Plan(32, 4, 2, 2))
+found = decoded(query, key, value, mask, *rest, Plan(32, 4, 2, 2))
 assert torch.allclose(found, wanted, atol=1e-6)
-nothing = decoded(query, key, value, mask & False, None, (16, 16), (16, 16), 0.3, Plan(32, 4, 2, 2))
+nothing = decoded(query, key, value, mask & False, *rest, Plan(32, 4, 2, 2))
 assert not nothing.any()
 """
 )
@@ -151,6 +152,47 @@ for merged, joined, keys, values in CASES:
         wanted = packing.attend(query, *packing.packed(key, value), mask=seen, **how)
         packing.float()
         assert calls == before + 1 and torch.allclose(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+LATE = [  # key heads that share values, that share keys; what is kept; how many of the four planes turn
+    (2, 2, (10,), (7,), 4),
+    (2, 2, (24, 9), (10, 10), 4),
+    (3, 3, (40,), (12,), 4),
+    (2, 2, (12, 16), (9, 16), 3),
+    (4, 2, (12, 5), (9,), 4),  # several sets of keys to one of values: not for the kernel
+]
+for merged, joined, keys, values, turned in LATE:
+    n = joined * len(keys)
+    spec = {"heads": 2 * n, "key_heads": n, "merged": merged, "joined": joined, "d_qk": 8, "d_v": 8, "keys": keys}
+    spec |= {"values": values, "planes": [], "chosen": False, "needed": True, "late": turned}
+    packing = Packing(spec).to(DEVICE).requires_grad_(False)
+    order = torch.randperm(8)
+    packing.plane_places[:] = order[: 2 * turned].int()
+    if turned < 4:
+        packing.still_places[:] = order[2 * turned :].int()
+    packing.rates[:] = torch.logspace(0, -2, turned).view(torch.int32)
+    for parameter in packing.parameters():
+        torch.nn.init.normal_(parameter)
+    query = torch.randn(3, 2 * n, 1, 8, device=DEVICE)
+    shapes = [(3, len(x), 150, x[0]) if packing.apart else (3, 1, 150, sum(x)) for x in (keys, values)]
+    key, value = (torch.randn(shape, device=DEVICE) for shape in shapes)
+    packing.first = torch.tensor([[0], [3000], [70]], device=DEVICE)
+    mask = (torch.arange(150, device=DEVICE) > torch.tensor([[-1], [3], [70]], device=DEVICE))[:, None, None]
+    for seen in (None, mask):
+        before = calls
+        found = packing.attend(query, key, value, mask=seen, **how)
+        assert calls == before + (merged == joined) and found.shape == (3, 2 * n, 1, 8)
+        packing.double()
+        wanted = packing.attend(query.double(), key.double(), value.double(), mask=seen, **how)
+        packing.float()
+        assert torch.allclose(found.double(), wanted, rtol=1e-3, atol=1e-3), (merged, joined, keys, turned)
+        packing.first += 1
+        assert not torch.allclose(packing.attend(query, key, value, mask=seen, **how), found, atol=1e-2)
+        packing.first -= 1
+    if merged == joined:
+        halves = [z.to(HALF) for z in (query, key, value)]
+        found = packing.to(HALF).attend(*halves, mask=None, **how).double()
+        wanted = packing.double().attend(*(z.double() for z in halves), mask=None, **how)
+        assert float((found - wanted).norm()) < 0.03 * float(wanted.norm()), float((found - wanted).norm())
 
 import deadweight
 model = deadweight.load(sys.argv[1]).to(DEVICE)

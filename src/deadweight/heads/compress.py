@@ -38,6 +38,7 @@ NOT_LATE = (
     "that the attention is told",
 )
 WIDEST = 512  # dimensions of values, or of keys, that heads may share
+WIDEST_LATE = 192  # the same of more than two heads with late keys: every step expands what is kept to all of them
 
 
 def compress(
@@ -190,29 +191,32 @@ def wanted(source: Source, kv: float | None, attention: float | None, loss: floa
 
 
 def empty_moments(heads: Heads, what: str, layout: str, merge: int | None, late: bool) -> Moments:
-    joined = joined_heads(heads, what, layout, merge)
-    return Moments(heads, merged_heads(heads, what, layout, merge), joined, late and joined > 1 and bool(heads.planes))
+    """What is to be measured of one attention: how many of its heads share keys and values, and how."""
+    late = late and bool(heads.planes)
+    widest = max(WIDEST_LATE, 2 * heads.d_qk) if late else WIDEST
+    joined = joined_heads(heads, what, layout, merge, widest)
+    return Moments(heads, merged_heads(heads, what, layout, merge, widest), joined, late and joined > 1)
 
 
-def merged_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int:
+def merged_heads(heads: Heads, what: str, layout: str, merge: int | None, widest: int) -> int:
     """How many key heads share their values: where a cache is to shrink, and linear layers make and read them."""
     if what != "kv" or layout != "slim" or heads.value is None or heads.output is None:
         return 1
-    return together(heads, heads.d_v, merge)
+    return together(heads, heads.d_v, merge, widest)
 
 
-def joined_heads(heads: Heads, what: str, layout: str, merge: int | None) -> int:
+def joined_heads(heads: Heads, what: str, layout: str, merge: int | None, widest: int) -> int:
     """How many key heads share their keys: the same, where linear layers make queries and keys."""
     if what != "kv" or layout != "slim" or heads.query is None or heads.key is None or heads.blind:
         return 1
-    return together(heads, heads.d_qk, merge)
+    return together(heads, heads.d_qk, merge, widest)
 
 
-def together(heads: Heads, size: int, merge: int | None) -> int:
-    """As many key heads as were asked for, or as keep what they share at WIDEST."""
+def together(heads: Heads, size: int, merge: int | None, widest: int) -> int:
+    """As many key heads as were asked for, or as keep what they share below a limit."""
     divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
     if merge is None:
-        return max([m for m in divisors if m * size <= WIDEST], default=1)
+        return max([m for m in divisors if m * size <= widest], default=1)
     if merge not in divisors:
         raise DeadweightError(
             f"found --merge {merge}; {heads.path} has {heads.key_heads} key heads: expected one of "

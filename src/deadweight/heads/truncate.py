@@ -315,17 +315,22 @@ def asks(spaces: Spaces, kept: Kept) -> dict[str, Tensor]:
 def expansions(spaces: Spaces, kept: Kept) -> dict[str, Tensor]:
     """What makes whole keys of those that are cached before positions: a map, a constant, and how to turn them."""
     assert spaces.late is not None
-    found: dict[str, Tensor] = {}
+    maps: list[Tensor] = []
+    shifts: list[Tensor] = []
     for g, space in enumerate(spaces.still):
         assert space is not None
         r, mean = kept.still[g], spaces.late.mean[g]
         back = space.back(r)[0]
-        found[f"expand_{g}"] = back
-        found[f"shift_{g}"] = spaces.late.scale * (mean - back @ (space.basis[:r] @ mean))
+        maps.append(back.flatten())
+        shifts.append(spaces.late.scale * (mean - back @ (space.basis[:r] @ mean)))
     places = [plane[side] for side in range(2) for plane in spaces.heads.planes]
-    found["plane_places"] = torch.tensor(places, dtype=torch.int32)
-    found["rates"] = spaces.late.rates.float().view(torch.int32)  # bits: no change of precision may touch them
-    return found
+    return {
+        "expand": torch.cat(maps),
+        "shift": torch.stack(shifts).unflatten(1, (spaces.joined, -1)),
+        "plane_places": torch.tensor(places, dtype=torch.int32),
+        "rates": spaces.late.rates.float().view(torch.int32),  # bits: no change of precision may touch them
+        **({"still_places": torch.tensor(spaces.heads.still, dtype=torch.int32)} if spaces.heads.still else {}),
+    }
 
 
 def own_parts(heads: Heads, merged: int, size: int) -> list[slice]:

@@ -43,6 +43,8 @@ class Packing(nn.Module):
     positions: Tensor | None = None  # of the tokens that a late packing is given
     first: Tensor | None = None  # the position of the first cached key
     key_places: Tensor
+    expand: Tensor
+    shift: Tensor
     plane_places: Tensor
     rates: Tensor
     query_places: Tensor
@@ -64,9 +66,13 @@ class Packing(nn.Module):
             for i, kept in enumerate(self.values):
                 self.register_parameter(f"up_{i}", nn.Parameter(torch.empty(shares, self.d_v, kept)))
         if self.late:
-            for i, kept in enumerate(self.keys):
-                self.register_parameter(f"expand_{i}", nn.Parameter(torch.empty(self.joined * self.d_qk, kept)))
-                self.register_parameter(f"shift_{i}", nn.Parameter(torch.empty(self.joined * self.d_qk)))
+            whole = self.joined * self.d_qk
+            self.register_parameter(
+                "expand", nn.Parameter(torch.empty(whole * sum(self.keys)))
+            )  # (whole, kept) of sets
+            self.register_parameter("shift", nn.Parameter(torch.empty(len(self.keys), self.joined, self.d_qk)))
+            if 2 * self.late < self.d_qk:
+                self.register_buffer("still_places", torch.zeros(self.d_qk - 2 * self.late, dtype=torch.int32))
             self.register_buffer("plane_places", torch.zeros(2 * self.late, dtype=torch.int32))
             self.register_buffer("rates", torch.zeros(self.late, dtype=torch.int32))
         elif self.joined > 1:
@@ -116,9 +122,9 @@ class Packing(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
         """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
-        if query.shape[2] == 1 and not self.late:
+        if query.shape[2] == 1:
             places = self.key_places if self.chosen and self.joined == 1 else None
-            out = one_token(self.asking(query), key, value, self.keys, self.values, places, **how)
+            out = one_token(self.asking(query), key, value, self.keys, self.values, places, self.turning(key), **how)
             if out is not None:
                 return self.all_restored(out)
         found = []
@@ -146,9 +152,18 @@ class Packing(nn.Module):
         return torch.cat(found, 1) if len(found) > 1 else found[0]
 
     def asking(self, query: Tensor) -> Tensor:
-        """Queries of all heads as the kernel takes them: what meets joined keys, with zeros up to the widest."""
-        if self.joined == 1:
+        """Queries of all heads as the kernel takes them: what meets joined keys, with zeros up to the widest.
+
+        With late keys: as they are, and behind them what meets those places of late keys that are not turned.
+        """
+        if self.joined == 1 or (self.late and 2 * self.late == self.d_qk):
             return query
+        if self.late:
+            sets = query.index_select(-1, self.still_places).unflatten(1, (len(self.keys), self.joined, -1)).unbind(1)
+            maps = [x.index_select(1, self.still_places) for x in self.expansions(query.dtype)]
+            met = [(q @ x[:, None]).flatten(1, 2) for q, x in zip(sets, maps, strict=True)]  # b heads 1 kept
+            wide = [F.pad(q, (0, max(self.keys) - q.shape[-1])) for q in met]
+            return torch.cat([query, torch.cat(wide, 1)], -1)
         sets = [self.queries(query, i * self.joined, (i + 1) * self.joined) for i in range(len(self.keys))]
         return torch.cat([F.pad(q, (0, max(self.keys) - q.shape[-1])) for q in sets], 1)
 
@@ -172,14 +187,26 @@ class Packing(nn.Module):
     def whole_keys(self, key: Tensor) -> Tensor:
         """What queries meet, (b, key heads, t, d), of packed keys that were cached before positions."""
         found = []
-        for i in range(len(self.keys)):
-            expand, shift = (getattr(self, f"{name}_{i}").to(key.dtype) for name in ("expand", "shift"))
-            found.append(
-                F.linear(some_heads(key, self.keys, i, i + 1)[:, 0], expand, shift).unflatten(-1, (self.joined, -1))
-            )
+        for i, expand in enumerate(self.expansions(key.dtype)):
+            kept = some_heads(key, self.keys, i, i + 1)[:, 0]
+            heads = F.linear(kept, expand.flatten(0, 1), self.shift[i].flatten().to(key.dtype))
+            found.append(heads.unflatten(-1, (self.joined, -1)))
         whole = torch.cat(found, 2).transpose(1, 2)  # b g t d
         count = torch.arange(whole.shape[2], device=key.device)
         return self.at_positions(whole, self.new_positions(whole) if self.first is None else self.first + count)
+
+    def expansions(self, dtype: torch.dtype) -> list[Tensor]:
+        """What makes whole keys of late ones, (heads, size, kept) for every set."""
+        maps = self.expand.to(dtype).split([self.joined * self.d_qk * kept for kept in self.keys])
+        return [x.view(self.joined, self.d_qk, kept) for x, kept in zip(maps, self.keys, strict=True)]
+
+    def turning(self, key: Tensor) -> list[Tensor]:
+        """What the kernel needs for late keys: how to expand them, the places and rates of planes, their positions."""
+        if not self.late:
+            return []
+        first = self.new_positions(key)[:, :1] if self.first is None else self.first
+        maps = (self.expand.to(key.dtype), self.shift.to(key.dtype))
+        return [*maps, self.plane_places, self.rates.view(torch.float32), first.expand(len(key), 1)]
 
     def new_positions(self, key: Tensor) -> Tensor:
         return torch.arange(key.shape[2], device=key.device)[None] if self.positions is None else self.positions
@@ -260,7 +287,7 @@ def attention(
     heads, single = query.shape[1], query.shape[2] == 1
     if softcap is not None or (single and dropout == 0):
         keys, values = ((z.shape[-1],) * z.shape[1] for z in (key, value))
-        out = one_token(query, key, value, keys, values, None, mask, scaling, causal, dropout, softcap)
+        out = one_token(query, key, value, keys, values, None, [], mask, scaling, causal, dropout, softcap)
         if out is not None:
             return out
         return spelled_out(query, key, value, mask, scaling, causal, dropout, softcap)
@@ -282,6 +309,7 @@ def one_token(
     keys: tuple[int, ...],
     values: tuple[int, ...],
     places: Tensor | None,
+    late: list[Tensor],
     mask: Tensor | None,
     scaling: float,
     causal: bool,
@@ -295,9 +323,9 @@ def one_token(
         return None
     if mask is not None and mask.shape[1:] != (1, 1, key.shape[2]):
         return None
-    if not gathers(query, key, value, keys, values):
+    if not gathers(query, key, value, keys, values, late):
         return None
-    return decode(query, key, value, mask, places, keys, values, scaling)
+    return decode(query, key, value, mask, places, late, keys, values, scaling)
 
 
 def spelled_out(

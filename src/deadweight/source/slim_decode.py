@@ -28,9 +28,12 @@ LOG2E: Any = tl.constexpr(1.4426950408889634)
 
 TILE_BYTES = 32 << 10  # of keys and values that are loaded together
 STAGES = 3  # tiles on their way
-PER_PROCESSOR = 4  # programs for each multiprocessor
+PER_PROCESSOR = 2  # programs for each multiprocessor, or up to twice as many
 SHORTEST = 256  # tokens that are worth a program
+LEAST = 8  # times as many bytes read as those of what is gathered
 LARGEST = 1 << 15  # numbers that a program can gather
+MANY_BYTES = 48 << 10  # of the maps that expand late keys: they leave no room for a second program
+BESIDES = 8 << 10  # bytes of shared memory besides maps and tiles
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,66 @@ def store(out, found, to, inside, index, group, sets: tl.constexpr, sizes, start
     tl.store(out + to[:, None] * width + at, found.to(out.dtype.element_ty), mask=there & inside[:, None])
 
 
+@triton.jit
+def turned_places(places, planes: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The first places of all planes and then their second ones, each filled up to `wide`; and which there are."""
+    index = tl.arange(0, 2 * wide)
+    plane = index % wide
+    there = plane < planes
+    return tl.load(places + index // wide * planes + plane, mask=there, other=0), there
+
+
+@triton.jit
+def expansions(  # type: ignore[no-untyped-def]
+    expand, row, there, kept, heads: tl.constexpr, size: tl.constexpr, start: tl.constexpr, width: tl.constexpr
+):
+    """For each of the joined heads: what makes its turned places of some kept columns, (width, places)."""
+    column = start + tl.arange(0, width)
+    there = there[None, :] & (column < kept)[:, None]
+    found = ()
+    for i in tl.static_range(heads):
+        at = (i * size + row)[None, :] * kept + column[:, None]
+        found = found + (tl.load(expand + at, mask=there, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def asked_of(queries, row, there, member, heads: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For each of the joined heads: the turned places of the queries that meet it, (places, rows); of others zero."""
+    found = ()
+    for i in tl.static_range(heads):
+        own = there[:, None] & (member == i)[None, :]
+        found = found + (tl.load(queries[None, :] + row[:, None], mask=own, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def asked_constant(queries, shift, places, inside, planes: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the constant of its key head, turned, adds to a query's score: by cosines and then sines, (2 wide, rows)."""
+    index = tl.arange(0, 2 * wide)
+    plane = index % wide
+    there = (plane < planes)[:, None] & inside[None, :]
+    a = tl.load(places + plane, mask=plane < planes, other=0)[:, None]
+    b = tl.load(places + planes + plane, mask=plane < planes, other=0)[:, None]
+    a_asked = tl.load(queries[None, :] + a, mask=there, other=0.0)
+    b_asked = tl.load(queries[None, :] + b, mask=there, other=0.0)
+    a_shift = tl.load(shift[None, :] + a, mask=there, other=0.0).to(tl.float32)
+    b_shift = tl.load(shift[None, :] + b, mask=there, other=0.0).to(tl.float32)
+    with_cos = a_asked * a_shift + b_asked * b_shift
+    with_sin = b_asked * a_shift - a_asked * b_shift
+    return tl.where((index < wide)[:, None], with_cos, with_sin).to(a_asked.dtype)
+
+
+@triton.jit
+def halves(both, tile: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.split(tl.permute(tl.reshape(both, [tile, 2, wide]), (0, 2, 1)))
+
+
+@triton.jit
+def beside(a, b, tile: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), [tile, 2 * wide])
+
+
 @triton.jit(do_not_specialize=["length", "key_row", "key_head", "value_row", "value_head", "mask_row"])
 def gather_kernel(  # type: ignore[no-untyped-def]
     query,
@@ -141,6 +204,10 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     mask,
     words,  # the mask, several tokens in one number
     places,
+    expand,  # of late keys: their maps, constants, rates of planes, and the position of the first
+    shift,
+    rates,
+    positions,
     out,
     logs,
     key_sizes,
@@ -173,6 +240,11 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     chosen: tl.constexpr,
     alone: tl.constexpr,
     tile: tl.constexpr,
+    late: tl.constexpr,  # heads whose keys are made of what is kept of them together; 0: keys are as they are met
+    size: tl.constexpr,  # of such a head
+    planes: tl.constexpr,
+    wide: tl.constexpr,
+    still: tl.constexpr,  # whether it has more than planes
 ):
     """One part of the tokens, for all query heads that share keys or values: their softmax and what it gathers.
 
@@ -187,9 +259,23 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     own_key = head // (served // key_sets)
     own_value = head // (served // value_sets)
     queries = query + batch * query_row + head * query_head
-    q_main = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, 0, key_main, chosen)
-    if key_rest > 0:
-        q_rest = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, key_main, key_rest, chosen)
+    if late > 0:
+        before, kept = place(group, key_sizes)
+        maps = expand + before * late * size
+        member = tl.where(inside, row // (served // late), late)
+        turned, there = turned_places(places, planes, wide)
+        asked = asked_of(queries, turned, there, member, late)
+        asked_one = asked_constant(queries, shift + (group * late + member) * size, places, inside, planes, wide)
+        maps_main = expansions(maps, turned, there, kept, late, size, 0, key_main)
+        if key_rest > 0:
+            maps_rest = expansions(maps, turned, there, kept, late, size, key_main, key_rest)
+        queries += size  # behind the planes lies what meets what is not turned
+    if late == 0 or still:
+        q_main = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, 0, key_main, chosen)
+        if key_rest > 0:
+            q_rest = columns_of(
+                queries, places, inside, own_key, group, key_sets, key_sizes, key_main, key_rest, chosen
+            )
 
     first = length * 0
     last = length
@@ -211,15 +297,42 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     main = tl.zeros([rows, value_main], tl.float32)
     if value_rest > 0:
         rest = tl.zeros([rows, value_rest], tl.float32)
+    if late > 0:  # turned from tile to tile
+        plane = tl.arange(0, wide)
+        rate = tl.load(rates + plane, mask=plane < planes, other=0.0)[None, :]
+        position = (tl.load(positions + batch) + begin + tl.arange(0, tile)).to(tl.float32)[:, None]
+        cos = tl.cos(position * rate)
+        sin = tl.sin(position * rate)
+        step_cos = tl.cos(tile * rate)
+        step_sin = tl.sin(tile * rate)
     for at in range(begin, end, tile):
         token = at + tl.arange(0, tile)
         here = token < end
         keys = all_keys + tl.cast(at, tl.int64) * key_token * unit
         k = tile_of(keys, key_token * unit, key_size, here, 0, key_main, tile)
-        scores = tl.dot(q_main, tl.trans(k), input_precision="ieee")
         if key_rest > 0:
             k_rest = tile_of(keys, key_token * unit, key_size, here, key_main, key_rest, tile)
-            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+        if late > 0:
+            met = tl.dot(beside(cos, sin, tile, wide).to(k.dtype), asked_one, input_precision="ieee")
+            if still:
+                met = tl.dot(k, tl.trans(q_main), met, input_precision="ieee")
+                if key_rest > 0:
+                    met = tl.dot(k_rest, tl.trans(q_rest), met, input_precision="ieee")
+            for i in tl.static_range(late):
+                both = tl.dot(k, maps_main[i], input_precision="ieee")
+                if key_rest > 0:
+                    both = tl.dot(k_rest, maps_rest[i], both, input_precision="ieee")
+                a, b = halves(both, tile, wide)
+                both = beside(a * cos - b * sin, a * sin + b * cos, tile, wide)
+                met = tl.dot(both.to(k.dtype), asked[i], met, input_precision="ieee")
+            further = cos * step_cos - sin * step_sin
+            sin = cos * step_sin + sin * step_cos
+            cos = further
+            scores = tl.trans(met)
+        else:
+            scores = tl.dot(q_main, tl.trans(k), input_precision="ieee")
+            if key_rest > 0:
+                scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
         scores *= scaling * LOG2E
         seen = here
         if kind > 0:
@@ -252,10 +365,10 @@ def gather_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def join_kernel(parts, logs, out, n: tl.constexpr, width: tl.constexpr, many: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What the parts of one row have gathered, weighted by their sums."""
+    """What the parts of one row have gathered, weighted by their sums: some columns."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, many)
-    column = tl.arange(0, wide)
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
     log = tl.load(logs + row * n + part, mask=part < n, other=-float("inf"))
     share = tl.exp2(log - tl.maximum(tl.max(log, 0), FAR))
     total = tl.sum(share, 0)
@@ -279,8 +392,12 @@ def two_powers(width: int) -> tuple[int, int]:
 
 
 @functools.cache
-def processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
+def processors(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory that a program can have on one."""
+    if device.type != "cuda":
+        return 2, 1 << 30
+    found = torch.cuda.get_device_properties(device)
+    return int(found.multi_processor_count), int(getattr(found, "shared_memory_per_block_optin", 96 << 10))
 
 
 class Shape:
@@ -306,24 +423,39 @@ def shapes(key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int
     return groups, Shape(key, keys, groups), Shape(value, values, groups)
 
 
-def planned(query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> Plan:
-    """A plan by the bytes of a token and the number of multiprocessors."""
+def planned(
+    query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int], late: Sequence[Tensor] = ()
+) -> Plan | None:
+    """A plan by the bytes of a token, the number of multiprocessors and their memory; None if nothing fits."""
     groups, k, v = shapes(key, value, keys, values)
-    size = (max(k.blocks) + max(v.blocks)) * key.element_size()
-    tile = max(32, min(128, 1 << (TILE_BYTES // size).bit_length() - 1))
-    wanted = PER_PROCESSOR * processors(query.device) // (query.shape[0] * groups)
-    parts = max(1, min(wanted, -(-key.shape[2] // SHORTEST)))
-    warps = 4 if power(query.shape[1] // groups) * sum(v.powers) <= 8192 else 8
-    return Plan(tile, warps, STAGES, parts)
+    many, memory = processors(query.device)
+    item, served = key.element_size(), query.shape[1] // groups
+    size, stored = (max(k.blocks) + max(v.blocks)) * item, (sum(k.powers) + sum(v.powers)) * item
+    maps = sum(k.powers) * int(late[1][0].numel()) * item if late else 0
+    programs, room = query.shape[0] * groups, PER_PROCESSOR * many
+    wanted = room // programs if late else min(2 * room // programs, max(room // programs, 2))
+    gathered = 8 * served * max(values)  # bytes of a part, written and read
+    parts = max(1, min(wanted, -(-key.shape[2] // max(SHORTEST, LEAST * gathered // size))))
+    least = 64 if late else 32  # rows of a matrix product
+    tile = max(least, min(128, 1 << (TILE_BYTES // size).bit_length() - 1))
+    warps = 4 if power(served) * sum(v.powers) <= 8192 else 8
+    usual = [(t, warps, stages) for t in (tile, 64, 32) if least <= t <= tile for stages in (STAGES, 2)]
+    for t, warps, stages in [(128, 8, 2)] * (maps > MANY_BYTES) + usual:
+        if maps + stages * t * stored + BESIDES <= memory:
+            return Plan(t, warps, stages, parts)
+    return None
 
 
-def gathers(query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int]) -> bool:
+def gathers(
+    query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int], late: Sequence[Tensor] = ()
+) -> bool:
     """Whether the kernel can serve these: rows without gaps, and not more than a program can hold."""
     groups, k, v = shapes(key, value, keys, values)
     dense = all(x.stride(-1) == 1 for x in (query, key, value))
     floats = query.dtype == key.dtype == value.dtype and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
     small = power(query.shape[1] // groups) * max(sum(k.powers), sum(v.powers)) <= LARGEST
-    return dense and floats and small and k.fits and v.fits and k.apart == v.apart and max(values) > 0
+    fits = k.fits and v.fits and k.apart == v.apart and (k.sets == 1 or not late) and max(values) > 0
+    return dense and floats and small and fits and planned(query, key, value, keys, values, late) is not None
 
 
 def mask_rows(mask: Tensor, batch: int) -> Tensor:
@@ -338,6 +470,7 @@ def decoded(
     value: Tensor,
     mask: Tensor | None,
     places: Tensor | None,
+    late: Sequence[Tensor],
     keys: Sequence[int],
     values: Sequence[int],
     scaling: float,
@@ -346,7 +479,9 @@ def decoded(
     """softmax(scaling · Q Kᵀ + mask) V of one token, (b, h, 1, largest of `values`); a row that sees nothing gives 0.
 
     Keys and values are (b, sets, t, size), or those of different sizes side by side in (b, 1, t, all). Every set of
-    keys, and every set of values, serves as many neighbouring query heads.
+    keys, and every set of values, serves as many neighbouring query heads. Late keys come with their maps (of all sets,
+    flat), constants (sets, heads, size), the places and rates of planes, and the position of the first, (b, 1); behind
+    the places of a query lies what meets them as they are, if they have more than planes.
     """
     b, h, length = query.shape[0], query.shape[1], key.shape[2]
     groups, k, v = shapes(key, value, keys, values)
@@ -358,6 +493,8 @@ def decoded(
         seen = words = mask_rows(mask, b)
         if kind == 1 and not any(x % 8 for x in (length, seen.stride(0), seen.data_ptr())):
             word, words = 8, seen.view(torch.int64)
+    expand, shift, spots, rates, first = late or (query, query, query, query, query)
+    planes, joined, size = (rates.numel(), *shift.shape[1:]) if late else (0, 0, 0)
     new = torch.empty if v.sets == 1 else torch.zeros
     out = new(b, h, 1, width, device=query.device, dtype=query.dtype)
     gathered, logs = out, out
@@ -370,7 +507,11 @@ def decoded(
         value,
         seen,
         words,
-        query if places is None else places,
+        spots if places is None else places,
+        expand,
+        shift,
+        rates,
+        first,
         gathered,
         logs,
         k.sizes,
@@ -399,12 +540,17 @@ def decoded(
         chosen=places is not None,
         alone=parts == 1,
         tile=plan.tile,
+        late=joined,
+        size=size,
+        planes=planes,
+        wide=power(planes) if late else 0,
+        still=2 * planes < size,
         num_warps=plan.warps,
         num_stages=plan.stages,
     )
     if parts > 1:
-        sizes = {"many": power(parts), "wide": power(width)}
-        join_kernel[(b * h,)](gathered, logs, out, parts, width, **sizes, num_warps=4)
+        wide = min(32, power(width))
+        join_kernel[(b * h, -(-width // wide))](gathered, logs, out, parts, width, power(parts), wide, num_warps=4)
     return out
 
 
@@ -412,8 +558,8 @@ def decoded(
 @torch.library.custom_op(
     "deadweight::" + re.sub(r"\W", "_", __name__),
     mutates_args=(),
-    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? places, int[] keys, int[] values, "
-    "float scaling) -> Tensor",
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? places, Tensor[] late, int[] keys, "
+    "int[] values, float scaling) -> Tensor",
 )
 def decode(
     query: Tensor,
@@ -421,15 +567,18 @@ def decode(
     value: Tensor,
     mask: Tensor | None,
     places: Tensor | None,
+    late: Sequence[Tensor],
     keys: Sequence[int],
     values: Sequence[int],
     scaling: float,
 ) -> Tensor:
     """`decoded` by the plan for its shapes, as one operator for torch.compile."""
-    return decoded(query, key, value, mask, places, keys, values, scaling, planned(query, key, value, keys, values))
+    plan = planned(query, key, value, keys, values, late)
+    assert plan is not None  # `gathers` was asked
+    return decoded(query, key, value, mask, places, late, keys, values, scaling, plan)
 
 
 @decode.register_fake
 def shape_decoded(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    values = rest[3]
+    values = rest[4]
     return query.new_empty(query.shape[0], query.shape[1], 1, max(values))
