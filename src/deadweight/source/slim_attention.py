@@ -291,15 +291,24 @@ def attention(
         if out is not None:
             return out
         return spelled_out(query, key, value, mask, scaling, causal, dropout, softcap)
-    alike = key.shape[1] == value.shape[1] and key.shape[-1] == value.shape[-1]
-    if key.shape[1] < heads and alike and mask is None:
-        return F.scaled_dot_product_attention(
+    size = value.shape[-1]
+    query, key, value = alike(query, key, value)
+    if key.shape[1] < heads and key.shape[1] == value.shape[1] and mask is None:
+        out = F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
         )
+        return out[..., :size]
     key, value = (z.repeat_interleave(heads // z.shape[1], 1) for z in (key, value))
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling
-    )
+    )[..., :size]
+
+
+def alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, of one size that is a multiple of 8, filled up with zeros: others torch can only do spelled out."""
+    size = -(-max(key.shape[-1], value.shape[-1]) // 8) * 8
+    query, key, value = (F.pad(z, (0, size - z.shape[-1])) if z.shape[-1] < size else z for z in (query, key, value))
+    return query, key, value
 
 
 def one_token(
