@@ -53,6 +53,7 @@ def compress(
     heal_text: Annotated[
         str | None, typer.Option("--heal-text", metavar="TEXT", help="On this text. Default: the rest of --text.")
     ] = None,
+    heal_rate: Annotated[float, typer.Option("--heal-rate", help="Its learning rate.")] = 2e-4,
     windows: Annotated[int, typer.Option("--windows", min=2, help="Pieces of text to measure on.")] = 32,
     length: Annotated[
         int | None, typer.Option("--length", min=2, help="Tokens in each: as many as it will read. Default 1024.")
@@ -106,6 +107,7 @@ def compress(
             method=method.value,
             heal=heal,
             heal_text=heal_text,
+            heal_rate=heal_rate,
             windows=windows,
             length=length,
             batch=batch,

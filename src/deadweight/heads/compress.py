@@ -18,7 +18,7 @@ from deadweight.errors import DeadweightError
 from deadweight.heads.budget import Budget, Method, Ranks, spaces_of, total_cost
 from deadweight.heads.calibration import Calibration, calibration, text_to_heal_on
 from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
-from deadweight.heads.heal import heal_or_undo, healing_place
+from deadweight.heads.heal import RATE, heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
 from deadweight.heads.late import told_positions
 from deadweight.heads.locate import Heads, float_of, locate
@@ -60,6 +60,7 @@ def compress(
     late: bool = False,
     heal: int = 0,
     heal_text: str | None = None,
+    heal_rate: float = RATE,
     device: str | None = None,
     overwrite: bool = False,
     progress: Progress = lambda what, done, of: None,
@@ -78,6 +79,8 @@ def compress(
     if target is not None:
         check_out(target, model, overwrite=overwrite)
     source, precision = opened(model, device)
+    if not 0 < heal_rate < 1:
+        raise DeadweightError(f"found --heal-rate {heal_rate}; expected a learning rate, such as {RATE}")
     what = wanted(source, keep_kv, keep_attention, max_loss)
     share = keep_attention if what == "attention" else keep_kv
     with threads_for(count(source.module)):
@@ -93,20 +96,25 @@ def compress(
         progress("judging", 0, 0)
         before = judged = judge(source.module, chosen.module, found.judge)
         undone: tuple[str, ...] = ()
+        healing = time.perf_counter()
         if heal:
             place = (
                 None
                 if target is None
-                else healing_place(target, (source.name, text, heal_text, heal, length, ranks.kept))
+                else healing_place(target, (source.name, text, heal_text, heal, heal_rate, length, ranks.kept))
             )
             batches = text_to_heal_on(source, model, text, heal_text, found, heal)
-            undone = heal_or_undo(source.module, chosen.module, batches, heal, place=place, progress=progress)
+            undone = heal_or_undo(
+                source.module, chosen.module, batches, heal, rate=heal_rate, place=place, progress=progress
+            )
+            healing = time.perf_counter() - healing
             judged = judge(source.module, chosen.module, found.judge)
     result = replace(
         described(work, chosen, ranks, judged),
         asked=share,
         judgement_before_healing=before if heal else None,
         healed=0 if undone else heal,
+        seconds_healing=healing if heal else 0.0,
         seconds_forward=forward,
         seconds=time.perf_counter() - start,
     )

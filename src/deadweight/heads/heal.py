@@ -27,6 +27,8 @@ from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 
 SAVE_EVERY = 100  # steps
+RATE = 2e-4  # of learning
+BLOCKWISE = 200  # steps, at most; of few, a quarter
 Progress = Callable[[str, int, int], None]
 
 
@@ -36,13 +38,14 @@ def heal_or_undo(
     batches: Sequence[Batch],
     steps: int,
     *,
+    rate: float = RATE,
     place: Path | None = None,
     progress: Progress = lambda what, done, of: None,
 ) -> tuple[str, ...]:
     """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
     before = judge(original, compressed, batches[-1:]).error
-    healed(original, compressed, batches[:-1] or batches, steps, place=place, progress=progress)
+    healed(original, compressed, batches[:-1] or batches, steps, rate=rate, place=place, progress=progress)
     after = judge(original, compressed, batches[-1:]).error
     if after <= before:
         return ()
@@ -65,8 +68,7 @@ def healed(
     batches: Sequence[Batch],
     steps: int,
     *,
-    rate: float = 2e-4,
-    blockwise: float = 0.25,
+    rate: float = RATE,
     seed: int = 0,
     place: Path | None = None,
     progress: Progress = lambda what, done, of: None,
@@ -86,7 +88,7 @@ def healed(
         for group in optimizer.param_groups:
             group["lr"] = rate * scheduled(step, steps)
         batch = batch_of(batches, step, seed, accelerator)
-        loss = one_step(original, compressed, blocks, batch, step < blockwise * steps)
+        loss = one_step(original, compressed, blocks, batch, step < min(BLOCKWISE, steps / 4))
         if not math.isfinite(loss):
             raise DeadweightError(
                 f"the loss of healing is {loss} at step {step}; expected a number: nothing is written"
