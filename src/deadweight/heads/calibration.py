@@ -16,7 +16,7 @@ from deadweight.heads.locate import device_of, float_of
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source
 from deadweight.source.text import printable, reason
-from deadweight.source.tokens import encoded, tokenizer_of
+from deadweight.source.tokens import first_tokens, tokenizer_of
 from deadweight.train.data import check_text, read_text
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
@@ -108,9 +108,7 @@ def token_windows(source: Source, spec: Any, text: str, windows: int, length: in
         raise DeadweightError(f"found windows of {size:,} tokens; {printable(source.name)} takes 2 to {longest:,}")
     first, last = edges(source, tokenizer)
     inner = size - len(first) - len(last)
-    ids = encoded(read[: windows * inner * 16], tokenizer, vocabulary, source.name)
-    if len(ids) < windows * inner:
-        ids = encoded(read, tokenizer, vocabulary, source.name)
+    ids = first_tokens(read, tokenizer, vocabulary, source.name, windows * inner)
     found = len(ids) // inner
     if found < 2:
         raise DeadweightError(

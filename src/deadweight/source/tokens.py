@@ -17,6 +17,8 @@ PROSE = (
     "A function is continuous if small changes of its argument cause small changes of its value. The converse does not "
     "hold: def step(x): return 1 if x > 0 else 0, for example, returns 0 for -1e-9 and 1 for 1e-9.",
 )
+PIECE = 1 << 18  # bytes that are made tokens at once, and as many such pieces side by side
+AT_ONCE = 16
 
 
 def text_pieces(folder: Path) -> tuple[Tensor, ...]:
@@ -47,17 +49,34 @@ def tokenizer_of(folder: str) -> Any:
 
 def encoded(text: bytes, tokenizer: Any, vocabulary: int, name: str) -> list[int]:
     """The text in the tokens of a model of this name; without a tokenizer, in bytes."""
+    return first_tokens(text, tokenizer, vocabulary, name, len(text), piece=len(text))
+
+
+def first_tokens(
+    text: bytes, tokenizer: Any, vocabulary: int, name: str, wanted: int, *, piece: int = PIECE
+) -> list[int]:
+    """The same for as much of the text as gives so many tokens, or all: pieces of it, cut behind a line, at once."""
     if tokenizer is None:
         if vocabulary != 256:
             raise DeadweightError(
                 f"{printable(name)} has no tokenizer beside it and {vocabulary:,} tokens; expected tokenizer.json, or "
                 "a model of bytes (256 tokens)"
             )
-        return list(text)
-    ids = tokenizer(text.decode("utf-8", errors="replace"), add_special_tokens=False, verbose=False)["input_ids"]
+        return list(text[:wanted])
+    ids: list[int] = []
+    at = 0
+    while at < len(text) and len(ids) < wanted:
+        pieces: list[str] = []
+        count = min(AT_ONCE, 1 + 4 * (wanted - len(ids)) // piece)  # a token has about four bytes
+        while at < len(text) and len(pieces) < count:
+            end = text.find(b"\n", at + piece) + 1 or len(text)
+            pieces.append(text[at:end].decode("utf-8", errors="replace"))
+            at = end
+        for found in tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]:
+            ids += found
     if ids and max(ids) >= vocabulary:
         raise DeadweightError(
             f"{printable(name)} has {vocabulary:,} tokens and its tokenizer gives {max(ids):,}; expected the tokenizer "
             "that the model was trained with"
         )
-    return list(ids)
+    return ids
