@@ -70,6 +70,7 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
 ) -> None:
     model = make("llama")
     monkeypatch.setattr(healing, "SAVE_EVERY", 4)
+    monkeypatch.setattr(healing, "SAVE_AFTER", -1.0)
     whole, parts = (compress(model, keep_kv=0.5, inputs=words, step=1).module for _ in range(2))
     healed(model, whole, batches(words), 12)
 

@@ -11,6 +11,7 @@ import hashlib
 import math
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from deadweight.source.slim_attention import Packing
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 
-SAVE_EVERY = 100  # steps
+SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
 RATE = 2e-4  # of learning
 BLOCKWISE = 200  # steps, at most; of few, a quarter
 Progress = Callable[[str, int, int], None]
@@ -84,6 +85,7 @@ def healed(
     fused = trained[0].is_cuda
     optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
     first = 0 if place is None else load_state(place, compressed, optimizer)
+    saved = time.monotonic()
     for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * scheduled(step, steps)
@@ -100,8 +102,9 @@ def healed(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         progress("healing", step + 1, steps)
-        if place is not None and (step + 1) % SAVE_EVERY == 0:
+        if place is not None and (step + 1) % SAVE_EVERY == 0 and time.monotonic() - saved > SAVE_AFTER:
             save_state(place, compressed, optimizer, step + 1, main=accelerator.is_main_process)
+            saved = time.monotonic()
     if place is not None and accelerator.is_main_process:
         shutil.rmtree(place, ignore_errors=True)
     for p in compressed.parameters():
