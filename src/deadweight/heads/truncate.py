@@ -295,6 +295,7 @@ def asks(spaces: Spaces, kept: Kept) -> dict[str, Tensor]:
     heads, joined = spaces.heads, spaces.joined
     found: dict[str, Tensor] = {}
     places: list[int] = []
+    turns: list[Tensor] = []
     for g, (still, planes) in enumerate(zip(spaces.still, spaces.planes, strict=True)):
         if still is not None:
             own = own_parts(heads, joined, len(heads.still))[: heads.groups * joined]
@@ -302,9 +303,11 @@ def asks(spaces: Spaces, kept: Kept) -> dict[str, Tensor]:
             found[f"ask_{g}"] = torch.stack([way[part] for way, part in zip(back, own, strict=True)])
         if isinstance(planes, Joined):
             reads = planes.reads(kept.planes[g])
-            found[f"turn_{g}"] = torch.stack([reads.real, reads.imag], 1)
+            turns.append(torch.stack([reads.real, reads.imag], 1).flatten())
         numbers = numbers_kept(spaces, g, kept)
         places += [heads.planes[n // joined][side] for side in range(2) for n in numbers]
+    if turns:
+        found["turn"] = torch.cat(turns)
     if places:
         found["query_places"] = torch.tensor(places, dtype=torch.int32)
         if heads.still:

@@ -43,6 +43,7 @@ class Packing(nn.Module):
     positions: Tensor | None = None  # of the tokens that a late packing is given
     first: Tensor | None = None  # the position of the first cached key
     key_places: Tensor
+    turn: Tensor
     expand: Tensor
     shift: Tensor
     plane_places: Tensor
@@ -84,9 +85,8 @@ class Packing(nn.Module):
         for i, (kept, planes) in enumerate(zip(self.keys, self.planes, strict=True)):
             if self.still:
                 self.register_parameter(f"ask_{i}", nn.Parameter(torch.empty(shares, self.still, kept - 2 * planes)))
-            if turned:
-                self.register_parameter(f"turn_{i}", nn.Parameter(torch.empty(shares, 2, planes)))
         if turned:
+            self.register_parameter("turn", nn.Parameter(torch.empty(2 * shares * sum(self.planes))))  # (shares, 2, P)
             self.register_buffer("query_places", torch.zeros(2 * sum(self.planes), dtype=torch.int32))
         if turned and self.still:
             self.register_buffer("still_places", torch.zeros(self.still, dtype=torch.int32))
@@ -124,7 +124,9 @@ class Packing(nn.Module):
         """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
         if query.shape[2] == 1:
             places = self.key_places if self.chosen and self.joined == 1 else None
-            out = one_token(self.asking(query), key, value, self.keys, self.values, places, self.turning(key), **how)
+            more = self.turning(key)
+            places = self.query_places if len(more) == 1 else places
+            out = one_token(self.asking(query), key, value, self.keys, self.values, places, more, **how)
             if out is not None:
                 return self.all_restored(out)
         found = []
@@ -154,9 +156,10 @@ class Packing(nn.Module):
     def asking(self, query: Tensor) -> Tensor:
         """Queries of all heads as the kernel takes them: what meets joined keys, with zeros up to the widest.
 
-        With late keys: as they are, and behind them what meets those places of late keys that are not turned.
+        With late keys: as they are, and behind them what meets those places of late keys that are not turned. Where
+        planes are all there is, the kernel turns them.
         """
-        if self.joined == 1 or (self.late and 2 * self.late == self.d_qk):
+        if self.joined == 1 or (2 * self.late == self.d_qk if self.late else not self.still):
             return query
         if self.late:
             sets = query.index_select(-1, self.still_places).unflatten(1, (len(self.keys), self.joined, -1)).unbind(1)
@@ -180,7 +183,9 @@ class Packing(nn.Module):
         if self.still < self.d_qk:
             start, count = 2 * sum(self.planes[:index]), self.planes[index]
             a, b = query.index_select(-1, self.query_places[start : start + 2 * count]).split(count, -1)
-            along, across = getattr(self, f"turn_{index}")[heads].to(query.dtype).unsqueeze(-2).unbind(1)
+            shares = self.heads // len(self.keys)
+            turn = self.turn[shares * start : shares * (start + 2 * count)].view(shares, 2, 1, count)
+            along, across = turn[heads].to(query.dtype).unbind(1)
             found += [along * a + across * b, along * b - across * a]
         return torch.cat(found, -1) if len(found) > 1 else found[0]
 
@@ -201,9 +206,12 @@ class Packing(nn.Module):
         return [x.view(self.joined, self.d_qk, kept) for x, kept in zip(maps, self.keys, strict=True)]
 
     def turning(self, key: Tensor) -> list[Tensor]:
-        """What the kernel needs for late keys: how to expand them, the places and rates of planes, their positions."""
+        """What the kernel needs for late keys: how to expand them, the places and rates of planes, their positions.
+
+        For other joined keys that are planes alone: how to turn queries.
+        """
         if not self.late:
-            return []
+            return [self.turn.to(key.dtype)] if self.joined > 1 and not self.still else []
         first = self.new_positions(key)[:, :1] if self.first is None else self.first
         maps = (self.expand.to(key.dtype), self.shift.to(key.dtype))
         return [*maps, self.plane_places, self.rates.view(torch.float32), first.expand(len(key), 1)]
@@ -261,6 +269,8 @@ def side_by_side(states: Tensor, count: int) -> Tensor:
 
 def beside(states: list[Tensor], apart: bool) -> Tensor:
     """(b, t, kept) of every head as one tensor."""
+    if len(states) == 1:
+        return states[0].unsqueeze(1)
     return torch.stack(states, 1) if apart else torch.cat(states, -1).unsqueeze(1)
 
 
@@ -318,7 +328,7 @@ def one_token(
     keys: tuple[int, ...],
     values: tuple[int, ...],
     places: Tensor | None,
-    late: list[Tensor],
+    turning: list[Tensor],
     mask: Tensor | None,
     scaling: float,
     causal: bool,
@@ -332,9 +342,9 @@ def one_token(
         return None
     if mask is not None and mask.shape[1:] != (1, 1, key.shape[2]):
         return None
-    if not gathers(query, key, value, keys, values, late):
+    if not gathers(query, key, value, keys, values, turning):
         return None
-    return decode(query, key, value, mask, places, late, keys, values, scaling)
+    return decode(query, key, value, mask, places, turning, keys, values, scaling)
 
 
 def spelled_out(

@@ -25,6 +25,17 @@ except ImportError as error:
 SCAN: Any = tl.constexpr(2048)  # numbers of the mask that are looked at together
 FAR: Any = tl.constexpr(-1e30)  # below every score; finite, so that differences stay numbers
 LOG2E: Any = tl.constexpr(1.4426950408889634)
+FREE = (  # numbers of which a kernel is compiled but once: layers differ in them
+    "length",
+    "key_row",
+    "key_head",
+    "key_token",
+    "value_row",
+    "value_head",
+    "value_token",
+    "mask_row",
+    "width",
+)
 
 TILE_BYTES = 32 << 10  # of keys and values that are loaded together
 STAGES = 3  # tiles on their way
@@ -82,21 +93,45 @@ def own_columns(index, group, sets: tl.constexpr, sizes, start: tl.constexpr, wi
 def columns_of(  # type: ignore[no-untyped-def]
     query,
     places,
+    turns,
     inside,
     index,
+    share,
     group,
     sets: tl.constexpr,
+    shares: tl.constexpr,
     sizes,
     start: tl.constexpr,
     width: tl.constexpr,
     chosen: tl.constexpr,
+    turned: tl.constexpr,
 ):
-    """Some columns of the queries, (rows, width): each row has its own where its keys lie, and else zero."""
+    """Some columns of the queries, (rows, width): each row has its own where its keys lie, and else zero.
+
+    The columns are places of the query in their order, or those that are chosen. Turned: first and then second places
+    of planes, and (a, b) becomes (αa + βb, αb − βa), with numbers that are the query head's own.
+    """
     at, there = own_columns(index, group, sets, sizes, start, width)
     there = there & inside[:, None]
-    if chosen:
-        at = tl.load(places + place(index, sizes)[0][:, None] + at, mask=there, other=0)
-    return tl.load(query[:, None] + at, mask=there, other=0.0)
+    before, size = place(index, sizes)
+    before = before[:, None]
+    if turned:
+        half = size[:, None] // 2
+        second = at >= half
+        plane = tl.where(second, at - half, at)
+        other = tl.where(second, plane, at + half)
+        own = turns + before * shares + share[:, None] * size[:, None] + plane
+        along = tl.load(own, mask=there, other=0.0).to(tl.float32)
+        across = tl.load(own + half, mask=there, other=0.0).to(tl.float32)
+        first = tl.load(places + before + at, mask=there, other=0)
+        other = tl.load(places + before + other, mask=there, other=0)
+        a = tl.load(query[:, None] + first, mask=there, other=0.0)
+        b = tl.load(query[:, None] + other, mask=there, other=0.0)
+        return (along * a + tl.where(second, -across, across) * b).to(a.dtype)
+    else:
+        if chosen:
+            at = tl.load(places + before + at, mask=there, other=0)
+        return tl.load(query[:, None] + at, mask=there, other=0.0)
 
 
 @triton.jit
@@ -127,7 +162,7 @@ def tile_of(states, step, size, here, start: tl.constexpr, width: tl.constexpr, 
 
 
 @triton.jit
-def store(out, found, to, inside, index, group, sets: tl.constexpr, sizes, start: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+def store(out, found, to, inside, index, group, sets: tl.constexpr, sizes, start: tl.constexpr, width):  # type: ignore[no-untyped-def]
     """What each row has gathered of its own values; of a group that shares them, zeros behind them too."""
     columns: tl.constexpr = found.shape[1]
     at, there = own_columns(index, group, sets, sizes, start, columns)
@@ -196,7 +231,7 @@ def beside(a, b, tile: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-unt
     return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), [tile, 2 * wide])
 
 
-@triton.jit(do_not_specialize=["length", "key_row", "key_head", "value_row", "value_head", "mask_row"])
+@triton.jit(do_not_specialize=FREE)
 def gather_kernel(  # type: ignore[no-untyped-def]
     query,
     key,
@@ -204,7 +239,7 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     mask,
     words,  # the mask, several tokens in one number
     places,
-    expand,  # of late keys: their maps, constants, rates of planes, and the position of the first
+    expand,  # of late keys: their maps, constants, rates of planes, and the position of the first; or how to turn
     shift,
     rates,
     positions,
@@ -224,6 +259,7 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     value_head,
     value_token,
     mask_row,
+    width,  # of the output
     unit: tl.constexpr,
     apart: tl.constexpr,  # whether heads are an axis of the cache, or lie side by side
     served: tl.constexpr,  # query heads of one program
@@ -234,10 +270,10 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     key_rest: tl.constexpr,
     value_main: tl.constexpr,
     value_rest: tl.constexpr,
-    width: tl.constexpr,  # of the output
     kind: tl.constexpr,  # of the mask: 0 none, 1 boolean, 2 added
     word: tl.constexpr,
     chosen: tl.constexpr,
+    turned: tl.constexpr,
     alone: tl.constexpr,
     tile: tl.constexpr,
     late: tl.constexpr,  # heads whose keys are made of what is kept of them together; 0: keys are as they are met
@@ -263,19 +299,19 @@ def gather_kernel(  # type: ignore[no-untyped-def]
         before, kept = place(group, key_sizes)
         maps = expand + before * late * size
         member = tl.where(inside, row // (served // late), late)
-        turned, there = turned_places(places, planes, wide)
-        asked = asked_of(queries, turned, there, member, late)
+        spot, there = turned_places(places, planes, wide)
+        asked = asked_of(queries, spot, there, member, late)
         asked_one = asked_constant(queries, shift + (group * late + member) * size, places, inside, planes, wide)
-        maps_main = expansions(maps, turned, there, kept, late, size, 0, key_main)
+        maps_main = expansions(maps, spot, there, kept, late, size, 0, key_main)
         if key_rest > 0:
-            maps_rest = expansions(maps, turned, there, kept, late, size, key_main, key_rest)
+            maps_rest = expansions(maps, spot, there, kept, late, size, key_main, key_rest)
         queries += size  # behind the planes lies what meets what is not turned
     if late == 0 or still:
-        q_main = columns_of(queries, places, inside, own_key, group, key_sets, key_sizes, 0, key_main, chosen)
+        shares: tl.constexpr = served // key_sets
+        rest = (queries, places, expand, inside, own_key, row % shares, group, key_sets, shares, key_sizes)
+        q_main = columns_of(*rest, 0, key_main, chosen, turned)
         if key_rest > 0:
-            q_rest = columns_of(
-                queries, places, inside, own_key, group, key_sets, key_sizes, key_main, key_rest, chosen
-            )
+            q_rest = columns_of(*rest, key_main, key_rest, chosen, turned)
 
     first = length * 0
     last = length
@@ -305,6 +341,9 @@ def gather_kernel(  # type: ignore[no-untyped-def]
         sin = tl.sin(position * rate)
         step_cos = tl.cos(tile * rate)
         step_sin = tl.sin(tile * rate)
+    if kind > 0:  # the mask of a tile is loaded while the one before is at work
+        token = begin + tl.arange(0, tile)
+        ahead = tl.load(masks + token, mask=token < end, other=0)
     for at in range(begin, end, tile):
         token = at + tl.arange(0, tile)
         here = token < end
@@ -336,7 +375,8 @@ def gather_kernel(  # type: ignore[no-untyped-def]
         scores *= scaling * LOG2E
         seen = here
         if kind > 0:
-            added = tl.load(masks + token, mask=here, other=0)
+            added = ahead
+            ahead = tl.load(masks + token + tile, mask=token + tile < end, other=0)
             seen = here & seen_in(added, least, kind)
             if kind == 2:
                 scores += added.to(tl.float32)[None, :] * LOG2E
@@ -363,8 +403,8 @@ def gather_kernel(  # type: ignore[no-untyped-def]
         tl.store(logs + to, top + tl.log2(total), mask=inside)
 
 
-@triton.jit
-def join_kernel(parts, logs, out, n: tl.constexpr, width: tl.constexpr, many: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n", "width"])
+def join_kernel(parts, logs, out, n, width, many: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
     """What the parts of one row have gathered, weighted by their sums: some columns."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, many)
@@ -385,10 +425,13 @@ def power(number: int) -> int:
 
 
 def two_powers(width: int) -> tuple[int, int]:
-    """Two powers of two, or one and zero, that hold so many columns with little to spare: 96 is 64 and 32."""
+    """A power of two that holds so many columns, and zero; or one, and half of it: 96 is 64 and 32.
+
+    There are few such pairs, so that layers of different sizes share their kernels.
+    """
     whole = power(width)
-    main, rest = whole // 2, power(width - whole // 2)
-    return (main, rest) if rest < main else (whole, 0)
+    main, rest = whole // 2, whole // 4
+    return (main, rest) if width <= main + rest and rest >= 16 else (whole, 0)
 
 
 @functools.cache
@@ -424,14 +467,20 @@ def shapes(key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int
 
 
 def planned(
-    query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int], late: Sequence[Tensor] = ()
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Sequence[int],
+    values: Sequence[int],
+    turning: Sequence[Tensor] = (),
 ) -> Plan | None:
     """A plan by the bytes of a token, the number of multiprocessors and their memory; None if nothing fits."""
     groups, k, v = shapes(key, value, keys, values)
     many, memory = processors(query.device)
     item, served = key.element_size(), query.shape[1] // groups
     size, stored = (max(k.blocks) + max(v.blocks)) * item, (sum(k.powers) + sum(v.powers)) * item
-    maps = sum(k.powers) * int(late[1][0].numel()) * item if late else 0
+    late = len(turning) > 1
+    maps = sum(k.powers) * int(turning[1][0].numel()) * item if late else 0
     programs, room = query.shape[0] * groups, PER_PROCESSOR * many
     wanted = room // programs if late else min(2 * room // programs, max(room // programs, 2))
     gathered = 8 * served * max(values)  # bytes of a part, written and read
@@ -447,15 +496,20 @@ def planned(
 
 
 def gathers(
-    query: Tensor, key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int], late: Sequence[Tensor] = ()
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Sequence[int],
+    values: Sequence[int],
+    turning: Sequence[Tensor] = (),
 ) -> bool:
     """Whether the kernel can serve these: rows without gaps, and not more than a program can hold."""
     groups, k, v = shapes(key, value, keys, values)
     dense = all(x.stride(-1) == 1 for x in (query, key, value))
     floats = query.dtype == key.dtype == value.dtype and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
     small = power(query.shape[1] // groups) * max(sum(k.powers), sum(v.powers)) <= LARGEST
-    fits = k.fits and v.fits and k.apart == v.apart and (k.sets == 1 or not late) and max(values) > 0
-    return dense and floats and small and fits and planned(query, key, value, keys, values, late) is not None
+    fits = k.fits and v.fits and k.apart == v.apart and (k.sets == 1 or len(turning) < 2) and max(values) > 0
+    return dense and floats and small and fits and planned(query, key, value, keys, values, turning) is not None
 
 
 def mask_rows(mask: Tensor, batch: int) -> Tensor:
@@ -470,7 +524,7 @@ def decoded(
     value: Tensor,
     mask: Tensor | None,
     places: Tensor | None,
-    late: Sequence[Tensor],
+    turning: Sequence[Tensor],
     keys: Sequence[int],
     values: Sequence[int],
     scaling: float,
@@ -481,7 +535,8 @@ def decoded(
     Keys and values are (b, sets, t, size), or those of different sizes side by side in (b, 1, t, all). Every set of
     keys, and every set of values, serves as many neighbouring query heads. Late keys come with their maps (of all sets,
     flat), constants (sets, heads, size), the places and rates of planes, and the position of the first, (b, 1); behind
-    the places of a query lies what meets them as they are, if they have more than planes.
+    the places of a query lies what meets them as they are, if they have more than planes. If `turning` is one tensor,
+    it says how the planes of queries, at `places`, are turned to meet keys.
     """
     b, h, length = query.shape[0], query.shape[1], key.shape[2]
     groups, k, v = shapes(key, value, keys, values)
@@ -493,7 +548,8 @@ def decoded(
         seen = words = mask_rows(mask, b)
         if kind == 1 and not any(x % 8 for x in (length, seen.stride(0), seen.data_ptr())):
             word, words = 8, seen.view(torch.int64)
-    expand, shift, spots, rates, first = late or (query, query, query, query, query)
+    turned, late = len(turning) == 1, len(turning) > 1
+    expand, shift, spots, rates, first = (*turning, *[query] * 5)[:5]
     planes, joined, size = (rates.numel(), *shift.shape[1:]) if late else (0, 0, 0)
     new = torch.empty if v.sets == 1 else torch.zeros
     out = new(b, h, 1, width, device=query.device, dtype=query.dtype)
@@ -524,6 +580,7 @@ def decoded(
         *(x // unit for x in key.stride()[:3]),
         *(x // unit for x in value.stride()[:3]),
         seen.stride(0),
+        width,
         unit=unit,
         apart=k.apart,
         served=h // groups,
@@ -534,10 +591,10 @@ def decoded(
         key_rest=k.powers[1],
         value_main=v.powers[0],
         value_rest=v.powers[1],
-        width=width,
         kind=kind,
         word=word,
-        chosen=places is not None,
+        chosen=places is not None and not turned,
+        turned=turned,
         alone=parts == 1,
         tile=plan.tile,
         late=joined,
@@ -558,7 +615,7 @@ def decoded(
 @torch.library.custom_op(
     "deadweight::" + re.sub(r"\W", "_", __name__),
     mutates_args=(),
-    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? places, Tensor[] late, int[] keys, "
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? places, Tensor[] turning, int[] keys, "
     "int[] values, float scaling) -> Tensor",
 )
 def decode(
@@ -567,15 +624,15 @@ def decode(
     value: Tensor,
     mask: Tensor | None,
     places: Tensor | None,
-    late: Sequence[Tensor],
+    turning: Sequence[Tensor],
     keys: Sequence[int],
     values: Sequence[int],
     scaling: float,
 ) -> Tensor:
     """`decoded` by the plan for its shapes, as one operator for torch.compile."""
-    plan = planned(query, key, value, keys, values, late)
+    plan = planned(query, key, value, keys, values, turning)
     assert plan is not None  # `gathers` was asked
-    return decoded(query, key, value, mask, places, late, keys, values, scaling, plan)
+    return decoded(query, key, value, mask, places, turning, keys, values, scaling, plan)
 
 
 @decode.register_fake
