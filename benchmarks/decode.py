@@ -129,6 +129,10 @@ def run(
     late: Annotated[str | None, typer.Option(help="folder of one with late keys")] = None,
     config: Annotated[str, typer.Option(help="random weights instead: a name of CONFIGS or a file")] = "LLaMA-1B",
     keep_kv: Annotated[float, typer.Option(help="share that a random slim model keeps")] = 0.5,
+    like: Annotated[
+        str | None, typer.Option(help="config.json of a compressed model: a random one of its sizes")
+    ] = None,
+    like_late: Annotated[str | None, typer.Option(help="the same of one with late keys")] = None,
     shapes: Annotated[str, typer.Option(help="batch x context, by comma")] = "16x8192,64x8192,64x16384,96x16384",
     filled: Annotated[float, typer.Option(help="share of the cache that is filled; a mask hides the rest")] = 1.0,
     turns: Annotated[int, typer.Option(help="turns of every rival")] = 5,
@@ -143,7 +147,8 @@ def run(
     models: dict[Kind, Any] = {"original": original}
     with torch.no_grad():
         if model is None:
-            models |= {"slim": slim_twin(original, keep_kv, False), "late": slim_twin(original, keep_kv, True)}
+            models["slim"] = slim_twin(original, keep_kv, False, like)
+            models["late"] = slim_twin(original, keep_kv, True, like_late)
     if slim is not None:
         models["slim"] = loaded(slim)
     if late is not None:

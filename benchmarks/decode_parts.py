@@ -82,41 +82,46 @@ def loaded(folder: str) -> nn.Module:
     return model.to(DEVICE, DTYPE).eval().requires_grad_(False)
 
 
-def slim_twin(model: Any, share: float, late: bool) -> nn.Module:
+def slim_twin(model: Any, share: float, late: bool, like: str | None = None) -> nn.Module:
     """A LLaMA whose heads keep a share of their dimensions; they share keys and values as `compress` makes them do.
 
-    What the weights are does not matter to their speed: rows are set to zero, not chosen.
+    What the weights are does not matter to their speed: rows are set to zero, not chosen. `like`: the config.json of a
+    compressed model of these sizes, whose layers keep as much as that one's.
     """
     module, config = copy.deepcopy(model), model.config
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
     d = config.hidden_size // heads
     shared = sharing(key_heads, d, late)
-    sets, rank = key_heads // shared, round(share * shared * d)
-    numbers = [(n // shared, n % shared) for n in range(rank // 2)]  # planes that are kept, and whose
-    kept = [*range(rank)] if late else [m * d + plane + side for side in (0, d // 2) for plane, m in numbers]
-    tensors = {f"up_{g}": torch.randn(heads // sets, d, rank) / rank**0.5 for g in range(sets)}
-    if late:
-        rates = 10000.0 ** (-torch.arange(d // 2) / (d // 2))
-        tensors |= {
-            "expand": torch.randn(sets * shared * d * rank) / rank**0.5,
-            "shift": torch.randn(sets, shared, d),
-            "plane_places": torch.arange(d, dtype=torch.int32),
-            "rates": rates.view(torch.int32),
-        }
-    else:
-        asked = torch.tensor([plane + side for side in (0, d // 2) for plane, _ in numbers], dtype=torch.int32)
-        tensors |= {"query_places": asked.repeat(sets), "turn": torch.randn(heads * 2 * len(numbers))}
+    sets, same = key_heads // shared, round(share * shared * d)
+    sizes = [([same] * sets, [same] * sets)] * config.num_hidden_layers
+    if like is not None:
+        described = json.loads(Path(like).read_text(encoding="utf-8"))["deadweight"]["attention"]
+        sizes = [(x["keys"], x["values"]) for x in described.values()]
     facts: list[Any] = []
     packings: dict[str, Any] = {}
-    for n, layer in enumerate(module.model.layers):
+    for n, (layer, (keys, values)) in enumerate(zip(module.model.layers, sizes, strict=True)):
         path = f"model.layers.{n}.self_attn"
+        kept = [places(k, shared, d, late) for k in keys]
         gone = {
-            "k_proj": [g * shared * d + x for g in range(sets) for x in range(shared * d) if x not in kept],
-            "v_proj": [g * shared * d + x for g in range(sets) for x in range(rank, shared * d)],
+            "k_proj": [g * shared * d + x for g in range(sets) for x in range(shared * d) if x not in kept[g]],
+            "v_proj": [g * shared * d + x for g, v in enumerate(values) for x in range(v, shared * d)],
         }
         for name, rows in gone.items():
             getattr(layer.self_attn, name).weight[rows] = 0.0
             facts.append(ZeroPlaces(f"{path}.{name}.weight", 0, tuple(rows)))
+        tensors = {f"up_{g}": torch.randn(heads // sets, d, v) / v**0.5 for g, v in enumerate(values)}
+        if late:
+            tensors |= {
+                "expand": torch.cat([torch.randn(shared * d * k) / k**0.5 for k in keys]),
+                "shift": torch.randn(sets, shared, d),
+                "plane_places": torch.arange(d, dtype=torch.int32),
+                "rates": (10000.0 ** (-torch.arange(d // 2) / (d // 2))).view(torch.int32),
+            }
+        else:
+            tensors |= {
+                "query_places": torch.tensor([x % d for p in kept for x in p], dtype=torch.int32),
+                "turn": torch.randn(heads // sets * sum(keys)),
+            }
         packings[path] = {
             "heads": heads,
             "key_heads": key_heads,
@@ -124,17 +129,23 @@ def slim_twin(model: Any, share: float, late: bool) -> nn.Module:
             "joined": shared,
             "d_qk": d,
             "d_v": d,
-            "keys": [len(kept)] * sets,
-            "values": [rank] * sets,
-            "planes": [0 if late else len(numbers)] * sets,
+            "keys": list(keys),
+            "values": list(values),
+            "planes": [0 if late else k // 2 for k in keys],
             "still": 0,
             "late": d // 2 if late else 0,
             "chosen": not late,
             "needed": False,
-            "_key_places": kept * sets,
+            "_key_places": [x for p in kept for x in p],
             "_tensors": tensors,
         }
     return assembled(Cut(module, tuple(facts), packings))[0].eval().requires_grad_(False)
+
+
+def places(kept: int, shared: int, d: int, late: bool) -> list[int]:
+    """Where a set of keys holds what it keeps: the first places of planes, and their second ones."""
+    numbers = [(n // shared, n % shared) for n in range(kept // 2)]  # planes that are kept, and whose
+    return [*range(kept)] if late else [m * d + plane + side for side in (0, d // 2) for plane, m in numbers]
 
 
 def sharing(key_heads: int, size: int, late: bool) -> int:

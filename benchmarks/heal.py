@@ -154,6 +154,7 @@ def run(
     late: Annotated[bool, typer.Option("--late", help="keys before rotary positions")] = False,
     seconds: Annotated[float, typer.Option(help="of healing, at most about")] = 300.0,
     rate: Annotated[float, typer.Option(help="learning rate")] = 2e-4,
+    step: Annotated[int | None, typer.Option(help="sizes are multiples of this; none: as `compress` chooses")] = None,
     windows: Annotated[int, typer.Option(help="to measure on")] = 40,
     length: Annotated[int, typer.Option(help="tokens of each")] = 512,
     judged: Annotated[int, typer.Option(help="windows of the text to judge by, at most")] = 1_000_000,
@@ -165,13 +166,8 @@ def run(
     rows = token_windows(source, model, judge, judged, WINDOW)
     original = loss_of(source.module, rows)
     typer.echo(f"original: perplexity {math.exp(original):.3f} on {rows.numel():,} tokens")
-    settings: dict[str, Any] = {
-        "keep_kv": keep_kv,
-        "late": late,
-        "text": calibrate,
-        "windows": windows,
-        "length": length,
-    }
+    settings: dict[str, Any] = {"keep_kv": keep_kv, "late": late, "text": calibrate}
+    settings |= {"windows": windows, "length": length, "step": step}
     start = time.perf_counter()
     small = deadweight.compress(model, **settings).module
     compressing = time.perf_counter() - start
@@ -201,6 +197,7 @@ def run(
             "judged": Path(judge).name,
             "judged_tokens": rows.numel(),
             "calibration_tokens": done.tokens,
+            "step": step,
             **circumstances(),
         },
         "original": original,
@@ -242,7 +239,8 @@ def page(record: Record) -> str:
         f"{s['transformers']}. Calibrated on {s['calibration_tokens']:,} tokens of {s['calibrated']}, healed on "
         f"{s['healed']}, judged on all {s['judged_tokens']:,} tokens of {s['judged']} in windows of {WINDOW:,} that do "
         f"not overlap, where the original's perplexity is {math.exp(original):.2f}. Healing is distillation from the "
-        "original; nothing of the text to judge by was seen. Runs shared one GPU, so that seconds are an upper limit.",
+        "original; nothing of the text to judge by was seen. Runs shared one GPU, so that seconds are an upper limit."
+        + (f" Sizes in steps of {s['step']}." if s["step"] else ""),
         "",
         "| cache kept | keys | perplexity, compressed | healed | steps | tokens | seconds | learning rate |",
         "| --- " * 8 + "|",

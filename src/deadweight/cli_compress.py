@@ -60,7 +60,8 @@ def compress(
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Pieces at a time.")] = None,
     step: Annotated[
-        int | None, typer.Option("--step", min=1, help="Sizes are multiples of this. Default a sixteenth of a head.")
+        int | None,
+        typer.Option("--step", min=1, help="Sizes are multiples of this. Default: 1/16 of a head; of shared ones, 8."),
     ] = None,
     merge: Annotated[
         int | None,

@@ -22,6 +22,9 @@ Progress = Callable[[str, int, int], None]  # what is done, how much of it, of h
 SHARES = tuple(i / 20 for i in range(1, 21))  # what --max-loss tries
 
 
+ALIGNED = 8  # numbers
+
+
 @dataclass(frozen=True)
 class Work:
     """All that a choice starts from."""
@@ -38,10 +41,14 @@ class Work:
     @property
     def slots(self) -> list[Slot]:
         return [
-            slot
-            for s in self.spaces
-            for slot in slots_of(s, self.source.module, self.what, self.step or max(1, s.heads.d_qk // 16))
+            slot for s in self.spaces for slot in slots_of(s, self.source.module, self.what, self.step or usual_step(s))
         ]
+
+
+def usual_step(spaces: Spaces) -> int:
+    """A sixteenth of a head; of what heads share, up to 8 numbers: as many as a GPU loads at once in half precision."""
+    size, shared = spaces.heads.d_qk, max(spaces.merged, spaces.joined)
+    return max(1, size // 16, min(ALIGNED, shared * size // 16) if shared > 1 else 0)
 
 
 @dataclass(frozen=True)
