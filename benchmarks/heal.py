@@ -44,6 +44,15 @@ TRIAL = 16  # steps that are timed, a quarter of them block by block
 TAGS = r"<(ref|math|gallery|table|pre|nowiki|timeline)[^>]*>.*?</\1>"
 LINKED = r"\[\[(?:image|file|category|[a-z\-]{2,12}):(?:[^\[\]]|\[\[[^\]]*\]\])*\]\]"  # pictures, other languages
 WORD = re.compile(r"\S+")
+WORDS = """\
+Below zero: text in the style of the judged one was seen in healing, and the original has not had that; it is what the
+small models learn from, but on that text. Each row is one run; another seed or another text was not tried.
+
+heal.txt is 44 MB of articles of enwik8 in WikiText's style, without those of the text to judge by (there were none):
+`heal.py text enwik8 heal.txt --megabytes 45 --without wikitext-2.test.txt` (in these runs it still wrote "1 @ , @ 234"
+for WikiText's "1 @,@ 234"). Then, for every row, `heal.py run MODEL --calibrate wikitext-2.valid.txt --heal-text
+heal.txt --judge wikitext-2.test.txt --keep-kv 0.5 --step 4 --seconds 250 --rate 3e-4 --json FILE`, with `--late` for
+late keys, and `heal.py report FILES --markdown docs/healing.md`."""
 
 
 def articles(dump: str) -> Iterator[tuple[str, str]]:
@@ -70,7 +79,7 @@ def spaced(line: str) -> str:
     """Words and marks with a space between them, as WikiText has it."""
     line = re.sub(r"(?<=\d)([.,])(?=\d)", r" @\1@ ", line)
     line = re.sub(r"(?<=\w)-(?=\w)", " @-@ ", line)
-    line = re.sub(r"([,;:!?()\[\]\"“”])", r" \1 ", line)
+    line = re.sub(r"(?<!@)([,;:!?()\[\]\"“”])(?!@)", r" \1 ", line)
     line = re.sub(r"\.(?=\s|$)", " .", line)
     line = re.sub(r"(?<=\w)'(s?)(?=\s|$)", r" '\1", line)
     return " ".join(line.split())
@@ -163,7 +172,8 @@ def run(
 ) -> None:
     """One budget: compressed, judged, healed, judged again."""
     source, _ = opened(model, None)
-    rows = token_windows(source, model, judge, judged, WINDOW)
+    window = min(WINDOW, getattr(source.config, "max_position_embeddings", WINDOW))
+    rows = token_windows(source, model, judge, judged, window)
     original = loss_of(source.module, rows)
     typer.echo(f"original: perplexity {math.exp(original):.3f} on {rows.numel():,} tokens")
     settings: dict[str, Any] = {"keep_kv": keep_kv, "late": late, "text": calibrate}
@@ -196,6 +206,7 @@ def run(
             "healed": Path(heal_text).name,
             "judged": Path(judge).name,
             "judged_tokens": rows.numel(),
+            "window": window,
             "calibration_tokens": done.tokens,
             "step": step,
             **circumstances(),
@@ -237,10 +248,10 @@ def page(record: Record) -> str:
         "",
         f"Written by `benchmarks/heal.py`: {s['model']} on {s['machine']}, torch {s['torch']}, transformers "
         f"{s['transformers']}. Calibrated on {s['calibration_tokens']:,} tokens of {s['calibrated']}, healed on "
-        f"{s['healed']}, judged on all {s['judged_tokens']:,} tokens of {s['judged']} in windows of {WINDOW:,} that do "
-        f"not overlap, where the original's perplexity is {math.exp(original):.2f}. Healing is distillation from the "
-        "original; nothing of the text to judge by was seen. Runs shared one GPU, so that seconds are an upper limit."
-        + (f" Sizes in steps of {s['step']}." if s["step"] else ""),
+        f"{s['healed']}, judged on all {s['judged_tokens']:,} tokens of {s['judged']} in windows of {s['window']:,} "
+        f"that do not overlap, where the original's perplexity is {math.exp(original):.2f}. Healing is distillation "
+        "from the original; nothing of the text to judge by was seen. Runs shared one GPU, so that seconds are an "
+        "upper limit." + (f" Sizes in steps of {s['step']}." if s["step"] else ""),
         "",
         "| cache kept | keys | perplexity, compressed | healed | steps | tokens | seconds | learning rate |",
         "| --- " * 8 + "|",
@@ -251,7 +262,7 @@ def page(record: Record) -> str:
             f"{math.expm1(r['after'] - original):+.1%} | {r['steps']:,} | {r['tokens']:,} | {r['seconds']:.0f} | "
             f"{r['rate']:.0e} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *WORDS.splitlines()]) + "\n"
 
 
 @app.command()

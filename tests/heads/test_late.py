@@ -48,6 +48,7 @@ def test_a_late_cache_is_as_small_as_said_and_gives_what_no_cache_gives(
     assert torch.allclose(torch.cat(steps, 1), whole, atol=2e-4 * float(whole.abs().max()))
     stored = sum(layer.keys.numel() + layer.values.numel() for layer in start.past_key_values.layers)
     assert stored == 2 * 12 * found.kv_after and found.kv_after <= 0.5 * found.kv_before
+    assert not found.left_alone
 
 
 def test_rates_are_found_beyond_whole_turns_and_other_turns_are_refused() -> None:

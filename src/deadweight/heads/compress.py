@@ -282,7 +282,7 @@ def left_alone(spaces: Sequence[Spaces]) -> dict[str, str]:
             reasons.append("its values are not made by a linear layer, or not read by one")
         if s.heads.still and s.still[0] is None and not s.heads.blind:
             reasons.append("its queries or keys pass a norm: only whole planes behind it can be left out")
-        if s.heads.planes and s.planes[0] is None and not s.heads.blind:
+        if s.heads.planes and s.planes[0] is None and not s.heads.blind and s.late is None:
             reasons.append("its keys pass a norm, so that their planes cannot be zero in a stock checkpoint")
         if reasons:
             found[s.heads.path] = "; ".join(reasons)

@@ -403,10 +403,11 @@ def gather_kernel(  # type: ignore[no-untyped-def]
         tl.store(logs + to, top + tl.log2(total), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n", "width"])
-def join_kernel(parts, logs, out, n, width, many: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n", "units"])
+def join_kernel(parts, logs, out, n, units, unit: tl.constexpr, many: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped-def]
     """What the parts of one row have gathered, weighted by their sums: some columns."""
     row = tl.program_id(0).to(tl.int64)
+    width = units * unit  # so that loads are known to be aligned
     part = tl.arange(0, many)
     column = tl.program_id(1) * wide + tl.arange(0, wide)
     log = tl.load(logs + row * n + part, mask=part < n, other=-float("inf"))
@@ -607,7 +608,9 @@ def decoded(
     )
     if parts > 1:
         wide = min(32, power(width))
-        join_kernel[(b * h, -(-width // wide))](gathered, logs, out, parts, width, power(parts), wide, num_warps=4)
+        step = math.gcd(width, 4)
+        grid = (b * h, -(-width // wide))
+        join_kernel[grid](gathered, logs, out, parts, width // step, step, power(parts), wide, num_warps=4)
     return out
 
 

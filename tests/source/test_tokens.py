@@ -1,0 +1,44 @@
+"""Text becomes tokens piece by piece, and no further than is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deadweight.errors import DeadweightError
+from deadweight.source import tokens
+from deadweight.source.tokens import encoded, first_tokens
+
+TEXT = "".join(f"line {i} of some text, with ünïcödé\n" for i in range(200)).encode()
+
+
+class Words:
+    """A tokenizer of a word and the space behind it, which counts what it is given."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        self.seen += sum(map(len, texts))
+        return {"input_ids": [[len(word) for word in text.split()] for text in texts]}
+
+
+def test_pieces_are_cut_behind_lines_and_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = encoded(TEXT, Words(), 99, "x")
+    assert len(whole) == 200 * 7
+    for piece in (1, 50, 333, 10**6):
+        assert first_tokens(TEXT, Words(), 99, "x", 10**9, piece=piece) == whole
+    monkeypatch.setattr(tokens, "AT_ONCE", 2)
+    few = Words()
+    found = first_tokens(TEXT, few, 99, "x", 30, piece=100)
+    assert 30 <= len(found) < 100 and found == whole[: len(found)] and few.seen < len(TEXT) // 10
+
+
+def test_bytes_are_their_own_tokens_and_strange_ones_are_refused() -> None:
+    assert encoded(b"ab\n", None, 256, "x") == [97, 98, 10] and first_tokens(b"abc", None, 256, "x", 2) == [97, 98]
+    with pytest.raises(DeadweightError, match="no tokenizer"):
+        encoded(b"a", None, 300, "x")
+    with pytest.raises(DeadweightError, match="expected the tokenizer"):
+        encoded(TEXT, Words(), 4, "x")
+    assert encoded(b"", Words(), 4, "x") == []
