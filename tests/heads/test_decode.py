@@ -28,7 +28,7 @@ if not CUDA:
     inside._patch_lang_tensor = patched
 from deadweight.source import slim_attention
 from deadweight.source.slim_attention import Packing, spelled_out
-from deadweight.source.slim_decode import Plan, decode, decoded
+from deadweight.source.slim_decode import Plan, decode, decoded, evenly
 torch.manual_seed(0)
 torch.set_num_threads(1)
 """
@@ -105,6 +105,13 @@ for z in (key, value):
     z[:, :, :40] = z[:, :, 120:] = torch.nan
 found = decoded(query, key, value, mask, *rest, Plan(32, 4, 2, 2))
 assert torch.allclose(found, wanted, atol=1e-6)
+# However many rows there are, the last programs are not alone: nine tenths of the places are taken to the end.
+for rows in range(1, 600):
+    parts = evenly(rows, 264, max(1, 264 // rows))
+    assert 1 <= parts <= 4 * max(1, 264 // rows)
+    assert rows * parts >= 0.9 * 264 * -(-rows * parts // 264) or parts == max(1, 264 // rows), (rows, parts)
+assert evenly(96, 264, 2) == 5 and evenly(64, 264, 4) == 4
+
 nothing = decoded(query, key, value, mask & False, *rest, Plan(32, 4, 2, 2))
 assert not nothing.any()
 """

@@ -40,6 +40,7 @@ FREE = (  # numbers of which a kernel is compiled but once: layers differ in the
 TILE_BYTES = 32 << 10  # of keys and values that are loaded together
 STAGES = 3  # tiles on their way
 PER_PROCESSOR = 2  # programs for each multiprocessor, or up to twice as many
+FULL = 0.9  # of the places for programs that should be taken to the end
 SHORTEST = 256  # tokens that are worth a program
 LEAST = 8  # times as many bytes read as those of what is gathered
 LARGEST = 1 << 15  # numbers that a program can gather
@@ -467,6 +468,14 @@ def shapes(key: Tensor, value: Tensor, keys: Sequence[int], values: Sequence[int
     return groups, Shape(key, keys, groups), Shape(value, values, groups)
 
 
+def evenly(programs: int, room: int, parts: int) -> int:
+    """So many parts, or up to four times as many, that the last programs find nearly as much company as the first."""
+    for n in range(max(1, parts), 4 * max(1, parts) + 1):
+        if programs * n >= FULL * room * -(-programs * n // room):
+            return n
+    return parts
+
+
 def planned(
     query: Tensor,
     key: Tensor,
@@ -483,7 +492,7 @@ def planned(
     late = len(turning) > 1
     maps = sum(k.powers) * int(turning[1][0].numel()) * item if late else 0
     programs, room = query.shape[0] * groups, PER_PROCESSOR * many
-    wanted = room // programs if late else min(2 * room // programs, max(room // programs, 2))
+    wanted = evenly(programs, room, room // programs if late else min(2 * room // programs, max(room // programs, 2)))
     gathered = 8 * served * max(values)  # bytes of a part, written and read
     parts = max(1, min(wanted, -(-key.shape[2] // max(SHORTEST, LEAST * gathered // size))))
     least = 64 if late else 32  # rows of a matrix product
