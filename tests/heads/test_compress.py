@@ -199,10 +199,11 @@ def test_a_compressed_model_compiles(small: Path) -> None:
     assert torch.allclose(eager, compiled, atol=1e-3)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_compiled_model_decodes_from_a_static_cache(share: float, make: Callable, words: Any) -> None:
+def test_a_compiled_model_decodes_from_a_static_cache(share: float, late: bool, make: Callable, words: Any) -> None:
     """Keys and values that keep different numbers of heads lie in it too."""
-    model: Any = compress(make("llama"), keep_kv=share, inputs=words).module
+    model: Any = compress(make("llama"), keep_kv=share, inputs=words, late=late).module
     ids = words["input_ids"][:2, :8]
 
     def steps(forward: Callable) -> torch.Tensor:

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import deadweight
+from deadweight.errors import DeadweightError
 from deadweight.heads import heal as healing
 from deadweight.heads.calibration import calibration, text_to_heal_on
 from deadweight.heads.compress import compress
-from deadweight.heads.heal import blocks_of, healed
+from deadweight.heads.heal import blocks_of, healed, healing_place
 from deadweight.heads.judge import judge
 from deadweight.source.model import open_complete
 
@@ -63,6 +64,45 @@ def test_only_the_blocks_are_trained(make: Callable, words: Any) -> None:
     before = small.model.embed_tokens.weight.clone()
     healed(model, small, batches(words), 2)
     assert torch.equal(small.model.embed_tokens.weight, before)
+
+
+def test_a_stock_model_is_healed_and_what_is_zero_stays_zero(make: Callable, words: Any) -> None:
+    for family in ("llama", "gpt2"):  # one with heads that are really smaller, one that is filled up with zeros
+        model = make(family)
+        small: Any = compress(model, keep_kv=0.5, inputs=words, layout="stock").module
+        before, zeros = judge(model, small, batches(words)[:1]).error, {n: p == 0 for n, p in small.named_parameters()}
+        healed(model, small, batches(words)[:1], 20)
+        assert judge(model, small, batches(words)[:1]).error < 0.95 * before
+        assert all((p[zeros[n]] == 0).all() for n, p in small.named_parameters())
+    assert any(z.any() for z in zeros.values())
+
+
+def test_a_state_belongs_to_its_weights_its_text_and_its_settings(make: Callable, words: Any, tmp_path: Path) -> None:
+    model, text = make("llama"), batches(words)
+    place = healing_place(tmp_path / "out", model, text, (1, 2))
+    assert place == healing_place(tmp_path / "out", model, text, (1, 2))
+    others = [healing_place(tmp_path / "out", model, text[1:], (1, 2)), healing_place(tmp_path / "out", model, text, 1)]
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.01)
+    others.append(healing_place(tmp_path / "out", model, text, (1, 2)))
+    assert len({place, *others}) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"heal": -1}, "found --heal -1"),
+        ({"heal": 2, "heal_rate": 0.0}, "found --heal-rate 0.0"),
+        ({"heal_text": "embedded"}, "no steps of healing"),
+        ({"heal": 2, "heal_text": "nosuch.txt"}, "nosuch.txt"),
+    ],
+)
+def test_what_is_wrong_about_healing_is_said_before_anything_is_measured(
+    options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deadweight.heads.compress.locate", lambda *_: pytest.fail("it went on"))
+    with pytest.raises(DeadweightError, match=said):
+        compress("demo", keep_kv=0.5, **options)
 
 
 def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import StaticCache
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.compress import compress
@@ -49,6 +50,52 @@ def test_a_late_cache_is_as_small_as_said_and_gives_what_no_cache_gives(
     stored = sum(layer.keys.numel() + layer.values.numel() for layer in start.past_key_values.layers)
     assert stored == 2 * 12 * found.kv_after and found.kv_after <= 0.5 * found.kv_before
     assert not found.left_alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_static_cache_and_positions_that_do_not_count_give_what_the_original_gives(
+    family: str, make: Callable, words: Any
+) -> None:
+    model = make(family).double()
+    small: Any = compress(model, keep_kv=1.0, inputs=words, late=True).module
+    ids = words["input_ids"][:2, :12]
+    near = 1e-5 * float(model(ids).logits.abs().max())
+    with torch.no_grad():
+        cache = StaticCache(config=small.config, max_cache_len=20)
+        small(ids[:, :5], past_key_values=cache)
+        for t in range(5, 12):
+            found = small(ids[:, t : t + 1], past_key_values=cache).logits[:, -1]
+            assert torch.allclose(found, model(ids[:, : t + 1]).logits[:, -1], atol=near)
+        left, right = torch.ones(2, 2, 12, dtype=torch.long).unbind()
+        left[1, :4], right[1, 8:] = 0, 0
+        for mask in (right,) if family == "gemma2" else (left, right):  # in float64 it makes NaN of padding on the left
+            places = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+            how = {"attention_mask": mask, "position_ids": places, "use_cache": True}
+            wanted, found = model(ids, **how).logits, small(ids, **how)
+            assert torch.allclose(found.logits[mask.bool()], wanted[mask.bool()], atol=near)
+            more = {"past_key_values": found.past_key_values, "attention_mask": torch.cat([mask, mask[:, :1] | 1], 1)}
+            more |= {"position_ids": mask.sum(-1, keepdim=True), "input_ids": ids[:, :1]}
+            if mask is left:
+                before = model(ids, **how).past_key_values
+                wanted = model(**more | {"past_key_values": before}).logits
+                assert torch.allclose(small(**more).logits, wanted, atol=near)
+            else:  # where its keys are the cache does not say
+                with pytest.raises(NotImplementedError, match="padding on the left"):
+                    small(**more)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 1e4},
+    ],
+)
+def test_rates_that_change_with_the_length_are_refused(rope: dict[str, Any], make: Callable, words: Any) -> None:
+    model = make("llama")
+    model.config.rope_parameters = rope
+    with pytest.raises(DeadweightError, match="rates change with the length"):
+        compress(model, keep_kv=0.5, inputs=words, late=True)
 
 
 def test_rates_are_found_beyond_whole_turns_and_other_turns_are_refused() -> None:

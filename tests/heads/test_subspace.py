@@ -125,3 +125,12 @@ def test_the_knapsack_finds_what_trying_everything_finds(seed: int) -> None:
 def test_a_budget_below_the_least_is_refused() -> None:
     with pytest.raises(DeadweightError, match="found a budget of 1; the least that the heads can be cut to costs 2"):
         best_sizes([Choice((1, 2), (2, 4), (1.0, 0.0))], 1)
+
+
+def test_a_share_below_the_least_of_one_space_leaves_it_at_its_least() -> None:
+    coarse = Choice((4, 8), (4, 8), (1.0, 0.0))
+    fine = Choice(tuple(range(1, 9)), tuple(range(1, 9)), tuple(8.0 - s for s in range(1, 9)))
+    assert same_share([coarse, fine], 5)[0] == (4, 1)
+    assert same_share([coarse, fine], 9)[0] == (4, 5)
+    with pytest.raises(DeadweightError, match="no equal share"):
+        same_share([coarse, fine], 4)

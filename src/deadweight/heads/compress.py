@@ -20,7 +20,7 @@ from deadweight.heads.calibration import Calibration, calibration, text_to_heal_
 from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
 from deadweight.heads.heal import RATE, heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
-from deadweight.heads.late import told_positions
+from deadweight.heads.late import expect_steady, told_positions
 from deadweight.heads.locate import Heads, float_of, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.result import Compression, Judgement
@@ -31,6 +31,7 @@ from deadweight.save.write import check_out
 from deadweight.source.hugging import is_slim, local_folder
 from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
+from deadweight.train.data import check_text, read_text
 from deadweight.train.launch import first_process
 
 NOT_LATE = (
@@ -78,9 +79,10 @@ def compress(
     target = None if out is None else followed(out)
     if target is not None:
         check_out(target, model, overwrite=overwrite)
+    expect_healing(heal, heal_text, heal_rate)
     source, precision = opened(model, device)
-    if not 0 < heal_rate < 1:
-        raise DeadweightError(f"found --heal-rate {heal_rate}; expected a learning rate, such as {RATE}")
+    if late:
+        expect_steady(source.config)
     what = wanted(source, keep_kv, keep_attention, max_loss)
     share = keep_attention if what == "attention" else keep_kv
     with threads_for(count(source.module)):
@@ -98,12 +100,9 @@ def compress(
         undone: tuple[str, ...] = ()
         healing = time.perf_counter()
         if heal:
-            place = (
-                None
-                if target is None
-                else healing_place(target, (source.name, text, heal_text, heal, heal_rate, length, ranks.kept))
-            )
             batches = text_to_heal_on(source, model, text, heal_text, found, heal)
+            same = (heal, heal_rate, layout, ranks.kept)
+            place = None if target is None else healing_place(target, source.module, batches, same)
             undone = heal_or_undo(
                 source.module, chosen.module, batches, heal, rate=heal_rate, place=place, progress=progress
             )
@@ -158,6 +157,18 @@ def described(work: Work, chosen: Chosen, ranks: Ranks, judged: Judgement) -> Co
         left_alone=left_alone(work.spaces),
         module=chosen.module,
     )
+
+
+def expect_healing(steps: int, text: str | None, rate: float) -> None:
+    """What is wrong about healing is said before anything is measured."""
+    if steps < 0:
+        raise DeadweightError(f"found --heal {steps}; expected a number of steps, or 0")
+    if not 0 < rate < 1:
+        raise DeadweightError(f"found --heal-rate {rate}; expected a learning rate, such as {RATE}")
+    if text is not None:
+        if not steps:
+            raise DeadweightError("found a text to heal on and no steps of healing; expected --heal STEPS")
+        check_text(read_text(text, lambda _: None), text)
 
 
 def expect_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -57,9 +57,11 @@ def heal_or_undo(
     )
 
 
-def healing_place(target: Path, settings: Any) -> Path:
-    """Where healing keeps its state until it is done: beside OUT, and only for a run with the same settings."""
-    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
+def healing_place(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
+    """Where healing keeps its state until it is done: beside OUT, and only for the same weights, text and settings."""
+    tensors = [*original.state_dict().values(), *(x for batch in batches for x in batch.values())]
+    sums = [(x.shape, float(x.double().sum())) for x in tensors if isinstance(x, Tensor)]
+    key = hashlib.sha256(repr((sums, settings)).encode()).hexdigest()[:12]
     return target.with_name(f".{target.name}.healing-{key}")
 
 
@@ -74,15 +76,20 @@ def healed(
     place: Path | None = None,
     progress: Progress = lambda what, done, of: None,
 ) -> None:
-    """Train the compressed model in place. What was done is kept in `place` until the end, to go on after a stop."""
+    """Train the compressed model in place. What was done is kept in `place` until the end, to go on after a stop.
+
+    A stock model is trained as a whole, for its blocks may have heads of another size; what is zero there stays zero.
+    """
     accelerator = make_accelerator()
-    blocks = blocks_of(compressed)
+    stock = not any(isinstance(part, Packing) for part in compressed.modules())
+    blocks = repeated(compressed) if stock else blocks_of(compressed)
     trained = [p for path in blocks for p in compressed.get_submodule(path).parameters()]
     for p in compressed.parameters():
         p.requires_grad_(False)
     for p in trained:
         p.requires_grad_(True)
     fused = trained[0].is_cuda
+    held = [p != 0 for p in trained] if stock else []
     optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
     first = 0 if place is None else load_state(place, compressed, optimizer)
     saved = time.monotonic()
@@ -90,7 +97,7 @@ def healed(
         for group in optimizer.param_groups:
             group["lr"] = rate * scheduled(step, steps)
         batch = batch_of(batches, step, seed, accelerator)
-        loss = one_step(original, compressed, blocks, batch, step < min(BLOCKWISE, steps / 4))
+        loss = one_step(original, compressed, blocks, batch, not stock and step < min(BLOCKWISE, steps / 4))
         if not math.isfinite(loss):
             raise DeadweightError(
                 f"the loss of healing is {loss} at step {step}; expected a number: nothing is written"
@@ -98,6 +105,9 @@ def healed(
         for p in trained:
             if p.grad is not None and accelerator.num_processes > 1:
                 p.grad = accelerator.reduce(p.grad, "mean")
+        for p, used in zip(trained, held, strict=False):
+            if p.grad is not None:
+                p.grad *= used
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -135,6 +145,15 @@ def blocks_of(model: nn.Module) -> list[str]:
             block = re.match(r"(.*\.\d+)(?=\.)", path)
             found[block[1] if block else path.rpartition(".")[0]] = None
     return list(found)
+
+
+def repeated(model: nn.Module) -> list[str]:
+    """The members of the model's longest list of modules."""
+    lists = {path: len(part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    if not lists:
+        raise DeadweightError("found no list of blocks to heal; expected one (or leave out --heal)")
+    longest = max(lists, key=lambda path: lists[path])
+    return [f"{longest}.{i}" for i in range(lists[longest])]
 
 
 def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch, blockwise: bool) -> float:

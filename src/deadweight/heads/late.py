@@ -8,7 +8,7 @@ them. What is needed for it is how far one position turns each plane.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,26 @@ def told_positions(model: Any, batch: Mapping[str, Any], paths: Sequence[str]) -
         for hook in hooks:
             hook.remove()
     return found
+
+
+def expect_steady(config: Any) -> None:
+    """Refuse rotary positions whose rates depend on how long the text is: keys that are cached would need them all."""
+    for rope in rotary_settings(config.to_dict()):
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind == "dynamic" or (kind == "longrope" and rope.get("short_factor") != rope.get("long_factor")):
+            raise DeadweightError(
+                f"found {kind} rotary positions, whose rates change with the length of the text; expected constant "
+                "ones (or leave out --late)"
+            )
+
+
+def rotary_settings(found: Any) -> Iterator[dict[str, Any]]:
+    """Every part of a config that names a kind of rotary positions."""
+    if isinstance(found, dict):
+        if "rope_type" in found or "short_factor" in found or found.get("type") in ("dynamic", "longrope"):
+            yield found
+        for part in found.values():
+            yield from rotary_settings(part)
 
 
 def turned_by(before: Tensor, after: Tensor, planes: Planes) -> tuple[Tensor, Tensor]:

@@ -61,10 +61,11 @@ def one_more(best: Tensor, choice: Choice, unit: int) -> tuple[Tensor, Tensor]:
 
 
 def same_share(choices: Sequence[Choice], budget: int) -> tuple[tuple[int, ...], float]:
-    """Every space keeps the same share of its largest size: the largest share that the budget allows."""
+    """Every space keeps the same share of its largest size, or its least: the largest share that the budget allows."""
     steps = sorted({size / choice.sizes[-1] for choice in choices for size in choice.sizes if choice.sizes[-1]})
     for share in reversed(steps):
-        picks = [max(i for i, s in enumerate(c.sizes) if s <= share * c.sizes[-1] + 1e-9) for c in choices]
+        fitting = [[i for i, s in enumerate(c.sizes) if s <= share * c.sizes[-1] + 1e-9] for c in choices]
+        picks = [max(options, default=0) for options in fitting]
         if sum(c.costs[i] for c, i in zip(choices, picks, strict=True)) <= budget:
             sizes = tuple(c.sizes[i] for c, i in zip(choices, picks, strict=True))
             return sizes, sum(c.losses[i] for c, i in zip(choices, picks, strict=True))

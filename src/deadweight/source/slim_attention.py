@@ -25,6 +25,7 @@ except ImportError:  # no Triton
 
 NAME = "deadweight"  # of this attention among those of transformers
 DEVICES = ("cuda",)  # where the kernel for one token runs
+UNEVEN = "deadweight_uneven"  # marks a cache whose positions do not count up by one
 HARMLESS = {"position_ids", "cache_position", "output_attentions", "sliding_window", "use_cache", "position_embeddings"}
 
 
@@ -41,7 +42,9 @@ class Packing(nn.Module):
     """
 
     positions: Tensor | None = None  # of the tokens that a late packing is given
-    first: Tensor | None = None  # the position of the first cached key
+    first: Tensor | None = None  # the position of the first cached key, if they count up by one
+    exact: Tensor | None = None  # the positions of all cached keys, where all of them are new
+    cache: Any = None  # that they lie in
     key_places: Tensor
     turn: Tensor
     expand: Tensor
@@ -67,10 +70,8 @@ class Packing(nn.Module):
             for i, kept in enumerate(self.values):
                 self.register_parameter(f"up_{i}", nn.Parameter(torch.empty(shares, self.d_v, kept)))
         if self.late:
-            whole = self.joined * self.d_qk
-            self.register_parameter(
-                "expand", nn.Parameter(torch.empty(whole * sum(self.keys)))
-            )  # (whole, kept) of sets
+            whole = self.joined * self.d_qk  # the map of a set is (whole, kept)
+            self.register_parameter("expand", nn.Parameter(torch.empty(whole * sum(self.keys))))
             self.register_parameter("shift", nn.Parameter(torch.empty(len(self.keys), self.joined, self.d_qk)))
             if 2 * self.late < self.d_qk:
                 self.register_buffer("still_places", torch.zeros(self.d_qk - 2 * self.late, dtype=torch.int32))
@@ -122,6 +123,8 @@ class Packing(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
         """Attention on packed keys and values: (b, h, t, d_v), with zeros where values are not kept."""
+        if self.late:
+            self.check_counting(how.get("mask"))
         if query.shape[2] == 1:
             places = self.key_places if self.chosen and self.joined == 1 else None
             more = self.turning(key)
@@ -197,8 +200,30 @@ class Packing(nn.Module):
             heads = F.linear(kept, expand.flatten(0, 1), self.shift[i].flatten().to(key.dtype))
             found.append(heads.unflatten(-1, (self.joined, -1)))
         whole = torch.cat(found, 2).transpose(1, 2)  # b g t d
-        count = torch.arange(whole.shape[2], device=key.device)
-        return self.at_positions(whole, self.new_positions(whole) if self.first is None else self.first + count)
+        return self.at_positions(whole, self.all_positions(whole.shape[2], key.device))
+
+    def all_positions(self, length: int, device: torch.device) -> Tensor:
+        """Of so many cached keys, (b or 1, t); what lies behind the last new key is not seen by anyone."""
+        count = torch.arange(length, device=device)
+        if self.first is None:
+            return count[None] if self.positions is None else self.positions
+        if self.exact is None:
+            return self.first + count
+        return torch.cat([self.exact, self.exact[:, -1:] + 1 + count[self.exact.shape[1] :]], 1)
+
+    def check_counting(self, mask: Tensor | None) -> None:
+        """Later steps know of cached keys only where the last one is: those that it sees must count up by one.
+
+        If they do not, the cache is marked, and refused when it is used again.
+        """
+        at, cache, self.cache = self.exact, self.cache, None
+        if at is None or self.first is None or at.shape[1] == 1 or torch.compiler.is_compiling() or capturing(at):
+            return
+        wrong = at != self.first + torch.arange(at.shape[1], device=at.device)
+        if mask is not None:
+            last = mask[:, 0, -1, : at.shape[1]]
+            wrong = wrong & (last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min)
+        setattr(cache, UNEVEN, bool(wrong.any()))
 
     def expansions(self, dtype: torch.dtype) -> list[Tensor]:
         """What makes whole keys of late ones, (heads, size, kept) for every set."""
@@ -260,6 +285,10 @@ class Packing(nn.Module):
         parts = [part[..., :kept] for part, kept in zip(out.split(shares, 1), self.values, strict=True)]
         found = [self.restored(part, i * self.merged, (i + 1) * self.merged) for i, part in enumerate(parts)]
         return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
+def capturing(states: Tensor) -> bool:
+    return states.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def side_by_side(states: Tensor, count: int) -> Tensor:
@@ -418,10 +447,18 @@ class PackedCache:
         if not packing.late:
             return self._cache.update(*packing.packed(key_states, value_states), *args, **kwargs)
         seen, new = self._cache.get_seq_length(*args[:1]), key_states.shape[2]
+        seen = seen.clone() if isinstance(seen, Tensor) else seen  # a static cache counts on in it
+        if getattr(self._cache, UNEVEN, False) and not (isinstance(seen, int) and seen == 0):
+            raise NotImplementedError(
+                "keys that are cached before rotary positions, and positions that did not count up by one: expected "
+                "padding on the left, or use_cache=False"
+            )
         if packing.positions is None:
             packing.positions = seen + torch.arange(new, device=key_states.device)[None]
         key, value = self._cache.update(*packing.packed(key_states, value_states), *args, **kwargs)
         packing.first = packing.positions[:, -1:] - (torch.as_tensor(seen + new).clamp(max=key.shape[2]) - 1)
+        all_new = isinstance(seen, int) and seen == 0 and new <= key.shape[2]
+        packing.exact, packing.cache = (packing.positions, self._cache) if all_new else (None, None)
         return key, value
 
     def __getattr__(self, name: str) -> Any:
@@ -442,6 +479,7 @@ def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
     if module.packing.late:
         module.packing.positions, module.packing.first = kwargs.get("position_ids"), None
+        module.packing.exact = module.packing.cache = None
     return tuple(wrapped(a) for a in args), {n: wrapped(v) for n, v in kwargs.items()}
 
 
