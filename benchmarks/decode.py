@@ -47,6 +47,15 @@ app = typer.Typer(pretty_exceptions_enable=False)
 Record = dict[str, Any]
 BEST = ("original, our kernel", "slim, our kernel", "slim with late keys, our kernel")  # of the longest contexts
 FORMS = {"all": "all", "half": "half", "late": "half, late keys"}
+WORDS = """\
+## Again
+
+`decode.py run --config LLaMA-1B --shapes 64x8192,64x16384,96x16384`, `run --config SmolLM2-135M --like OUT/config.json
+--like-late LATE/config.json --shapes 256x8192,64x8192 --fit 64` (OUT, LATE: what `compress --keep-kv 0.5` gave, without
+and with `--late`) and `kernel`, each with `--json FILE`; then `report FILE`. In the recorded run the second was stopped
+after its first shape, so that SmolLM2 has no longest context here. Since then the kernel splits rows so that no
+multiprocessor is idle at the end (which the numbers at a batch of 96 lack) and joins partial sums by aligned loads
+(which those of one row of 131,072 tokens lack); neither has been measured yet."""
 TUNED = {"tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4), "per processor": (1, 2, 4)}
 
 
@@ -347,7 +356,7 @@ def page(record: Record) -> str:
             f"{r['microseconds']:.1f} | {r['bytes_per_second'] / 1e12:.2f} | {r['bytes_per_second'] / copy:.0%} |"
             for r in shown.values()
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *WORDS.splitlines()]) + "\n"
 
 
 @app.command()

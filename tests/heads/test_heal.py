@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import deadweight
+from deadweight import cli_compress
 from deadweight.errors import DeadweightError
 from deadweight.heads import heal as healing
 from deadweight.heads.calibration import calibration, text_to_heal_on
@@ -103,6 +105,10 @@ def test_what_is_wrong_about_healing_is_said_before_anything_is_measured(
     monkeypatch.setattr("deadweight.heads.compress.locate", lambda *_: pytest.fail("it went on"))
     with pytest.raises(DeadweightError, match=said):
         compress("demo", keep_kv=0.5, **options)
+
+
+def test_the_command_heals_at_the_rate_of_the_library() -> None:
+    assert signature(cli_compress.compress).parameters["heal_rate"].default == healing.RATE
 
 
 def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(

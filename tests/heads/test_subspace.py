@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
+from deadweight.heads.choose import usual_step
 from deadweight.heads.planes import best_planes
 from deadweight.heads.ranks import Choice, best_sizes, same_share
 from deadweight.heads.subspace import best_subspace
@@ -134,3 +136,8 @@ def test_a_share_below_the_least_of_one_space_leaves_it_at_its_least() -> None:
     assert same_share([coarse, fine], 9)[0] == (4, 5)
     with pytest.raises(DeadweightError, match="no equal share"):
         same_share([coarse, fine], 4)
+
+
+@pytest.mark.parametrize(("size", "shared", "step"), [(64, 1, 4), (64, 3, 8), (128, 2, 8), (256, 2, 16), (8, 2, 1)])
+def test_what_heads_share_comes_in_steps_that_are_loaded_at_once(size: int, shared: int, step: int) -> None:
+    assert usual_step(SimpleNamespace(heads=SimpleNamespace(d_qk=size), merged=shared, joined=1)) == step  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -25,6 +26,21 @@ def study() -> Callable[[str], ModuleType]:
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def benchmark() -> Callable[[str], ModuleType]:
+    """Benchmarks import files that lie beside them, as when they are run as programs."""
+    folder = str(FOLDER.parent / "benchmarks")
+
+    def load(name: str) -> ModuleType:
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.remove(folder)
 
     return load
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("decode")
-    finally:
-        sys.path.remove(folder)
+def bench(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("decode")
 
 
 def test_a_tiny_model_is_decoded_by_all_rivals_from_a_cache_of_half_the_size(bench: ModuleType, tmp_path: Path) -> None:

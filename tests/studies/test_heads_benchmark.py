@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -27,22 +26,13 @@ NAMES = ("plain", "calibrated", "norms")
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    return loaded("heads")
+def bench(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("heads")
 
 
 @pytest.fixture(scope="module")
-def rivals() -> ModuleType:
-    return loaded("heads_baselines")
-
-
-def loaded(name: str) -> ModuleType:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
+def rivals(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("heads_baselines")
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -27,13 +26,8 @@ The [[Image:map.png|thumb|a [[map]]]]second paragraph speaks of the mountains fr
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("heal")
-    finally:
-        sys.path.remove(folder)
+def bench(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("heal")
 
 
 def test_articles_are_told_as_wikitext_does(bench: ModuleType, tmp_path: Path) -> None:

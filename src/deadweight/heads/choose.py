@@ -20,9 +20,7 @@ from deadweight.source.model import Source
 Layout = Literal["slim", "stock"]
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 SHARES = tuple(i / 20 for i in range(1, 21))  # what --max-loss tries
-
-
-ALIGNED = 8  # numbers
+ALIGNED = 8  # numbers that a GPU loads at once, in half precision
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Work:
 
 
 def usual_step(spaces: Spaces) -> int:
-    """A sixteenth of a head; of what heads share, up to 8 numbers: as many as a GPU loads at once in half precision."""
+    """A sixteenth of a head; of what heads share, as many numbers as are loaded at once, unless it is small."""
     size, shared = spaces.heads.d_qk, max(spaces.merged, spaces.joined)
     return max(1, size // 16, min(ALIGNED, shared * size // 16) if shared > 1 else 0)
 
