@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from .test_heads_benchmark import loaded
-
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def speed() -> ModuleType:
-    return loaded("train_speed")
+def speed(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("train_speed")
 
 
 def test_the_page_is_what_the_record_says(speed: ModuleType) -> None:
