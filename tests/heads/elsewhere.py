@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from deadweight.heads.streaming import Again
 
 THERE, HERE = torch.device("cuda:0"), torch.device("cpu")
 DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
@@ -51,6 +54,8 @@ class Elsewhere(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         leaves = tree_leaves((args, kwargs))
         there = [x for x in leaves if marked(x)]
+        if func is torch.device:
+            return func(*args, **kwargs)
         if func == DEVICE:
             return THERE if marked(args[0]) else HERE
         if func == GRAD:
@@ -89,8 +94,8 @@ class Elsewhere(TorchFunctionMode):
 
 
 @contextmanager
-def elsewhere(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules go to the device by `.to`, whose parameters and buffers are marked in place."""
+def elsewhere(patch: pytest.MonkeyPatch, room: int = 1 << 40) -> Iterator[None]:
+    """Modules go to the device by `.to`, whose parameters and buffers are marked in place. It has `room` free bytes."""
     plain = nn.Module.to
 
     def to(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -113,10 +118,20 @@ def elsewhere(patch: pytest.MonkeyPatch) -> Iterator[None]:
     def copy(self: Any, memo: Any) -> Any:
         return mark(copied(self, memo)) if marked(self) else copied(self, memo)
 
+    back = Again.backward
+
+    def again(ctx: Any, *gradients: Any) -> Any:  # autograd calls without modes, and with tensors of its own
+        saved = [mark(t) for t in ctx.saved_tensors]
+        seen = SimpleNamespace(saved_tensors=saved, needs_input_grad=ctx.needs_input_grad, block=ctx.block, run=ctx.run)
+        with Elsewhere():
+            return back(seen, *map(mark, gradients))
+
+    patch.setattr(Again, "backward", staticmethod(again))
     patch.setattr(nn.Parameter, "__new__", made)
     patch.setattr(nn.Parameter, "__deepcopy__", copy)
     patch.setattr(nn.Module, "to", to)
     patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "mem_get_info", lambda *_: (room, room))
     patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     with Elsewhere():
         yield

@@ -14,9 +14,9 @@ from deadweight.heads.saturation import saturation
 from .elsewhere import elsewhere, marked
 
 
-@pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> Any:
-    with elsewhere(monkeypatch):
+@pytest.fixture(params=["all of it fits", "block by block"])
+def away(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with elsewhere(monkeypatch, room=1 << 40 if request.param == "all of it fits" else 100):
         yield
 
 

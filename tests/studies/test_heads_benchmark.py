@@ -17,6 +17,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 from deadweight.heads.budget import whole
 from deadweight.heads.compress import opened
 from deadweight.heads.locate import Heads, locate
+from deadweight.heads.streaming import gathered
 from deadweight.heads.truncate import Kept, cut
 from deadweight.source.model import Source
 
@@ -176,7 +177,7 @@ def test_importance_is_the_gradient_of_a_mask(
     for g in range(heads.key_heads):
         losses = []
         for scale in (1 + 1e-3, 1 - 1e-3):
-            model = copy.deepcopy(source.module).double()
+            model = gathered(copy.deepcopy(source.module)).double()
             columns = slice(g * heads.groups * heads.d_v, (g + 1) * heads.groups * heads.d_v)
             with torch.no_grad():
                 model.get_submodule(heads.output).weight[:, columns] *= scale

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deadweight.heads.streaming import place_buffers
 from deadweight.heads.truncate import Cut
 from deadweight.save.slim import layout, public
 from deadweight.source.slim_attention import Packing, install_attention
@@ -43,4 +44,5 @@ def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
     with torch.no_grad():
         for name, tensor in stored.items():
             own[name].data = tensor.to(like.device, own[name].dtype if tensor.is_floating_point() else None)
+    place_buffers(module)
     return module, spec

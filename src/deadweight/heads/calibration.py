@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
-from deadweight.heads.locate import device_of, float_of
+from deadweight.heads.streaming import device_of, float_of
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source
 from deadweight.source.text import printable, reason

@@ -14,6 +14,7 @@ from deadweight.heads.budget import Budget, Method, Ranks, Slot, ranked, slots_o
 from deadweight.heads.calibration import Calibration
 from deadweight.heads.judge import judge
 from deadweight.heads.one_size import expressible, of_one_size, packed, same
+from deadweight.heads.streaming import float_of
 from deadweight.heads.truncate import Cut, Spaces, cut
 from deadweight.source.model import Source
 
@@ -66,14 +67,15 @@ def by_share(work: Work, share: float) -> tuple[Chosen, Ranks]:
         if size and (found := in_smaller_heads(work, size)) is not None:
             return found
     ranks = ranked(work.slots, work.spaces, Budget(work.what, share), total, work.method)
-    made = cut(work.source.module, work.spaces, ranks.kept, bias=work.layout == "slim")
+    precision = None if work.layout == "slim" else float_of(work.source.module)
+    made = cut(work.source.module, work.spaces, ranks.kept, bias=work.layout == "slim", precision=precision)
     return small(made, work.layout), ranks
 
 
 def in_smaller_heads(work: Work, size: int) -> tuple[Chosen, Ranks] | None:
     """All heads of one size, in a config that plain transformers reads; None if that is not the same function."""
     spaces, kept, loss = of_one_size(work.spaces, work.planes, size)
-    padded = cut(work.source.module, spaces, kept, bias=False).module
+    padded = cut(work.source.module, spaces, kept, bias=False, precision=float_of(work.source.module)).module
     module, changes = packed(padded, spaces, size)
     if not same(padded, module, work.calibration.judge[0]):
         return None

@@ -21,9 +21,10 @@ from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_
 from deadweight.heads.heal import RATE, heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
 from deadweight.heads.late import expect_steady, told_positions
-from deadweight.heads.locate import Heads, float_of, locate
+from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.result import Compression, Judgement
+from deadweight.heads.streaming import float_of, gathered, stream
 from deadweight.heads.truncate import Spaces
 from deadweight.save.compressed import write_compressed
 from deadweight.save.folder import followed
@@ -71,7 +72,8 @@ def compress(
     One of `keep_kv` (share of the cache), `keep_attention` (share of the attention weights) and `max_loss` (nats per
     token that the loss may rise, measured) says how much. With `late`, keys are cached before rotary positions: much
     less is lost, but every step of decoding expands and turns all cached keys. Without OUT the result's `module` is the
-    compressed model.
+    compressed model. What is needed in memory is one block of the model in float32, what passes between its blocks, and
+    what is measured of its heads; healing needs the whole model twice.
     """
     start = time.perf_counter()
     expect_choice("layout", layout, ("slim", "stock"))
@@ -133,6 +135,8 @@ def compress(
             precision=precision,
             overwrite=overwrite,
         )
+    if target is None:
+        gathered(chosen.module)
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -177,7 +181,7 @@ def expect_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
-    """The model in float32 on its device, and the precision that it came in."""
+    """The model, which computes in float32 on its device block by block, and the precision that it came in."""
     source = open_complete(copy.deepcopy(model) if isinstance(model, nn.Module) else model)  # theirs stays as it is
     if source.config is None:
         raise DeadweightError(
@@ -190,8 +194,13 @@ def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
     precision = float_of(source.module)
     own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # one of several processes has a device of its own
     where = device or (own if torch.cuda.is_available() else "cpu")
-    source.module.to(where, torch.float32 if precision in (torch.float16, torch.bfloat16) else precision).eval()
+    stream(source.module.eval(), torch.device(where), wide(precision))
     return source, precision
+
+
+def wide(precision: torch.dtype) -> torch.dtype:
+    """What to compute in: float32 for weights in half precision."""
+    return torch.float32 if precision in (torch.float16, torch.bfloat16) else precision
 
 
 def wanted(source: Source, kv: float | None, attention: float | None, loss: float | None) -> Literal["kv", "attention"]:
@@ -251,20 +260,23 @@ def measured(
     layout: str,
     progress: Progress,
 ) -> tuple[list[Spaces], dict[str, Tensor]]:
-    """The spaces of all attentions, and the moments of their planes."""
-    of = len(found.measure)
+    """The spaces of all attentions, and for stock heads the moments of their planes."""
+    of, paths = len(found.measure), list(empty)
     moments = measure(source.module, empty, found.measure, tick=lambda n: progress("measuring", n, of))
-    spaces = []
-    for n, found_here in enumerate(moments.values()):
-        progress("finding the best dimensions", n, len(moments))
-        spaces.append(spaces_of(found_here.heads, found_here, source.module, bias=layout == "slim"))
+    spaces, planes = [], {}
+    for n, path in enumerate(paths):
+        progress("finding the best dimensions", n, len(paths))
+        here = moments.pop(path)
+        spaces.append(spaces_of(here.heads, here, source.module, bias=layout == "slim"))
+        if layout == "stock":
+            planes[path] = here.planes
     if layout == "stock":  # keys behind a norm can only be cut where the cache is packed
         spaces = [s if s.heads.query and s.heads.key else replace(s, planes=(None,) * len(s.planes)) for s in spaces]
     if all(x is None for s in spaces for x in (*s.values, *s.still, *s.planes)):
         raise DeadweightError(
             f"{printable(source.name)}: no head can be cut ({'; '.join(sorted(set(left_alone(spaces).values())))})"
         )
-    return spaces, {path: m.planes for path, m in moments.items() if not m.late}
+    return spaces, planes
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from deadweight.errors import DeadweightError
 from deadweight.heads.calibration import Batch
 from deadweight.heads.judge import called, judge, main_output
+from deadweight.heads.streaming import gathered
 from deadweight.source.slim_attention import Packing
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
@@ -44,6 +45,7 @@ def heal_or_undo(
     progress: Progress = lambda what, done, of: None,
 ) -> tuple[str, ...]:
     """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
+    own_weights(original, compressed)
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
     before = judge(original, compressed, batches[-1:]).error
     healed(original, compressed, batches[:-1] or batches, steps, rate=rate, place=place, progress=progress)
@@ -80,6 +82,7 @@ def healed(
 
     A stock model is trained as a whole, for its blocks may have heads of another size; what is zero there stays zero.
     """
+    own_weights(original, compressed)
     accelerator = make_accelerator()
     stock = not any(isinstance(part, Packing) for part in compressed.modules())
     blocks = repeated(compressed) if stock else blocks_of(compressed)
@@ -119,6 +122,18 @@ def healed(
         shutil.rmtree(place, ignore_errors=True)
     for p in compressed.parameters():
         p.requires_grad_(True)
+
+
+def own_weights(original: nn.Module, compressed: nn.Module) -> None:
+    """Both models whole, and no weight of one that is the other's: only the second is to change."""
+    shared = {id(p) for p in original.parameters()} & {id(p) for p in compressed.parameters()}
+    fresh: dict[int, nn.Parameter] = {}
+    for part in compressed.modules():
+        for name, p in part._parameters.items():
+            if p is not None and id(p) in shared:
+                part._parameters[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
+    gathered(original)
+    gathered(compressed)
 
 
 def scheduled(step: int, steps: int) -> float:

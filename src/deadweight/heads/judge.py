@@ -12,6 +12,9 @@ from torch.nn import functional as F
 from deadweight.heads.calibration import Batch
 from deadweight.heads.result import Judgement
 
+AT_A_TIME = 256  # tokens: distributions over all words are large
+NONE = -100  # no next token
+
 
 @torch.no_grad()
 def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement:
@@ -23,20 +26,22 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
     for batch in batches:
         first, logits = main_output(called(original, batch))
         second, _ = main_output(called(compressed, batch))
-        a, b = first.float(), second.float()
-        if logits:
+        goal = None
+        if logits and causal and "input_ids" in batch:
+            goal = F.pad(batch["input_ids"][:, 1:], (0, 1), value=NONE).flatten()
+            predicted += int((goal != NONE).sum())
+        tokens += first[..., 0].numel()
+        for at in torch.arange(first[..., 0].numel(), device=first.device).split(AT_A_TIME):
+            a, b = first.flatten(0, -2)[at].float(), second.flatten(0, -2)[at].float()
+            if not logits:
+                sums[0] += float(((a - b).pow(2).sum(-1) / a.pow(2).sum(-1).clamp(min=1e-30)).sum())
+                sums[3] += float(F.cosine_similarity(a, b, dim=-1).sum())
+                continue
             a, b = a.log_softmax(-1), b.log_softmax(-1)
             sums[0] += float((a.exp() * (a - b)).sum())
-            if causal and "input_ids" in batch:
-                goal = batch["input_ids"][:, 1:].flatten()
-                sums[1] += float(F.nll_loss(a[:, :-1].flatten(0, 1), goal, reduction="sum"))
-                sums[2] += float(F.nll_loss(b[:, :-1].flatten(0, 1), goal, reduction="sum"))
-                predicted += goal.numel()
-            tokens += a[..., 0].numel()
-        else:
-            sums[0] += float(((a - b).pow(2).sum(-1) / a.pow(2).sum(-1).clamp(min=1e-30)).sum())
-            sums[3] += float(F.cosine_similarity(a, b, dim=-1).sum())
-            tokens += a[..., 0].numel()
+            if goal is not None:
+                sums[1] += float(F.nll_loss(a, goal[at], ignore_index=NONE, reduction="sum"))
+                sums[2] += float(F.nll_loss(b, goal[at], ignore_index=NONE, reduction="sum"))
     error, before, after, cosine = sums.tolist()
     return Judgement(
         tokens,

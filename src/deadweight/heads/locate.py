@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.observe import Attend, observing
+from deadweight.heads.streaming import device_of, float_of
 from deadweight.save.slim import is_linear
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
@@ -58,6 +59,12 @@ class Heads:
     @property
     def groups(self) -> int:
         return self.heads // self.key_heads
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The linear layers that make and read the heads."""
+        sides = [side.module for side in (self.query, self.key, self.value) if side is not None]
+        return tuple(dict.fromkeys([*sides, *([self.output] if self.output is not None else [])]))
 
     @property
     def still(self) -> tuple[int, ...]:
@@ -150,14 +157,6 @@ def far_positions(source: Source, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {}
     last = torch.arange(longest - ids.shape[1], longest, device=ids.device)
     return {"position_ids": last.expand(ids.shape[0], -1)}
-
-
-def device_of(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
-def float_of(module: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in module.parameters() if p.is_floating_point())
 
 
 @contextmanager

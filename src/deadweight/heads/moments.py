@@ -26,6 +26,7 @@ from deadweight.heads.judge import called
 from deadweight.heads.late import turned_back, turned_by
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
+from deadweight.heads.streaming import run_again
 from deadweight.source.slim_attention import side_by_side
 
 
@@ -185,10 +186,13 @@ def along_and_across(q: Tensor, gradient: Tensor, heads: Heads) -> Tensor:
 
 
 class Recorder:
-    """Keeps what every attention is given and puts out in one run, so that gradients can be asked for."""
+    """Adds up what every attention is given and puts out in one run.
 
-    def __init__(self, known: dict[str, Moments]) -> None:
-        self.known = known
+    If gradients are asked for, that waits until a block runs the second time: then it is kept until they are known.
+    """
+
+    def __init__(self, known: dict[str, Moments], *, gradients: bool) -> None:
+        self.known, self.gradients = known, gradients
         self.kept: list[tuple[str, Tensor, Tensor, Tensor]] = []
         self.layers: dict[str, Tensor] = {}  # outputs of those that make keys, where they are wanted before positions
         self.factors: dict[str, Tensor] = {}
@@ -197,17 +201,37 @@ class Recorder:
         self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
     ) -> Tensor:
         moments = self.known[path]
+        if self.gradients and not torch.is_grad_enabled():
+            return attend(query, key, value)
         if moments.late:
             self.factors[path] = moments.add_late(self.before_positions(moments.heads), key)
         wide = among_joined(query, moments.heads, moments.joined) if moments.joined > 1 else query
         key = side_by_side(key, moments.joined)
-        if torch.is_grad_enabled() and not wide.requires_grad:
+        if self.gradients and not wide.requires_grad:
             wide, key = wide.detach().requires_grad_(), key.detach().requires_grad_()
         out = attend(wide, key, side_by_side(value, moments.merged))
         moments.add(query, key, out)
-        if torch.is_grad_enabled():
+        if self.gradients:
             self.kept.append((path, wide, key, out))
         return own_values(out, moments.heads, moments.merged)
+
+    def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
+        """Gradients of what was kept, into the moments; those with respect to a block's inputs are returned."""
+        kept, self.kept = self.kept, []
+        late = [n for n, (path, *_) in enumerate(kept) if self.known[path].late]
+        wanted = [t for _, query, _, out in kept for t in (query, out)]
+        keys = [kept[n][2] for n in late]
+        asked = [*inputs, *wanted, *keys]
+        found = torch.autograd.grad(outputs, asked, given, allow_unused=True) if outputs else (None,) * len(asked)
+        gradients = found[len(inputs) :]
+        for n, (path, wide, _, out) in enumerate(kept):
+            moments = self.known[path]
+            query = own_places(wide, moments.heads, moments.joined)
+            moments.grade(query, out, gradients[2 * n], gradients[2 * n + 1])
+        for n, gradient in zip(late, gradients[len(wanted) :], strict=True):
+            if gradient is not None:
+                self.known[kept[n][0]].grade_late(gradient, self.factors[kept[n][0]])
+        return list(found[: len(inputs)])
 
     def before_positions(self, heads: Heads) -> Tensor:
         """The keys as their layer made them, (b, g, t, d)."""
@@ -222,7 +246,7 @@ class Recorder:
         layers = {m.heads.key.module for m in self.known.values() if m.late and m.heads.key is not None}
 
         def keep(name: str) -> Callable[..., None]:
-            return lambda module, args, output: self.layers.__setitem__(name, output)
+            return lambda module, args, output: self.layers.__setitem__(name, output.detach())
 
         hooks = [model.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
         try:
@@ -240,39 +264,31 @@ def measure(
     seed: int = 0,
     tick: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Moments]:
-    """The moments of every attention over all batches, by its path; `found` holds empty ones."""
+    """The moments of every attention over all batches, by its path; `found` holds empty ones, which are used up."""
     generator = torch.Generator().manual_seed(seed)
     every = max(1, min(3, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
+    paths = list(found)
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         p.requires_grad_(False)
     try:
         for number, batch in enumerate(batches):
-            recorder = Recorder(found)
-            with observing(model, recorder), recorder.watching(model), torch.set_grad_enabled(number % every == 0):
+            graded = number % every == 0
+            recorder = Recorder(found, gradients=graded)
+            with (
+                observing(model, recorder),
+                recorder.watching(model),
+                run_again(model, paths, recorder.answer) as go_back,
+                torch.set_grad_enabled(graded),
+            ):
                 output = called(model, batch)
-                if number % every == 0:
-                    graded(recorder, probe(output, generator))
+                if graded:
+                    go_back(probe(output, generator))
             tick(number + 1)
     finally:
         for p in frozen:
             p.requires_grad_(True)
-    return {path: moments.mean() for path, moments in found.items()}
-
-
-def graded(recorder: Recorder, loss: Tensor) -> None:
-    """Gradients of one run, into the moments."""
-    late = [n for n, (path, *_) in enumerate(recorder.kept) if recorder.known[path].late]
-    wanted = [t for _, query, _, out in recorder.kept for t in (query, out)]
-    gradients = torch.autograd.grad(loss, [*wanted, *(recorder.kept[n][2] for n in late)], allow_unused=True)
-    for n, (path, wide, _, out) in enumerate(recorder.kept):
-        moments = recorder.known[path]
-        query = own_places(wide, moments.heads, moments.joined)
-        moments.grade(query, out, gradients[2 * n], gradients[2 * n + 1])
-    for n, gradient in zip(late, gradients[len(wanted) :], strict=True):
-        if gradient is not None:
-            path = recorder.kept[n][0]
-            recorder.known[path].grade_late(gradient, recorder.factors[path])
+    return {path: found.pop(path).mean() for path in paths}  # they are large: none is held twice
 
 
 def probe(output: Any, generator: torch.Generator) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from deadweight.heads.judge import called, main_output
 from deadweight.heads.locate import Heads, Rows
 from deadweight.heads.planes import Planes, best_planes
+from deadweight.heads.streaming import device_of, float_of
 from deadweight.heads.truncate import Kept, LinearMap, Spaces
 
 CLOSE = 1e-3  # of the largest logit: packed and padded weights are the same function, up to rounding
@@ -80,7 +81,7 @@ def packed(padded: Any, spaces: Sequence[Spaces], size: int) -> tuple[nn.Module,
     config = copy.deepcopy(padded.config)
     for name, value in changes.items():
         setattr(config, name, value)
-    module: Any = type(padded)(config).to(next(padded.parameters()).device, next(padded.parameters()).dtype)
+    module: Any = type(padded)(config).to(device_of(padded), float_of(padded))
     tensors = dict(padded.state_dict())
     for s in spaces:
         tensors |= packed_weights(padded, s.heads, kept, size)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.calibration import EMBEDDED, edges, token_windows, tokenizer_for
-from deadweight.heads.locate import device_of
 from deadweight.heads.observe import Observer, observing
 from deadweight.heads.rows import Causality, Rows, drawn_places
 from deadweight.heads.slopes import FEWEST, Layer, factors, layer_of
+from deadweight.heads.streaming import device_of
 from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
 

@@ -378,9 +378,24 @@ class Cut:
     packings: dict[str, dict[str, Any]]
 
 
-def cut(model: nn.Module, spaces: Sequence[Spaces], kept: Mapping[str, Kept], *, bias: bool) -> Cut:
-    """A copy of the model with every attention truncated."""
-    module = copy.deepcopy(model)
+def cut(
+    model: nn.Module,
+    spaces: Sequence[Spaces],
+    kept: Mapping[str, Kept],
+    *,
+    bias: bool,
+    precision: torch.dtype | None = None,
+) -> Cut:
+    """A copy of the model with every attention truncated; what is left as it was is shared with the original.
+
+    New weights have the precision of the old ones, or the one that is given.
+    """
+    paths = {path for s in spaces for path in s.heads.layers}
+    changed = [p for path in paths for p in model.get_submodule(path).parameters()]
+    ids = {id(p) for p in changed}
+    module = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in ids})
+    for p in [p for path in paths for p in module.get_submodule(path).parameters()]:
+        p.data = p.data.to(precision or p.dtype)
     facts: list[Fact] = []
     packings = {}
     for s in spaces:

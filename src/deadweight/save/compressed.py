@@ -33,11 +33,11 @@ def write_compressed(
     overwrite: bool,
 ) -> None:
     """OUT with everything, or nothing. `slim` is the spec of the small layers; None: the same class and shapes."""
-    tensors = dict(named_tensors(module, slim, precision))
-    check_space(out, sum(t.numel() * t.element_size() for t in tensors.values()))
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in named_tensors(module, slim, precision)}
+    check_space(out, sum(sizes.values()))
     with complete_or_absent(out, overwrite=overwrite) as draft:
-        writer = Writer(draft, sum(len(n) + 2 * PER_TENSOR for n in tensors) + 4096)
-        for name, tensor in tensors.items():
+        writer = Writer(draft, sum(len(n) + 2 * PER_TENSOR for n in sizes) + 4096)
+        for name, tensor in named_tensors(module, slim, precision):
             writer.add(name, tensor)
         writer.close()
         lay_beside(draft, folder, config, cls, slim)

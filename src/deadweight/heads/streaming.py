@@ -1,0 +1,205 @@
+"""One block at a time: weights are made ready while a block runs, and for gradients it runs again.
+
+A checkpoint's weights stay as they lie on disk, mapped into memory, or on a GPU in their own precision. Before a block
+runs, its weights are put where they are computed with, in the precision that is wanted; afterwards these copies go. A
+pass that asks for gradients keeps of every block what it was given and nothing else: it runs a second time on the way
+back. So what is in memory is one block, and what passes between blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
+LARGE = (nn.Embedding, nn.Linear)  # come and go outside blocks too; what else is there is small, and stays
+ROOM = 0.5  # of a GPU's free memory that weights may take; those of larger models visit it block by block
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Where a model computes, and in what precision; and what is called before and after each of its parts."""
+
+    device: torch.device
+    precision: torch.dtype
+
+    def arrive(self, part: nn.Module, args: Any = None, *, alone: bool = False) -> None:
+        """Weights that can be computed with, in the place of those that cannot; of all that is inside, or of the part
+        alone."""
+        away = part.__dict__.setdefault(AWAY, [])
+        for module in (part,) if alone else part.modules():
+            for name, weight in module._parameters.items():
+                if weight is None:
+                    continue
+                precision = self.precision if weight.is_floating_point() else weight.dtype
+                if weight.device != self.device or weight.dtype != precision:
+                    away.append((module, name, weight))
+                    module._parameters[name] = nn.Parameter(weight.detach().to(self.device, precision), False)
+
+    def leave(self, part: nn.Module, args: Any, output: Any) -> None:
+        for module, name, weight in part.__dict__.pop(AWAY, ()):
+            module._parameters[name] = weight
+
+
+def stream(model: nn.Module, device: torch.device, precision: torch.dtype) -> None:
+    """From now on the model computes there, in that precision; its weights stay what they are."""
+    if device.type == "cuda":
+        size = sum(t.numel() * t.element_size() for t in model.parameters())
+        if size < ROOM * torch.cuda.mem_get_info(device)[0]:
+            model.to(device)
+    streaming = Streaming(device, precision)
+    blocks = {id(m): m for m in map(model.get_submodule, blocks_of(model))}
+    inside = {id(part) for block in blocks.values() for part in block.modules()}
+    for part in model.modules():
+        if id(part) in inside and id(part) not in blocks:
+            continue
+        if id(part) in blocks or type(part) in LARGE:
+            part.register_forward_pre_hook(streaming.arrive)
+            part.register_forward_hook(streaming.leave, always_call=True)
+        else:
+            streaming.arrive(part, alone=True)  # and stays
+            part.__dict__.pop(AWAY)
+    setattr(model, NAME, streaming)
+    place_buffers(model)
+
+
+def place_buffers(model: nn.Module) -> None:
+    """Buffers stay where a streamed model computes: they are small, and models change them."""
+    streaming = model.__dict__.get(NAME)
+    if streaming is None:
+        return
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                precision = streaming.precision if buffer.is_floating_point() else buffer.dtype
+                module._buffers[name] = buffer.to(streaming.device, precision)
+
+
+def gathered(model: nn.Module) -> nn.Module:
+    """A streamed model becomes one like any other, all of it where it computed."""
+    streaming = model.__dict__.pop(NAME, None)
+    if streaming is None:
+        return model
+    for part in model.modules():
+        for hooks in (part._forward_pre_hooks, part._forward_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Streaming)]:
+                hooks.pop(key)
+                part._forward_hooks_always_called.pop(key, None)
+    return model.to(streaming.device, streaming.precision)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where it computes."""
+    streaming = model.__dict__.get(NAME)
+    return next(model.parameters()).device if streaming is None else streaming.device
+
+
+def float_of(model: nn.Module) -> torch.dtype:
+    """In what precision it computes."""
+    streaming = model.__dict__.get(NAME)
+    if streaming is not None:
+        return streaming.precision
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+def blocks_of(model: nn.Module, paths: Sequence[str] = ()) -> list[str]:
+    """The members of all lists of modules that are in no other list; and of `paths` those that are in none of them."""
+    lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    found = [f"{path}.{name}" for path in outer for name, _ in model.get_submodule(path).named_children()]
+    return found + [path for path in paths if not any(path.startswith(f"{block}.") for block in found)]
+
+
+Answer = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
+
+
+class Block:
+    """A block that is called as before, but keeps for gradients what it was given and nothing else.
+
+    On the way back it runs again, and `answer` is asked: outputs, gradients with respect to them, and inputs, to
+    gradients with respect to the inputs.
+    """
+
+    def __init__(self, module: nn.Module, answer: Answer) -> None:
+        self.module, self.answer = module, answer
+        self.made: list[Tensor] = []
+        self.forward, self.inside = module.forward, False
+        self.start = torch.zeros((), requires_grad=True)  # asks for gradients where nothing before the block does
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.inside or not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        given, form = pytree.tree_flatten((args, kwargs))
+        tensors = [x for x in given if isinstance(x, Tensor)]
+
+        def run(fresh: Sequence[Tensor], block: Callable[..., Any]) -> tuple[list[Any], Any]:
+            rest = iter(fresh)
+            args, kwargs = pytree.tree_unflatten([next(rest) if isinstance(x, Tensor) else x for x in given], form)
+            return pytree.tree_flatten(block(*args, **kwargs))
+
+        forms: list[Any] = []
+        leaves = Again.apply(self, run, forms, self.start, *tensors)
+        self.made += [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+        return pytree.tree_unflatten(list(leaves), forms[0])
+
+    def again(self, *args: Any, **kwargs: Any) -> Any:
+        """As a whole, with all that is called before and after."""
+        self.inside = True
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            self.inside = False
+
+
+class Again(torch.autograd.Function):
+    """One call of a block."""
+
+    @staticmethod
+    def forward(ctx: Any, block: Block, run: Any, forms: list[Any], start: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
+        ctx.block, ctx.run = block, run
+        ctx.save_for_backward(*tensors)
+        leaves, form = run(tensors, block.forward)
+        forms.append(form)
+        return tuple(leaves)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[4:]
+        inputs = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, needed, strict=True)]
+        with torch.enable_grad():
+            leaves, _ = ctx.run(inputs, ctx.block.again)
+        pairs = [
+            (x, g)
+            for x, g in zip(leaves, gradients, strict=True)
+            if isinstance(x, Tensor) and x.requires_grad and g is not None
+        ]
+        asked = [t for t in inputs if t.requires_grad]
+        found = iter(ctx.block.answer([x for x, _ in pairs], [g for _, g in pairs], asked))
+        return None, None, None, None, *(next(found) if n else None for n in needed)
+
+
+@contextmanager
+def run_again(model: nn.Module, paths: Sequence[str], answer: Answer) -> Iterator[Callable[[Tensor], None]]:
+    """Inside, every block keeps only what it was given; `paths` are in some block, or are blocks themselves.
+
+    Gives what goes back from a loss, through all blocks that ran, also those that the loss does not depend on.
+    """
+    blocks = {id(m): Block(m, answer) for m in map(model.get_submodule, blocks_of(model, paths))}
+    for block in blocks.values():
+        block.module.forward = block
+    try:
+        yield lambda loss: backward(loss, [x for block in blocks.values() for x in block.made])
+    finally:
+        for block in blocks.values():
+            del block.module.forward
+
+
+def backward(loss: Tensor, others: Sequence[Tensor]) -> None:
+    nothing = [torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape) for x in others]
+    torch.autograd.backward([loss, *others], [torch.ones_like(loss), *nothing])
