@@ -22,6 +22,7 @@ from torch import Tensor
 
 from deadweight.heads.subspace import JITTER
 
+SPARSE = 0.75  # of the numbers in a matrix: with fewer left, it is made smaller
 DAMPING = 1e-3  # of the mean variance: large corrections are outside what second order can promise
 
 
@@ -89,24 +90,44 @@ def best_joined(moment: Tensor, members: Tensor, joined: int, measured: Tensor |
     own = -mix.mH[:, members].transpose(0, 1).flatten(1)  # −e_j D⁻¹ for every head: h Pm
     target = torch.cat([own.real, own.imag], 1)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    x = torch.zeros_like(target)
-    left, dropped, loss = list(range(size)), list[int](), [0.0]
+    order, ways = dropping_order(inverse, target)
+    loss = 0.5 * ((ways.transpose(0, 1) @ weighed) * ways.transpose(0, 1)).sum((0, 2))
+    return Joined(order, loss.flip(0), mix, damped, target)
+
+
+def dropping_order(inverse: Tensor, target: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """Which number goes next, and what x = uD − e_j is when none, one, two … have gone: (Pm + 1, h, 2Pm).
+
+    `inverse` is that of the damped moment, and is used up: a number that is gone leaves it.
+    """
+    size = target.shape[1] // 2
+    there, left = torch.arange(size), list(range(size))  # numbers in `inverse`; places of those that are not yet gone
+    x, wanted = torch.zeros_like(target), target
+    order, ways = list[int](), [x.clone()]
+    whole = x.clone()
     while left:
-        pairs = torch.tensor([[n, n + size] for n in left])
-        error = target[:, pairs] - x[:, pairs]
+        if len(left) <= SPARSE * len(there):
+            places = torch.tensor(left)
+            both = torch.cat([places, places + len(there)])
+            inverse = inverse[:, both[:, None], both]
+            x, wanted, there = x[:, both], wanted[:, both], there[places]
+            left = list(range(len(left)))
+        count = len(there)
+        pairs = torch.tensor(left)[:, None] + torch.tensor([0, count])
+        error = wanted[:, pairs] - x[:, pairs]
         block = two_by_two(inverse[:, pairs[:, :, None], pairs[:, None, :]])
         best = int((error * (block @ error[..., None])[..., 0]).sum((0, 2)).argmin())
         pair = pairs[best]
-        into = block[:, best] @ inverse[:, pair]  # h 2 2Pm
+        into = block[:, best] @ inverse[:, pair]  # h 2 2·count
         x = x + (error[:, best, None, :] @ into)[:, 0]
-        inverse = inverse - inverse[:, :, pair] @ into
+        inverse.baddbmm_(inverse[:, :, pair], into, alpha=-1)
         inverse[:, pair], inverse[:, :, pair] = 0.0, 0.0
         inverse[:, pair[:, None], pair] = torch.eye(2, dtype=inverse.dtype)  # out of the way, and never singular
-        dropped.append(left.pop(best))
-        gone = torch.tensor([*dropped, *(n + size for n in dropped)])
-        x[:, gone] = target[:, gone]
-        loss.append(float(0.5 * ((x[:, None] @ weighed)[:, 0] * x).sum()))
-    return Joined(tuple(dropped), torch.tensor(loss[::-1], dtype=torch.float64), mix, damped, target)
+        x[:, pair] = wanted[:, pair]
+        order.append(int(there[left.pop(best)]))
+        whole[:, torch.cat([there, there + size])] = x
+        ways.append(whole.clone())
+    return tuple(order), torch.stack(ways)
 
 
 def best_mix(moment: Tensor, members: Tensor, joined: int) -> Tensor:
