@@ -55,6 +55,7 @@ def spaces_of(heads: Heads, moments: Moments, model: nn.Module, *, bias: bool = 
 
     Means are left to a bias behind the heads, if there is one or, with `bias`, may be.
     """
+    moments = moments.mean()
     merged, joined, mean = moments.merged, moments.joined, moments.out_mean
     if not bias and (heads.output is None or LinearMap(model, heads.output).bias is None):
         mean = torch.zeros_like(mean)

@@ -24,6 +24,7 @@ from deadweight.heads.late import expect_steady, told_positions
 from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.result import Compression, Judgement
+from deadweight.heads.scratch import spaces_aside
 from deadweight.heads.streaming import float_of, gathered, stream
 from deadweight.heads.truncate import Spaces
 from deadweight.save.compressed import write_compressed
@@ -94,7 +95,7 @@ def compress(
         forward = forward_seconds(source.module, found)
         told = told_positions(source.module, found.measure[0], [h.path for h in attentions]) if late else set()
         empty = {h.path: empty_moments(h, what, layout, merge, h.path in told) for h in attentions}
-        spaces, planes = measured(source, empty, found, layout, progress)
+        spaces, planes = measured(source, empty, found, layout, None if target is None else target.parent, progress)
         work = Work(source, spaces, planes, found, what, method, layout, step)
         chosen, ranks = by_loss(work, max_loss, progress) if max_loss is not None else by_share(work, share or 0.75)
         progress("judging", 0, 0)
@@ -258,6 +259,7 @@ def measured(
     empty: dict[str, Moments],
     found: Calibration,
     layout: str,
+    scratch: Path | None,
     progress: Progress,
 ) -> tuple[list[Spaces], dict[str, Tensor]]:
     """The spaces of all attentions, and for stock heads the moments of their planes."""
@@ -267,9 +269,9 @@ def measured(
     for n, path in enumerate(paths):
         progress("finding the best dimensions", n, len(paths))
         here = moments.pop(path)
-        spaces.append(spaces_of(here.heads, here, source.module, bias=layout == "slim"))
+        spaces.append(spaces_aside(spaces_of(here.heads, here, source.module, bias=layout == "slim"), scratch))
         if layout == "stock":
-            planes[path] = here.planes
+            planes[path] = here.mean().planes
     if layout == "stock":  # keys behind a norm can only be cut where the cache is packed
         spaces = [s if s.heads.query and s.heads.key else replace(s, planes=(None,) * len(s.planes)) for s in spaces]
     if all(x is None for s in spaces for x in (*s.values, *s.still, *s.planes)):

@@ -52,7 +52,8 @@ class Moments:
         self.heads, self.merged, self.joined, self.late = heads, merged, joined, late
         self.tokens = self.graded = 0
         h, v, s, p = heads.heads, merged * heads.d_v, len(heads.still), len(heads.planes)
-        self.out, self.out_mean = zeros(h, v, v), zeros(h, v)  # what a query head gathers of all merged values
+        self.out = zeros(h, v, v, dtype=torch.float32)  # of what a query head gathers of all merged values; it is large
+        self.out_mean = zeros(h, v)
         self.out_gradient = zeros(h, heads.d_v, heads.d_v)  # with respect to its own
         self.query, self.query_gradient = zeros(h, s, s), zeros(h, joined * s, joined * s)  # still places
         if joined == 1:  # how the loss answers to stretching and turning each plane
@@ -63,7 +64,7 @@ class Moments:
             self.key, self.key_mean, self.key_gradient = zeros(sets, d, d), zeros(sets, d), zeros(sets, d, d)
             self.turns, self.sizes = zeros(1, p, dtype=torch.complex128), zeros(1, p)
             return
-        self.planes = zeros(h, 2 * p * joined, 2 * p * joined)  # the same for planes of all joined heads
+        self.planes = zeros(h, 2 * p * joined, 2 * p * joined, dtype=torch.float32)  # the same of all joined heads
         self.key, self.key_mean = zeros(sets, joined * s, joined * s), zeros(sets, joined * s)
         self.key_planes = zeros(sets, p, joined, joined, dtype=torch.complex128)
         self.query_planes = zeros(h, p)
@@ -137,6 +138,7 @@ class Moments:
             )
 
     def mean(self) -> Moments:
+        """Averages, in float64."""
         if self.tokens == 0 or self.graded == 0:
             raise DeadweightError(
                 f"{self.heads.path} was not reached by the calibration inputs; expected all heads to be used"
@@ -144,13 +146,14 @@ class Moments:
         found = Moments(self.heads, self.merged, self.joined, self.late)
         found.tokens, found.graded = self.tokens, self.graded
         for name in ("out_gradient", "query_gradient", "key_gradient" if self.late else "planes"):
-            setattr(found, name, getattr(self, name) / self.graded)
+            setattr(found, name, getattr(self, name).double() / self.graded)
         more: tuple[str, ...] = () if self.joined == 1 else ("key", "key_mean")
         more += () if self.joined == 1 or self.late else ("key_planes", "query_planes")
         if self.late:
             found.turns, found.sizes = self.turns, self.sizes
         for name in ("out", "out_mean", "query", *more):
-            setattr(found, name, getattr(self, name) / self.tokens)
+            sums = getattr(self, name)
+            setattr(found, name, sums.to(torch.promote_types(sums.dtype, torch.float64)) / self.tokens)
         return found
 
 
@@ -264,7 +267,7 @@ def measure(
     seed: int = 0,
     tick: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Moments]:
-    """The moments of every attention over all batches, by its path; `found` holds empty ones, which are used up."""
+    """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned."""
     generator = torch.Generator().manual_seed(seed)
     every = max(1, min(3, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
     paths = list(found)
@@ -288,7 +291,7 @@ def measure(
     finally:
         for p in frozen:
             p.requires_grad_(True)
-    return {path: found.pop(path).mean() for path in paths}  # they are large: none is held twice
+    return found
 
 
 def probe(output: Any, generator: torch.Generator) -> Tensor:

@@ -90,14 +90,10 @@ class LinearMap:
     def store(self) -> None:
         old = self.module.get_parameter("weight")
         new = self.weight.T if self.transposed else self.weight
-        old.data = new.to(old.device, old.dtype).contiguous()
-        if self.bias is None:
-            return
-        bias = self.bias.to(old.device, old.dtype)
-        if self.module._parameters.get("bias") is None:
-            self.module.register_parameter("bias", nn.Parameter(bias, requires_grad=old.requires_grad))
-        else:
-            self.module.get_parameter("bias").data = bias
+        for name, tensor in (("weight", new), ("bias", self.bias)):
+            if tensor is not None:
+                made = tensor.to(old.device, old.dtype).contiguous()
+                self.module.register_parameter(name, nn.Parameter(made, requires_grad=old.requires_grad))
 
     def turn(self, rows: Tensor, turn: Tensor) -> None:
         """rows ← turn · rows, weights and biases."""
@@ -390,12 +386,11 @@ def cut(
 
     New weights have the precision of the old ones, or the one that is given.
     """
-    paths = {path for s in spaces for path in s.heads.layers}
-    changed = [p for path in paths for p in model.get_submodule(path).parameters()]
-    ids = {id(p) for p in changed}
-    module = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in ids})
-    for p in [p for path in paths for p in module.get_submodule(path).parameters()]:
-        p.data = p.data.to(precision or p.dtype)
+    module = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # new weights take the place of old ones
+    if precision is not None:
+        for layer in {module.get_submodule(path) for s in spaces for path in s.heads.layers}:
+            for name, p in list(layer.named_parameters(recurse=False)):
+                layer.register_parameter(name, nn.Parameter(p.detach().to(precision), p.requires_grad))
     facts: list[Fact] = []
     packings = {}
     for s in spaces:
