@@ -29,6 +29,8 @@ from rich.console import Console
 WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 32000  # the blocks of a 1-billion-parameter LLaMA
 BLOCK = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH * KEYS // HEADS + 3 * WIDTH * HIDDEN)  # bytes in float32
 
+STAGES = ("measuring", "finding the best dimensions", "judging")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -36,8 +38,6 @@ class Row:
 
     layers: int
     parameters: int
-    seconds: float
-    forward_seconds: float
     peaks: dict[str, float]  # bytes by stage
     device: float  # bytes on the GPU
 
@@ -96,7 +96,7 @@ def child(folder: Path, out: Path, windows: int, length: int) -> None:
         progress=lambda what, done, of: stage.__setitem__(0, what),
     )
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    print(json.dumps([found.parameters_before, found.seconds, found.seconds_forward, peaks, device]))
+    print(json.dumps([found.parameters_before, peaks, device]))
 
 
 def measure(place: Path, layers: int, windows: int, length: int) -> Row:
@@ -120,14 +120,16 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         f"{setting['machine']}, torch {setting['torch']}. Written by `benchmarks/compress_memory.py`, which says what "
         f"is measured. A block has {BLOCK / 1e6:.0f} MB in float32.",
         "",
-        "| layers | parameters | in float32, GB | peak, GB | of it | measuring, GB | seconds | forward passes |",
+        "| layers | parameters | in float32, GB | peak, GB | of it | measuring, GB | finding dimensions, GB | "
+        "judging, GB |",
         "| --- " * 8 + "|",
     ]
     for r in rows:
         whole = 4 * r.parameters
         lines.append(
             f"| {r.layers} | {r.parameters:,} | {whole / 1e9:.2f} | {r.peak / 1e9:.2f} | {r.peak / whole:.0%} | "
-            f"{r.peaks.get('measuring', 0) / 1e9:.2f} | {r.seconds:.0f} | {r.seconds / r.forward_seconds:.1f} |"
+            + " | ".join(f"{r.peaks.get(stage, 0) / 1e9:.2f}" for stage in STAGES)
+            + " |"
         )
     lines += [
         "",

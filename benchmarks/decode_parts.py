@@ -136,6 +136,7 @@ def slim_twin(model: Any, share: float, late: bool, like: str | None = None) -> 
             "late": d // 2 if late else 0,
             "chosen": not late,
             "needed": False,
+            "_spare": [f"{path}.{name}" for name in gone],
             "_key_places": [x for p in kept for x in p],
             "_tensors": tensors,
         }

@@ -89,7 +89,18 @@ for heads, keys, values, size, chosen, kind in CASES:
             wanted = exact(query, key, value, mask, *rest)
             error = float((found - wanted).abs().max())
             assert error < near, (heads, keys, values, chosen, kind, dtype, t, parts, error)
-    assert torch.allclose(decode(query, key, value, mask, *rest).double(), wanted, atol=near)
+            shares = heads // len(values)  # and the way back from merged values, for sizes that are no powers of two
+            ups = [torch.randn(shares, 20, v, dtype=dtype, device=DEVICE) / v**0.5 for v in values]
+            risen = decoded(query, key, value, mask, *rest, Plan(32, 4, 2, parts), ups)
+            own = [w[..., :v] for w, v in zip(wanted.split(shares, 1), values)]
+            back = torch.cat([torch.einsum("bhtr,hdr->bhtd", w, u.double()) for w, u in zip(own, ups)], 1)
+            error = float((risen - back).abs().max())
+            assert risen.shape == back.shape and error < 3 * near, (heads, values, dtype, t, parts, error)
+            many = decoded(query, key, value, mask, *rest, Plan(32, 4, 2, 17), ups)  # joined before
+            assert float((many - back).abs().max()) < 3 * near
+            wrong = torch.cat([torch.einsum("bhtr,hdr->bhtd", w, u.double().flip(0)) for w, u in zip(own, ups)], 1)
+            assert shares == 1 or float((risen - wrong).abs().max()) > 10 * error
+    assert torch.allclose(decode(query, key, value, mask, *rest, []).double(), wanted, atol=near)
     other = torch.ones(1, 1, 1, t, dtype=torch.bool, device=DEVICE)
     other[..., 5:9] = False  # a mask that hides other tokens gives something else
     changed = decoded(query, key, value, other, *rest, Plan(32, 4, 2, 3))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deadweight.heads.streaming import place_buffers
 from deadweight.heads.truncate import Cut
-from deadweight.save.slim import layout, public
+from deadweight.save.slim import layout, public, with_spare_rows
 from deadweight.source.slim_attention import Packing, install_attention
 from deadweight.source.slim_modeling import install
 
@@ -17,6 +17,8 @@ from deadweight.source.slim_modeling import install
 def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
     """The cut module with small layers in place of the zero-padded ones, and the spec by which to build it again."""
     form = layout(cut.module, cut.facts)
+    for path in {path for packing in cut.packings.values() for path in packing["_spare"]} & set(form.modules):
+        form.modules[path] = with_spare_rows(form.modules[path])
     dense = dict(cut.module.state_dict())
     stored: dict[str, Tensor] = {}
     for path in form.modules:

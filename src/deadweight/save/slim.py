@@ -331,9 +331,23 @@ def stored(spec: Mapping[str, Any], path: str, dense: Dense) -> dict[str, Tensor
         if group["heads"]:
             found[f"through_{i}"] = torch.tensor(spec["_through"][i], dtype=torch.int32)
     if spec["shuffled"]:
-        order = torch.tensor([r for rows in spec["_rows"] for r in rows])
-        found["order"] = torch.argsort(order).to(torch.int32)
+        made = [rows for rows, g in zip(spec["_rows"], spec["groups"], strict=True) if not is_spare(spec, g)]
+        order = torch.zeros(spec["outputs"], dtype=torch.int32)  # what is spare may be anything: the first row
+        order[[r for rows in made for r in rows]] = torch.arange(sum(map(len, made)), dtype=torch.int32)
+        found["order"] = order
     return found
+
+
+def is_spare(spec: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
+    return spec.get("spare", False) and not group["columns"] and not group["bias"]
+
+
+def with_spare_rows(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec of a linear layer of whose output nobody reads the rows that are zero: they need not be made."""
+    if spec["kind"] != "linear" or not any(g["columns"] for g in spec["groups"]):
+        return spec
+    spare = spec | {"spare": True}
+    return spare | {"shuffled": True} if any(is_spare(spare, g) for g in spec["groups"]) else spec
 
 
 def public(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -129,9 +129,10 @@ class Packing(nn.Module):
             places = self.key_places if self.chosen and self.joined == 1 else None
             more = self.turning(key)
             places = self.query_places if len(more) == 1 else places
-            out = one_token(self.asking(query), key, value, self.keys, self.values, places, more, **how)
+            ups = [getattr(self, f"up_{i}").to(query.dtype) for i in range(len(self.values))] if self.merged > 1 else []
+            out = one_token(self.asking(query), key, value, self.keys, self.values, places, more, ups, **how)
             if out is not None:
-                return self.all_restored(out)
+                return F.pad(out, (0, self.d_v - out.shape[-1])) if out.shape[-1] < self.d_v else out
         found = []
         whole = self.whole_keys(key) if self.late else None
         for first, last in self.runs():
@@ -277,15 +278,6 @@ class Packing(nn.Module):
         start = (first % self.merged) * self.groups
         return torch.einsum("bhtr,hdr->bhtd", out, up[start : start + out.shape[1]].to(out.dtype))
 
-    def all_restored(self, out: Tensor) -> Tensor:
-        """The same for all heads, from as many numbers of each as the largest values have."""
-        if self.merged == 1:
-            return self.restored(out, 0, self.key_heads)
-        shares = self.heads // len(self.values)
-        parts = [part[..., :kept] for part, kept in zip(out.split(shares, 1), self.values, strict=True)]
-        found = [self.restored(part, i * self.merged, (i + 1) * self.merged) for i, part in enumerate(parts)]
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
-
 
 def capturing(states: Tensor) -> bool:
     return states.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -326,7 +318,7 @@ def attention(
     heads, single = query.shape[1], query.shape[2] == 1
     if softcap is not None or (single and dropout == 0):
         keys, values = ((z.shape[-1],) * z.shape[1] for z in (key, value))
-        out = one_token(query, key, value, keys, values, None, [], mask, scaling, causal, dropout, softcap)
+        out = one_token(query, key, value, keys, values, None, [], [], mask, scaling, causal, dropout, softcap)
         if out is not None:
             return out
         return spelled_out(query, key, value, mask, scaling, causal, dropout, softcap)
@@ -358,6 +350,7 @@ def one_token(
     values: tuple[int, ...],
     places: Tensor | None,
     turning: list[Tensor],
+    ups: list[Tensor],
     mask: Tensor | None,
     scaling: float,
     causal: bool,
@@ -373,7 +366,7 @@ def one_token(
         return None
     if not gathers(query, key, value, keys, values, turning):
         return None
-    return decode(query, key, value, mask, places, turning, keys, values, scaling)
+    return decode(query, key, value, mask, places, turning, keys, values, scaling, ups)
 
 
 def spelled_out(

@@ -44,6 +44,8 @@ FULL = 0.9  # of the places for programs that should be taken to the end
 SHORTEST = 256  # tokens that are worth a program
 LEAST = 8  # times as many bytes read as those of what is gathered
 LARGEST = 1 << 15  # numbers that a program can gather
+FEW = 16  # parts of a row that one program can join
+ROWS = 16  # of a matrix product, at least
 MANY_BYTES = 48 << 10  # of the maps that expand late keys: they leave no room for a second program
 BESIDES = 8 << 10  # bytes of shared memory besides maps and tiles
 
@@ -421,6 +423,70 @@ def join_kernel(parts, logs, out, n, units, unit: tl.constexpr, many: tl.constex
     tl.store(out + row * width + column, joined.to(out.dtype.element_ty), mask=column < width)
 
 
+@triton.jit(do_not_specialize=["batch", "heads", "first", "n", "units", "far"])
+def rise_kernel(  # type: ignore[no-untyped-def]
+    parts,
+    logs,
+    up,
+    out,
+    batch,
+    heads,
+    first,
+    n,
+    units,
+    far,
+    unit: tl.constexpr,
+    size: tl.constexpr,
+    alone: tl.constexpr,
+    rows: tl.constexpr,
+    wide: tl.constexpr,
+    high: tl.constexpr,
+):
+    """What the parts of some rows of one head have gathered, joined, and the way back from merged values.
+
+    The numbers of a part lie far · unit from the next; units · unit of them are this head's own.
+    """
+    share = tl.program_id(0)
+    own = units * unit  # so that loads are known to be aligned
+    width = far * unit
+    at = tl.program_id(1) * rows + tl.arange(0, rows)
+    there = at < batch
+    row = at.to(tl.int64) * heads + first + share
+    top = tl.full([rows], FAR, tl.float32)
+    total = tl.full([rows], 1.0, tl.float32)
+    if not alone:
+        for part in range(n):
+            top = tl.maximum(top, tl.load(logs + row * n + part, mask=there, other=FAR))
+        total = tl.zeros([rows], tl.float32)
+        for part in range(n):
+            total += tl.exp2(tl.load(logs + row * n + part, mask=there, other=-float("inf")) - top)
+    by = 1.0 / tl.where(total > 0, total, 1.0)
+    place = tl.arange(0, high)
+    found = tl.zeros([rows, high], tl.float32)
+    for start in range(0, own, wide):
+        column = start + tl.arange(0, wide)
+        inside = there[:, None] & (column < own)[None, :]
+        if alone:
+            joined = tl.load(parts + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        else:
+            joined = tl.zeros([rows, wide], tl.float32)
+            for part in range(n):
+                weight = tl.exp2(tl.load(logs + row * n + part, mask=there, other=-float("inf")) - top) * by
+                one = tl.load(parts + (row * n + part)[:, None] * width + column[None, :], mask=inside, other=0.0)
+                joined += weight[:, None] * one
+        way = tl.load(
+            up + (share * size + place)[None, :] * own + column[:, None],
+            mask=(column < own)[:, None] & (place < size)[None, :],
+            other=0.0,
+        )
+        found = tl.dot(joined.to(way.dtype), way, found, input_precision="ieee")
+    tl.store(
+        out + row[:, None] * size + place[None, :],
+        found.to(out.dtype.element_ty),
+        mask=there[:, None] & (place < size)[None, :],
+    )
+
+
 def power(number: int) -> int:
     """The power of two that holds so many, 16 or more: less a matrix product does not take."""
     return max(16, 1 << (number - 1).bit_length())
@@ -539,8 +605,12 @@ def decoded(
     values: Sequence[int],
     scaling: float,
     plan: Plan,
+    ups: Sequence[Tensor] = (),
 ) -> Tensor:
     """softmax(scaling · Q Kᵀ + mask) V of one token, (b, h, 1, largest of `values`); a row that sees nothing gives 0.
+
+    With `ups`, (query heads, size, kept) for every set of values, what each head has gathered is multiplied by its own:
+    (b, h, 1, size).
 
     Keys and values are (b, sets, t, size), or those of different sizes side by side in (b, 1, t, all). Every set of
     keys, and every set of values, serves as many neighbouring query heads. Late keys come with their maps (of all sets,
@@ -615,11 +685,44 @@ def decoded(
         num_warps=plan.warps,
         num_stages=plan.stages,
     )
+    if ups and parts <= FEW:
+        return risen(gathered, logs, ups, query.dtype)
     if parts > 1:
         wide = min(32, power(width))
         step = math.gcd(width, 4)
         grid = (b * h, -(-width // wide))
         join_kernel[grid](gathered, logs, out, parts, width // step, step, power(parts), wide, num_warps=4)
+    return risen(out, out, ups, query.dtype) if ups else out
+
+
+def risen(gathered: Tensor, logs: Tensor, ups: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The way back from what was gathered of merged values, (b, h, parts, width), joined where it is in parts."""
+    b, h, parts, width = gathered.shape
+    size, first = ups[0].shape[1], 0
+    out = torch.empty(b, h, 1, size, device=gathered.device, dtype=dtype)
+    for up in ups:
+        shares, _, kept = up.shape
+        step = math.gcd(kept, width, 8)
+        rise_kernel[(shares, -(-b // ROWS))](
+            gathered,
+            logs,
+            up,
+            out,
+            b,
+            h,
+            first,
+            parts,
+            kept // step,
+            width // step,
+            unit=step,
+            size=size,
+            alone=parts == 1,
+            rows=ROWS,
+            wide=min(128, power(kept)),
+            high=power(size),
+            num_warps=4,
+        )
+        first += shares
     return out
 
 
@@ -628,7 +731,7 @@ def decoded(
     "deadweight::" + re.sub(r"\W", "_", __name__),
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? places, Tensor[] turning, int[] keys, "
-    "int[] values, float scaling) -> Tensor",
+    "int[] values, float scaling, Tensor[] ups) -> Tensor",
 )
 def decode(
     query: Tensor,
@@ -640,14 +743,15 @@ def decode(
     keys: Sequence[int],
     values: Sequence[int],
     scaling: float,
+    ups: Sequence[Tensor],
 ) -> Tensor:
     """`decoded` by the plan for its shapes, as one operator for torch.compile."""
     plan = planned(query, key, value, keys, values, turning)
     assert plan is not None  # `gathers` was asked
-    return decoded(query, key, value, mask, places, turning, keys, values, scaling, plan)
+    return decoded(query, key, value, mask, places, turning, keys, values, scaling, plan, ups)
 
 
 @decode.register_fake
 def shape_decoded(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    values = rest[4]
-    return query.new_empty(query.shape[0], query.shape[1], 1, max(values))
+    values, ups = rest[4], rest[6]
+    return query.new_empty(query.shape[0], query.shape[1], 1, ups[0].shape[1] if ups else max(values))

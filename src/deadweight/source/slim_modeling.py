@@ -21,13 +21,15 @@ class SlimLinear(nn.Module):
 
     A group reads some columns (all, or those that `columns_N` lists) through a dense matrix. Where it has `heads`, each
     head's rows also receive the inputs that `through_N` lists, unchanged: the identity block of its matrix. A group
-    without columns is constant. `order` puts the rows of all groups where they belong.
+    without columns is constant. `order` puts the rows of all groups where they belong. If constant rows are `spare`,
+    nobody reads them, and what `order` puts there is no matter.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
         super().__init__()
         self.in_features, self.out_features = spec["inputs"], spec["outputs"]
         self.groups: list[dict[str, Any]] = spec["groups"]
+        self.spare = spec.get("spare", False)
         self.transposed = spec.get("transposed", False)
         for i, group in enumerate(self.groups):
             if group["columns"]:
@@ -43,10 +45,13 @@ class SlimLinear(nn.Module):
             self.register_buffer("order", torch.zeros(self.out_features, dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = [self.group(x, i, group) for i, group in enumerate(self.groups)]
+        rows = [self.group(x, i, group) for i, group in self.read()]
         y = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
         order = getattr(self, "order", None)
         return y if order is None else y.index_select(-1, order)
+
+    def read(self) -> list[tuple[int, dict[str, Any]]]:
+        return [(i, g) for i, g in enumerate(self.groups) if not self.spare or g["columns"] or g["bias"]]
 
     def group(self, x: Tensor, i: int, group: dict[str, Any]) -> Tensor:
         bias = getattr(self, f"bias_{i}", None)
@@ -69,8 +74,7 @@ class SlimLinear(nn.Module):
             return None
         like = self.like()
         parts = [
-            getattr(self, f"bias_{i}") if group["bias"] else like.new_zeros(group["rows"])
-            for i, group in enumerate(self.groups)
+            getattr(self, f"bias_{i}") if group["bias"] else like.new_zeros(group["rows"]) for i, group in self.read()
         ]
         return self.ordered(torch.cat(parts))
 
