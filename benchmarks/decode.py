@@ -16,18 +16,21 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from decode_parts import (
+    COMPILED,
     CONFIGS,
     CUDA,
     DEVICE,
     DTYPE,
     RIVALS,
     Kind,
+    Rival,
     Step,
     cache_bytes,
     cleaned,
@@ -46,6 +49,7 @@ from deadweight.source import slim_attention
 app = typer.Typer(pretty_exceptions_enable=False)
 Record = dict[str, Any]
 BEST = ("original, our kernel", "slim, our kernel", "slim with late keys, our kernel")  # of the longest contexts
+USUAL = RIVALS[0].name
 FORMS = {"all": "all", "half": "half", "late": "half, late keys"}
 WORDS = """\
 ## Again
@@ -97,10 +101,12 @@ def captured(rivals: Any, models: dict[Kind, Any], batch: int, context: int, fil
     return steps, states
 
 
-def speed(name: str, models: dict[Kind, Any], shape: str, turns: int, filled: float) -> list[Record]:
+def speed(
+    name: str, models: dict[Kind, Any], shape: str, turns: int, filled: float, rivals: Sequence[Rival] = RIVALS
+) -> list[Record]:
     batch, context = map(int, shape.split("x"))
     tokens = max(1, round(filled * context))
-    rivals = [r for r in RIVALS if r.kind in models]
+    rivals = [r for r in rivals if r.kind in models]
     with torch.no_grad():
         steps, states = captured(rivals, models, batch, context, tokens)
     times = in_turns({n: step.run for n, (step, _) in steps.items()}, turns)
@@ -145,6 +151,7 @@ def run(
     shapes: Annotated[str, typer.Option(help="batch x context, by comma")] = "16x8192,64x8192,64x16384,96x16384",
     filled: Annotated[float, typer.Option(help="share of the cache that is filled; a mask hides the rest")] = 1.0,
     turns: Annotated[int, typer.Option(help="turns of every rival")] = 5,
+    compiled: Annotated[str, typer.Option(help="of the shapes, those that are decoded by torch.compile too")] = "",
     fit: Annotated[int, typer.Option(help="batch whose longest context is looked for; 0: none")] = 16,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
 ) -> None:
@@ -164,7 +171,8 @@ def run(
         models["late"] = loaded(late)
     record["speed"] = [r for r in record["speed"] if r["model"] != name]
     for shape in shapes.split(","):
-        record["speed"] += speed(name, models, shape, turns, filled)
+        rivals = (*RIVALS, *COMPILED) if shape in compiled.split(",") else RIVALS
+        record["speed"] += speed(name, models, shape, turns, filled, rivals)
         kept(json_file, record)
         cleaned()
     if not (fit and CUDA):
@@ -284,26 +292,38 @@ def kernel(
         cleaned()
 
 
+def is_compiled(row: Record) -> bool:
+    return bool(row["rival"].endswith(", compiled"))
+
+
+def together(rows: list[Record], row: Record) -> list[Record]:
+    """All rivals in the same circumstances."""
+    return [r for r in rows if all(r[k] == row[k] for k in ("model", "batch", "context", "filled"))]
+
+
 def alike(rows: list[Record], row: Record) -> dict[str, float]:
-    """Tokens per second of all rivals in the same circumstances."""
-    same = ("model", "batch", "context", "filled")
-    return {r["rival"]: r["tokens_per_second"] for r in rows if all(r[k] == row[k] for k in same)}
+    """Tokens per second of those that are compiled or not as this one."""
+    return {r["rival"]: r["tokens_per_second"] for r in together(rows, row) if is_compiled(r) == is_compiled(row)}
 
 
 def summary(rows: list[Record]) -> list[str]:
     """For every shape: how many times as fast slim decoding is as the original's, by attention."""
     lines = []
     for row in rows:
-        if row["rival"] != BEST[1]:
+        if row["rival"].removesuffix(", compiled") != BEST[1]:
             continue
         speeds = alike(rows, row)
         best = max((n for n in speeds if n.startswith("original")), key=lambda n: speeds[n], default="")
         times = [
-            f"{speeds[row['rival']] / speeds[n]:.2f} times {n.partition(', ')[2]}{' (the fastest)' * (n == best)}"
+            f"{speeds[row['rival']] / speeds[n]:.2f} times {n.partition(', ')[2].removesuffix(', compiled')}"
+            f"{' (the fastest)' * (n == best)}"
             for n in speeds
             if n.startswith("original")
         ]
-        lines.append(f"- {row['model']}, {row['batch']} × {row['context']:,}, of the original: {', '.join(times)}.")
+        how = ", both compiled" * is_compiled(row)
+        lines.append(
+            f"- {row['model']}, {row['batch']} × {row['context']:,}{how}, of the original: {', '.join(times)}."
+        )
     return lines
 
 
@@ -330,7 +350,7 @@ def page(record: Record) -> str:
     for row in record["speed"]:
         speeds = alike(record["speed"], row)
         best = max((v for n, v in speeds.items() if n.startswith("original")), default=float("nan"))
-        usual = speeds.get(RIVALS[0].name, float("nan"))
+        usual = next((r["tokens_per_second"] for r in together(record["speed"], row) if r["rival"] == USUAL), math.nan)
         part = "" if row["filled"] == row["context"] else f", {row['filled']:,} filled"
         lines.append(
             f"| {row['model']} | {row['batch']} × {row['context']:,}{part} | {row['rival']} | "

@@ -9,7 +9,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,6 +192,7 @@ class Rival:
     kernel: bool = False
     exact: bool = False
     backend: SDPBackend | None = None
+    compiled: bool = False
 
     @contextlib.contextmanager
     def chosen(self, model: Any) -> Iterator[None]:
@@ -229,6 +230,13 @@ RIVALS = (
 )
 
 
+COMPILED = tuple(
+    replace(rival, name=f"{rival.name}, compiled", compiled=True)
+    for rival in RIVALS
+    if rival.exact and (rival.kernel or rival.backend is SDPBackend.CUDNN_ATTENTION)
+)
+
+
 class Step:
     """One decoding step of a rival: captured as a CUDA graph where there is a GPU."""
 
@@ -243,11 +251,16 @@ class Step:
             "attention_mask": mask,
         }
         self.graph: Any = None
+        self.call = model
+        if rival.compiled:
+            states or self.eager()  # so that there is a cache
+            torch._dynamo.config.recompile_limit = 64  # one for every rival and shape
+            self.call = torch.compile(model, fullgraph=True, dynamic=False)
 
     @torch.no_grad()
     def eager(self) -> Tensor:
         with self.rival.chosen(self.model):
-            return self.model(**self.inputs, past_key_values=self.cache, use_cache=True).logits
+            return self.call(**self.inputs, past_key_values=self.cache, use_cache=True).logits
 
     def capture(self) -> Step:
         side = torch.cuda.Stream()

@@ -19,10 +19,11 @@ def bench(benchmark: Callable[[str], ModuleType]) -> ModuleType:
 def test_a_tiny_model_is_decoded_by_all_rivals_from_a_cache_of_half_the_size(bench: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "decode.json"
     options = ["--config", "tiny", "--shapes", "2x16,3x24", "--turns", "1", "--filled", "0.75", "--json", str(file)]
+    options += ["--compiled", "2x16"]
     done = CliRunner().invoke(bench.app, ["run", *options])
     assert done.exit_code == 0, done.output
     rows = json.loads(file.read_text())["speed"]
-    assert len(rows) == 2 * len(bench.RIVALS) and {r["filled"] for r in rows} == {12, 18}
+    assert len(rows) == 2 * len(bench.RIVALS) + len(bench.COMPILED) and {r["filled"] for r in rows} == {12, 18}
     sizes = {r["rival"].partition(",")[0]: r["bytes_per_token"] for r in rows}
     assert sizes == {"original": 512.0, "slim": 256.0, "slim with late keys": 256.0}
     assert all(0 <= r["difference"] < 1e-4 for r in rows)  # float32
