@@ -115,6 +115,19 @@ def test_gradients_of_blocks_that_run_again_are_those_of_the_whole(
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+def test_blocks_are_what_is_called() -> None:
+    def layer() -> nn.Linear:
+        return nn.Linear(2, 2)
+
+    model = nn.Module()
+    model.plain = nn.ModuleDict({"norm": layer(), "h": nn.ModuleList([layer(), nn.Sequential(layer())])})
+    model.nested = nn.ModuleList([nn.ModuleList([layer(), layer()]), nn.ModuleDict({"a": layer()})])
+    model.deep = nn.Sequential(nn.Sequential(nn.ModuleList([layer()])))
+    expected = ["plain.h.0", "plain.h.1", "nested.0.0", "nested.0.1", "nested.1.a", "deep.0.0.0"]
+    assert blocks_of(model) == expected
+    assert blocks_of(model, ["plain.norm", "plain.h.1.0"]) == [*expected, "plain.norm"]
+
+
 class Aside(nn.Module):
     """Two blocks, of which the loss depends on the first; the second makes what nobody reads."""
 

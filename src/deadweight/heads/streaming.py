@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 LARGE = (nn.Embedding, nn.Linear)  # come and go outside blocks too; what else is there is small, and stays
 ROOM = 0.5  # of a GPU's free memory that weights may take; those of larger models visit it block by block
 
@@ -109,11 +110,25 @@ def float_of(model: nn.Module) -> torch.dtype:
 
 
 def blocks_of(model: nn.Module, paths: Sequence[str] = ()) -> list[str]:
-    """The members of all lists of modules that are in no other list; and of `paths` those that are in none of them."""
-    lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
-    outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
-    found = [f"{path}.{name}" for path in outer for name, _ in model.get_submodule(path).named_children()]
+    """The members of all lists of modules that are in no other list; and of `paths` those that are in none of them.
+
+    A list, or a dictionary, is never called: if it is a member, its own members are meant.
+    """
+    found: list[str] = []
+    for path, part in model.named_modules(remove_duplicate=False):
+        holder, _, name = path.rpartition(".")
+        listed = bool(name) and isinstance(model.get_submodule(holder), CONTAINERS)
+        if isinstance(part, CONTAINERS) or any(path.startswith(f"{block}.") for block in found):
+            continue
+        if listed and any(isinstance(model.get_submodule(h), nn.ModuleList) for h in holders(path)):
+            found.append(path)
     return found + [path for path in paths if not any(path.startswith(f"{block}.") for block in found)]
+
+
+def holders(path: str) -> Iterator[str]:
+    """The paths of all modules that hold the one at a path."""
+    while path := path.rpartition(".")[0]:
+        yield path
 
 
 Answer = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
@@ -191,13 +206,16 @@ def run_again(model: nn.Module, paths: Sequence[str], answer: Answer) -> Iterato
     Gives what goes back from a loss, through all blocks that ran, also those that the loss does not depend on.
     """
     blocks = {id(m): Block(m, answer) for m in map(model.get_submodule, blocks_of(model, paths))}
+    before = {key: block.module.__dict__.get("forward") for key, block in blocks.items()}
     for block in blocks.values():
         block.module.forward = block
     try:
         yield lambda loss: backward(loss, [x for block in blocks.values() for x in block.made])
     finally:
-        for block in blocks.values():
+        for key, block in blocks.items():
             del block.module.forward
+            if (own := before[key]) is not None:  # somebody else had put something there
+                block.module.forward = own
 
 
 def backward(loss: Tensor, others: Sequence[Tensor]) -> None:
