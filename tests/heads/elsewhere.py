@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState  # type: ignore[import-untyped,unused-ignore]
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -133,5 +134,9 @@ def elsewhere(patch: pytest.MonkeyPatch, room: int = 1 << 40) -> Iterator[None]:
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "mem_get_info", lambda *_: (room, room))
     patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
-    with Elsewhere():
-        yield
+    AcceleratorState._reset_state(reset_partial_state=True)  # it remembers the device that it has found first
+    try:
+        with Elsewhere():
+            yield
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
