@@ -123,7 +123,9 @@ def elsewhere(patch: pytest.MonkeyPatch, room: int = 1 << 40) -> Iterator[None]:
 
     def again(ctx: Any, *gradients: Any) -> Any:  # autograd calls without modes, and with tensors of its own
         saved = [mark(t) for t in ctx.saved_tensors]
-        seen = SimpleNamespace(saved_tensors=saved, needs_input_grad=ctx.needs_input_grad, block=ctx.block, run=ctx.run)
+        seen = SimpleNamespace(
+            saved_tensors=saved, needs_input_grad=ctx.needs_input_grad, watcher=ctx.watcher, again=ctx.again
+        )
         with Elsewhere():
             return back(seen, *map(mark, gradients))
 

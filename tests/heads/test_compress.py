@@ -144,11 +144,14 @@ def test_what_is_written_is_what_was_measured(
     family: str, make: Callable, words: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the class has no place for a bias that the means of dropped values go into."""
-    found: Any = compress(make(family), tmp_path / "out", inputs=words, keep_kv=0.5, step=1)
+    compress(make(family), tmp_path / "out", inputs=words, keep_kv=0.5, step=1)
+    found: Any = compress(make(family), inputs=words, keep_kv=0.5, step=1)
     loaded: Any = deadweight.load(tmp_path / "out")
     batch = words["input_ids"][:4]
     with torch.no_grad():
         assert torch.equal(loaded(batch).logits, found.module(batch).logits)
+        found.module.save_pretrained(tmp_path / "saved")
+        assert torch.equal(deadweight.load(tmp_path / "saved")(batch).logits, found.module(batch).logits)  # type: ignore[operator]
     assert "UNEXPECTED" not in caplog.text and "MISSING" not in caplog.text
     assert sum(p.numel() for p in loaded.parameters()) == found.parameters_after
 
@@ -159,7 +162,8 @@ def test_plain_transformers_refuses_a_compressed_folder(small: Path) -> None:
 
 
 def test_stock_loads_with_plain_transformers_and_computes_the_same(tmp_path: Path) -> None:
-    found = deadweight.compress("demo", tmp_path / "stock", keep_kv=0.5, layout="stock", windows=8, length=64)
+    deadweight.compress("demo", tmp_path / "stock", keep_kv=0.5, layout="stock", windows=8, length=64)
+    found: Any = deadweight.compress("demo", keep_kv=0.5, layout="stock", windows=8, length=64)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()
     ids = torch.tensor([list(b"The function returns ")])
     with torch.no_grad():
@@ -169,7 +173,8 @@ def test_stock_loads_with_plain_transformers_and_computes_the_same(tmp_path: Pat
 
 def test_llama_in_stock_form_has_smaller_heads_and_a_smaller_cache(make: Callable, words: Any, tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path / "model")
-    found = compress(tmp_path / "model", tmp_path / "stock", keep_kv=0.5, layout="stock", inputs=words)
+    compress(tmp_path / "model", tmp_path / "stock", keep_kv=0.5, layout="stock", inputs=words)
+    found: Any = compress(tmp_path / "model", keep_kv=0.5, layout="stock", inputs=words)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()
     assert plain.config.head_dim == 4 and found.kv_after == found.kv_before // 2
     ids = words["input_ids"][:2]

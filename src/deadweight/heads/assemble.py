@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.heads.streaming import place_buffers
+from deadweight.heads.streaming import place_rest
 from deadweight.heads.truncate import Cut
 from deadweight.save.slim import layout, public, with_spare_rows
-from deadweight.source.slim_attention import Packing, install_attention
+from deadweight.source.slim_attention import install_attention
 from deadweight.source.slim_modeling import install
 
 
@@ -22,7 +22,8 @@ def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
     dense = dict(cut.module.state_dict())
     stored: dict[str, Tensor] = {}
     for path in form.modules:
-        stored |= form.tensors(path, dense.__getitem__)
+        device = cut.module.get_submodule(path).get_parameter("weight").device
+        stored |= {name: tensor.to(device) for name, tensor in form.tensors(path, dense.__getitem__).items()}
     spec: dict[str, Any] = {
         "format": 1,
         "modules": public(form.modules),
@@ -32,19 +33,19 @@ def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
         if packing.get("bias") in form.modules:  # a slim layer knows of its own
             packing["bias"] = None
     module = cut.module
+    likes = {path: next(module.get_submodule(path).parameters()) for path in cut.packings}
     install(module, spec)
     install_attention(module, spec["attention"])
-    like = next(p for p in module.parameters() if p.is_floating_point())
     for path, packing in cut.packings.items():
+        tensors = dict(packing["_tensors"])
         if packing["chosen"]:
-            stored[f"{path}.packing.key_places"] = torch.tensor(packing["_key_places"], dtype=torch.int32)
-        stored |= {f"{path}.packing.{name}": tensor for name, tensor in packing["_tensors"].items()}
-    for part in module.modules():
-        if isinstance(part, Packing):
-            part.to(like.device, like.dtype)
+            tensors["key_places"] = torch.tensor(packing["_key_places"], dtype=torch.int32)
+        like = likes[path]
+        module.get_submodule(f"{path}.packing").to(like.device, like.dtype)
+        stored |= {f"{path}.packing.{name}": tensor.to(like.device) for name, tensor in tensors.items()}
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with torch.no_grad():
         for name, tensor in stored.items():
-            own[name].data = tensor.to(like.device, own[name].dtype if tensor.is_floating_point() else None)
-    place_buffers(module)
+            own[name].data = tensor.to(own[name].dtype if tensor.is_floating_point() else None)
+    place_rest(module)
     return module, spec

@@ -25,13 +25,14 @@ from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.result import Compression, Judgement
 from deadweight.heads.scratch import spaces_aside
-from deadweight.heads.streaming import float_of, gathered, stream
+from deadweight.heads.streaming import device_of, float_of, gathered, stream
 from deadweight.heads.truncate import Spaces
 from deadweight.save.compressed import write_compressed
 from deadweight.save.folder import followed
 from deadweight.save.write import check_out
 from deadweight.source.hugging import is_slim, local_folder
 from deadweight.source.model import Source, open_complete
+from deadweight.source.slim_class import slim_class
 from deadweight.source.text import printable, reason
 from deadweight.train.data import check_text, read_text
 from deadweight.train.launch import first_process
@@ -73,7 +74,7 @@ def compress(
     One of `keep_kv` (share of the cache), `keep_attention` (share of the attention weights) and `max_loss` (nats per
     token that the loss may rise, measured) says how much. With `late`, keys are cached before rotary positions: much
     less is lost, but every step of decoding expands and turns all cached keys. Without OUT the result's `module` is the
-    compressed model. What is needed in memory is one block of the model in float32, what passes between its blocks, and
+    compressed model, in the precision that it was computed in; with OUT there is none. What is needed in memory is one block of the model in float32, what passes between its blocks, and
     what is measured of its heads; healing needs the whole model twice.
     """
     start = time.perf_counter()
@@ -136,9 +137,20 @@ def compress(
             precision=precision,
             overwrite=overwrite,
         )
-    if target is None:
-        gathered(chosen.module)
-    return replace(result, seconds=time.perf_counter() - start)
+    module = own_class(gathered(chosen.module), chosen.slim) if target is None else None  # a folder is to be loaded
+    return replace(result, module=module, seconds=time.perf_counter() - start)
+
+
+def own_class(module: nn.Module, slim: dict[str, Any] | None) -> nn.Module:
+    """A slim model in memory as one that is loaded: it says what it is, and so does what save_pretrained writes."""
+    if slim is not None:
+        config: Any = copy.copy(module.config)
+        config.deadweight = slim
+        for part in module.modules():
+            if part.__dict__.get("config") is module.config and part is not module:
+                part.config = config
+        module.config, module.__class__ = config, slim_class(type(module))
+    return module
 
 
 def described(work: Work, chosen: Chosen, ranks: Ranks, judged: Judgement) -> Compression:
@@ -196,7 +208,22 @@ def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
     own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # one of several processes has a device of its own
     where = device or (own if torch.cuda.is_available() else "cpu")
     stream(source.module.eval(), torch.device(where), wide(precision))
+    if not runs(source):  # it reads weights of parts that it does not call
+        gathered(source.module)
     return source, precision
+
+
+@torch.no_grad()
+def runs(source: Source) -> bool:
+    """Whether a streamed model runs as such on its example; if it would not run at all, that is said elsewhere."""
+    args, kwargs = source.inputs.on(device_of(source.module), float_of(source.module))
+    try:
+        source.module(*args, **kwargs)
+    except RuntimeError:
+        return False
+    except Exception:  # noqa: BLE001 - the model's own code
+        return True
+    return True
 
 
 def wide(precision: torch.dtype) -> torch.dtype:

@@ -126,7 +126,8 @@ def healed(
 
 def own_weights(original: nn.Module, compressed: nn.Module) -> None:
     """Both models whole, and no weight of one that is the other's: only the second is to change."""
-    shared = {id(p) for p in original.parameters()} & {id(p) for p in compressed.parameters()}
+    known = {p.data_ptr() for p in original.parameters()}
+    shared = {id(p) for p in compressed.parameters() if p.data_ptr() in known}
     fresh: dict[int, nn.Parameter] = {}
     for part in compressed.modules():
         for name, p in part._parameters.items():

@@ -13,7 +13,7 @@ for keys: heads may be joined, and a query then meets the keys of all of them, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from deadweight.heads.judge import called
 from deadweight.heads.late import turned_back, turned_by
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
-from deadweight.heads.streaming import run_again
+from deadweight.heads.streaming import NotAloneError, run_again
 from deadweight.source.slim_attention import side_by_side
 
 
@@ -191,11 +191,13 @@ def along_and_across(q: Tensor, gradient: Tensor, heads: Heads) -> Tensor:
 class Recorder:
     """Adds up what every attention is given and puts out in one run.
 
-    If gradients are asked for, that waits until a block runs the second time: then it is kept until they are known.
+    If gradients are asked for, that waits until a block runs again: then it is kept until they are known. Unless blocks
+    cannot run by themselves: then all is kept until the loss is known.
     """
 
-    def __init__(self, known: dict[str, Moments], *, gradients: bool) -> None:
-        self.known, self.gradients = known, gradients
+    def __init__(self, known: dict[str, Moments], *, gradients: bool = False, whole: bool = False) -> None:
+        self.known, self.gradients, self.whole = known, gradients, whole
+        self.again = False  # a block runs again
         self.kept: list[tuple[str, Tensor, Tensor, Tensor]] = []
         self.layers: dict[str, Tensor] = {}  # outputs of those that make keys, where they are wanted before positions
         self.factors: dict[str, Tensor] = {}
@@ -204,7 +206,9 @@ class Recorder:
         self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
     ) -> Tensor:
         moments = self.known[path]
-        if self.gradients and not torch.is_grad_enabled():
+        if self.gradients and not self.whole and not self.again:
+            if torch.is_grad_enabled():
+                raise NotAloneError(f"{path}, which is not called by its block")
             return attend(query, key, value)
         if moments.late:
             self.factors[path] = moments.add_late(self.before_positions(moments.heads), key)
@@ -270,28 +274,45 @@ def measure(
     """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned."""
     generator = torch.Generator().manual_seed(seed)
     every = max(1, min(3, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
-    paths = list(found)
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         p.requires_grad_(False)
     try:
+        whole = False
         for number, batch in enumerate(batches):
-            graded = number % every == 0
-            recorder = Recorder(found, gradients=graded)
-            with (
-                observing(model, recorder),
-                recorder.watching(model),
-                run_again(model, paths, recorder.answer) as go_back,
-                torch.set_grad_enabled(graded),
-            ):
-                output = called(model, batch)
-                if graded:
-                    go_back(probe(output, generator))
+            if number % every == 0:
+                whole = add_graded(model, found, batch, generator, whole)
+            else:
+                recorder = Recorder(found)
+                with observing(model, recorder), recorder.watching(model), torch.no_grad():
+                    called(model, batch)
             tick(number + 1)
     finally:
         for p in frozen:
             p.requires_grad_(True)
     return found
+
+
+def add_graded(
+    model: Any, found: dict[str, Moments], batch: dict[str, Tensor], generator: torch.Generator, whole: bool
+) -> bool:
+    """One batch with gradients, block by block; or with a graph of all of it, if that must be. Returns which."""
+    recorder = Recorder(found, gradients=True, whole=whole)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(observing(model, recorder))
+            stack.enter_context(recorder.watching(model))
+            go_back = None if whole else stack.enter_context(run_again(model, list(found), recorder))
+            with torch.enable_grad():
+                output = called(model, batch)
+            loss = probe(output, generator)
+            if go_back is None:
+                recorder.answer([loss], [torch.ones_like(loss)], [])
+            else:
+                go_back(loss)
+    except NotAloneError:
+        return add_graded(model, found, batch, generator, True)
+    return whole
 
 
 def probe(output: Any, generator: torch.Generator) -> Tensor:

@@ -3,15 +3,17 @@
 A checkpoint's weights stay as they lie on disk, mapped into memory, or on a GPU in their own precision. Before a block
 runs, its weights are put where they are computed with, in the precision that is wanted; afterwards these copies go. A
 pass that asks for gradients keeps of every block what it was given and nothing else: it runs a second time on the way
-back. So what is in memory is one block, and what passes between blocks.
+back. So what is in memory is one block, and what passes between blocks. A block that is given or gives more than
+tensors and plain values, or that others have hooked into, is not run again: what it does besides would be lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-LARGE = (nn.Embedding, nn.Linear)  # come and go outside blocks too; what else is there is small, and stays
+LARGE = 1 << 24  # numbers of an embedding or a linear layer outside blocks that come and go too; what is less stays
+PLAIN = (Tensor, int, float, str, bytes, slice, type(None), torch.dtype, torch.device, torch.Size)
 ROOM = 0.5  # of a GPU's free memory that weights may take; those of larger models visit it block by block
 
 
@@ -30,18 +33,20 @@ class Streaming:
     device: torch.device
     precision: torch.dtype
 
-    def arrive(self, part: nn.Module, args: Any = None, *, alone: bool = False) -> None:
-        """Weights that can be computed with, in the place of those that cannot; of all that is inside, or of the part
-        alone."""
+    def arrive(self, part: nn.Module, args: Any) -> None:
+        """Weights that can be computed with, in the place of those that cannot."""
         away = part.__dict__.setdefault(AWAY, [])
-        for module in (part,) if alone else part.modules():
+        for module in part.modules():
             for name, weight in module._parameters.items():
-                if weight is None:
-                    continue
-                precision = self.precision if weight.is_floating_point() else weight.dtype
-                if weight.device != self.device or weight.dtype != precision:
+                if weight is not None and (ready := self.ready(weight)) is not weight:
                     away.append((module, name, weight))
-                    module._parameters[name] = nn.Parameter(weight.detach().to(self.device, precision), False)
+                    module._parameters[name] = nn.Parameter(ready, False)
+
+    def ready(self, tensor: Tensor) -> Tensor:
+        """The same where it is computed with; itself, if it is there."""
+        precision = self.precision if tensor.is_floating_point() else tensor.dtype
+        here = tensor.device == self.device and tensor.dtype == precision
+        return tensor if here else tensor.detach().to(self.device, precision)
 
     def leave(self, part: nn.Module, args: Any, output: Any) -> None:
         for module, name, weight in part.__dict__.pop(AWAY, ()):
@@ -57,29 +62,42 @@ def stream(model: nn.Module, device: torch.device, precision: torch.dtype) -> No
     streaming = Streaming(device, precision)
     blocks = {id(m): m for m in map(model.get_submodule, blocks_of(model))}
     inside = {id(part) for block in blocks.values() for part in block.modules()}
-    for part in model.modules():
-        if id(part) in inside and id(part) not in blocks:
-            continue
-        if id(part) in blocks or type(part) in LARGE:
-            part.register_forward_pre_hook(streaming.arrive)
-            part.register_forward_hook(streaming.leave, always_call=True)
-        else:
-            streaming.arrive(part, alone=True)  # and stays
-            part.__dict__.pop(AWAY)
+    large = [m for m in model.modules() if id(m) not in inside and is_large(m)]
+    for part in (*blocks.values(), *large):
+        part.register_forward_pre_hook(streaming.arrive)
+        part.register_forward_hook(streaming.leave, always_call=True)
     setattr(model, NAME, streaming)
-    place_buffers(model)
+    place_rest(model)
 
 
-def place_buffers(model: nn.Module) -> None:
-    """Buffers stay where a streamed model computes: they are small, and models change them."""
+def is_large(part: nn.Module) -> bool:
+    return isinstance(part, (nn.Embedding, nn.Linear)) and sum(p.numel() for p in part.parameters()) >= LARGE
+
+
+def is_hook(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", None), Streaming)
+
+
+def place_rest(model: nn.Module) -> None:
+    """What does not come and go is put where a streamed model computes, once: small weights, and buffers, which models
+    change. Weights that are tied stay so."""
     streaming = model.__dict__.get(NAME)
     if streaming is None:
         return
+    coming = [part for part in model.modules() if any(map(is_hook, part._forward_pre_hooks.values()))]
+    inside = {id(part) for block in coming for part in block.modules()}
+    known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                precision = streaming.precision if buffer.is_floating_point() else buffer.dtype
-                module._buffers[name] = buffer.to(streaming.device, precision)
+                module._buffers[name] = streaming.ready(buffer)
+        for weight in module._parameters.values() if id(module) not in inside else ():
+            if weight is not None and (ready := streaming.ready(weight)) is not weight:
+                known.setdefault(id(weight), nn.Parameter(ready, weight.requires_grad))
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if id(weight) in known:
+                module._parameters[name] = known[id(weight)]
 
 
 def gathered(model: nn.Module) -> nn.Module:
@@ -89,7 +107,7 @@ def gathered(model: nn.Module) -> nn.Module:
         return model
     for part in model.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Streaming)]:
+            for key in [key for key, hook in hooks.items() if is_hook(hook)]:
                 hooks.pop(key)
                 part._forward_hooks_always_called.pop(key, None)
     return model.to(streaming.device, streaming.precision)
@@ -131,18 +149,29 @@ def holders(path: str) -> Iterator[str]:
         yield path
 
 
-Answer = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
+class NotAloneError(Exception):
+    """A block of which more is to be known than what it is given and gives: it cannot run again by itself."""
+
+
+class Watcher(Protocol):
+    """Told while a block runs again, and then asked, with its outputs, the gradients with respect to them, and its
+    inputs, for the gradients with respect to these."""
+
+    again: bool
+
+    def answer(
+        self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]: ...
 
 
 class Block:
-    """A block that is called as before, but keeps for gradients what it was given and nothing else.
+    """A block that is called as before, but keeps for gradients what it was given and nothing else."""
 
-    On the way back it runs again, and `answer` is asked: outputs, gradients with respect to them, and inputs, to
-    gradients with respect to the inputs.
-    """
-
-    def __init__(self, module: nn.Module, answer: Answer) -> None:
-        self.module, self.answer = module, answer
+    def __init__(self, module: nn.Module, watcher: Watcher) -> None:
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if not all(map(is_hook, hooks)) or module._backward_hooks or module._backward_pre_hooks:
+            raise NotAloneError(f"a {type(module).__name__} that somebody has hooked into")
+        self.module, self.watcher = module, watcher
         self.made: list[Tensor] = []
         self.forward, self.inside = module.forward, False
         self.start = torch.zeros((), requires_grad=True)  # asks for gradients where nothing before the block does
@@ -151,61 +180,80 @@ class Block:
         if self.inside or not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         given, form = pytree.tree_flatten((args, kwargs))
-        tensors = [x for x in given if isinstance(x, Tensor)]
+        expect_plain(self.module, given)
+        context = copy_context()  # autograd has threads of its own
 
-        def run(fresh: Sequence[Tensor], block: Callable[..., Any]) -> tuple[list[Any], Any]:
+        def again(*fresh: Tensor) -> list[Any]:
             rest = iter(fresh)
             args, kwargs = pytree.tree_unflatten([next(rest) if isinstance(x, Tensor) else x for x in given], form)
-            return pytree.tree_flatten(block(*args, **kwargs))
+            return pytree.tree_leaves(context.run(self.again, *args, **kwargs))
 
         forms: list[Any] = []
-        leaves = Again.apply(self, run, forms, self.start, *tensors)
+
+        def first() -> list[Any]:
+            found, form = pytree.tree_flatten(self.forward(*args, **kwargs))
+            forms.append(form)
+            return found
+
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        before = [x._version for x in tensors]
+        leaves = Again.apply(self.watcher, first, again, self.start, *tensors)
+        expect_plain(self.module, leaves)
+        if {x.data_ptr() for x in leaves if isinstance(x, Tensor)} & {x.data_ptr() for x in tensors}:
+            raise NotAloneError(f"a {type(self.module).__name__} that gives what it is given")
+        same = [*map(id, pytree.tree_leaves((args, kwargs)))] == [*map(id, given)]
+        if not same or [x._version for x in tensors] != before:
+            raise NotAloneError(f"a {type(self.module).__name__} that changes what it is given")
         self.made += [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
         return pytree.tree_unflatten(list(leaves), forms[0])
 
     def again(self, *args: Any, **kwargs: Any) -> Any:
         """As a whole, with all that is called before and after."""
-        self.inside = True
+        self.inside = self.watcher.again = True
         try:
             return self.module(*args, **kwargs)
         finally:
-            self.inside = False
+            self.inside = self.watcher.again = False
+
+
+def expect_plain(block: nn.Module, found: Sequence[Any]) -> None:
+    """Refuse what may hold tensors that nobody would know of."""
+    if strange := [type(x).__name__ for x in found if not isinstance(x, PLAIN)]:
+        raise NotAloneError(f"a {type(block).__name__} that is given, or gives, a {strange[0]}")
 
 
 class Again(torch.autograd.Function):
     """One call of a block."""
 
     @staticmethod
-    def forward(ctx: Any, block: Block, run: Any, forms: list[Any], start: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
-        ctx.block, ctx.run = block, run
+    def forward(ctx: Any, watcher: Watcher, first: Any, again: Any, start: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
+        ctx.watcher, ctx.again = watcher, again
         ctx.save_for_backward(*tensors)
-        leaves, form = run(tensors, block.forward)
-        forms.append(form)
-        return tuple(leaves)
+        return tuple(first())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[4:]
         inputs = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, needed, strict=True)]
         with torch.enable_grad():
-            leaves, _ = ctx.run(inputs, ctx.block.again)
+            leaves = ctx.again(*inputs)
         pairs = [
             (x, g)
             for x, g in zip(leaves, gradients, strict=True)
             if isinstance(x, Tensor) and x.requires_grad and g is not None
         ]
         asked = [t for t in inputs if t.requires_grad]
-        found = iter(ctx.block.answer([x for x, _ in pairs], [g for _, g in pairs], asked))
+        found = iter(ctx.watcher.answer([x for x, _ in pairs], [g for _, g in pairs], asked))
         return None, None, None, None, *(next(found) if n else None for n in needed)
 
 
 @contextmanager
-def run_again(model: nn.Module, paths: Sequence[str], answer: Answer) -> Iterator[Callable[[Tensor], None]]:
+def run_again(model: nn.Module, paths: Sequence[str], watcher: Watcher) -> Iterator[Callable[[Tensor], None]]:
     """Inside, every block keeps only what it was given; `paths` are in some block, or are blocks themselves.
 
     Gives what goes back from a loss, through all blocks that ran, also those that the loss does not depend on.
     """
-    blocks = {id(m): Block(m, answer) for m in map(model.get_submodule, blocks_of(model, paths))}
+    blocks = {id(m): Block(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
     before = {key: block.module.__dict__.get("forward") for key, block in blocks.items()}
     for block in blocks.values():
         block.module.forward = block

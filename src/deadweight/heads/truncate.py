@@ -395,7 +395,8 @@ def cut(
     if precision is not None:
         for layer in {module.get_submodule(path) for s in spaces for path in s.heads.layers}:
             for name, p in list(layer.named_parameters(recurse=False)):
-                layer.register_parameter(name, nn.Parameter(p.detach().to(precision), p.requires_grad))
+                if p.dtype != precision:  # else it would be another parameter with the same numbers
+                    layer.register_parameter(name, nn.Parameter(p.detach().to(precision), p.requires_grad))
     facts: list[Fact] = []
     packings = {}
     for s in spaces:
