@@ -74,8 +74,10 @@ def compress(
     One of `keep_kv` (share of the cache), `keep_attention` (share of the attention weights) and `max_loss` (nats per
     token that the loss may rise, measured) says how much. With `late`, keys are cached before rotary positions: much
     less is lost, but every step of decoding expands and turns all cached keys. Without OUT the result's `module` is the
-    compressed model, in the precision that it was computed in; with OUT there is none. What is needed in memory is one block of the model in float32, what passes between its blocks, and
-    what is measured of its heads; healing needs the whole model twice.
+    compressed model, in the precision that it was computed in; with OUT there is none: load the folder.
+
+    What is needed in memory is one block of the model in float32, what passes between its blocks, and what is measured
+    of its heads; healing needs the whole model twice.
     """
     start = time.perf_counter()
     expect_choice("layout", layout, ("slim", "stock"))
