@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 
 import deadweight
+from deadweight.errors import DeadweightError
 from deadweight.heads import heal, moments, streaming
 from deadweight.heads.assemble import assembled
 from deadweight.heads.budget import spaces_of
@@ -339,3 +341,33 @@ def test_healing_leaves_the_original_as_it_was(make: Callable, words: Any) -> No
     healed(source.module, small, [words], 3)
     assert all(torch.equal(before[n], t) for n, t in source.module.state_dict().items())
     assert not {id(p) for p in source.module.parameters()} & {id(p) for p in small.parameters()}
+
+
+def test_what_the_located_examples_do_not_reach_stays_as_it_is(make: Callable) -> None:
+    """Images in front of a language model: their tower is hooked into by transformers itself, and is left alone."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = transformers.LlavaConfig(
+        text_config=make("llama").config,
+        vision_config=transformers.CLIPVisionConfig(**sizes, num_hidden_layers=3, image_size=32, patch_size=8),
+        image_token_index=98,
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 98, (8, 32), generator=generator)
+    ids[:, 2:18] = 98
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(8, 3, 32, 32, generator=generator)}
+    whole: Any = compress(model, inputs=inputs, keep_kv=1.0)
+    half = compress(model, inputs=inputs, keep_kv=0.5, step=2)
+    assert all("language_model" in path for path in half.kept) and half.judgement.error > 0
+    with torch.no_grad():
+        assert torch.allclose(whole.module(**inputs).logits, model(**inputs).logits, atol=1e-5)
+
+
+def test_an_output_that_nothing_can_be_judged_by_is_refused(words: Any) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "vocab_size": 99}, vision_config={**sizes, "image_size": 32, "patch_size": 8}
+    )
+    inputs = {"input_ids": words["input_ids"][:8], "pixel_values": torch.randn(8, 3, 32, 32)}
+    with pytest.raises(DeadweightError, match="found a CLIPOutput"):
+        compress(transformers.CLIPModel(config).eval(), inputs=inputs, keep_attention=0.7)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from deadweight.errors import DeadweightError
 from deadweight.heads.calibration import Batch
 from deadweight.heads.result import Judgement
 
@@ -60,5 +61,10 @@ def called(model: Any, batch: Batch) -> Any:
 
 def main_output(output: Any) -> tuple[Tensor, bool]:
     """The output that counts: logits where there are some (True), else the last hidden state."""
-    found = getattr(output, "logits", None)
-    return (found, True) if isinstance(found, Tensor) else (output.last_hidden_state, False)
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := getattr(output, name, None), Tensor):
+            return found, name == "logits"
+    raise DeadweightError(
+        f"found a {type(output).__name__} as the model's output; expected logits or a last hidden state, by which a "
+        "smaller model can be judged"
+    )

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.joined import answers, as_complex
-from deadweight.heads.judge import called
+from deadweight.heads.judge import called, main_output
 from deadweight.heads.late import turned_back, turned_by
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
@@ -205,7 +205,9 @@ class Recorder:
     def __call__(
         self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
     ) -> Tensor:
-        moments = self.known[path]
+        moments = self.known.get(path)
+        if moments is None:  # not reached by the examples by which heads were located: it stays as it is
+            return attend(query, key, value)
         if self.gradients and not self.whole and not self.again:
             if torch.is_grad_enabled():
                 raise NotAloneError(f"{path}, which is not called by its block")
@@ -321,9 +323,9 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
     For logits: minus the log-probability of labels drawn from them. For other outputs: a random projection, scaled so
     that the squared gradient is the relative squared error.
     """
-    logits = getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        flat = logits.flatten(0, -2).float()
+    found, is_logits = main_output(output)
+    if is_logits:
+        flat = found.flatten(0, -2).float()
         if not bool(torch.isfinite(flat).all()):
             raise DeadweightError(
                 "the model gives logits that are not finite on the calibration inputs; expected a model that works"
@@ -331,7 +333,7 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
         with torch.no_grad():
             labels = torch.multinomial(flat.softmax(-1).cpu(), 1, generator=generator).squeeze(1)
         return F.cross_entropy(flat, labels.to(flat.device), reduction="sum")
-    states = output.last_hidden_state.float()
+    states = found.float()
     scale = states.detach().pow(2).sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
     noise = torch.randn(states.shape, generator=generator).to(states.device)
     return (states * noise / scale).sum()

@@ -26,7 +26,15 @@ except ImportError:  # no Triton
 NAME = "deadweight"  # of this attention among those of transformers
 DEVICES = ("cuda",)  # where the kernel for one token runs
 UNEVEN = "deadweight_uneven"  # marks a cache whose positions do not count up by one
-HARMLESS = {"position_ids", "cache_position", "output_attentions", "sliding_window", "use_cache", "position_embeddings"}
+HARMLESS = {  # what attention is told and need not know
+    "position_ids",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "sliding_window",
+    "use_cache",
+    "position_embeddings",
+}
 
 
 class Packing(nn.Module):
