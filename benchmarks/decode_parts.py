@@ -255,7 +255,8 @@ class Step:
         if rival.compiled:
             states or self.eager()  # so that there is a cache
             torch._dynamo.config.recompile_limit = 64  # one for every rival and shape
-            self.call = torch.compile(model, fullgraph=True, dynamic=False)
+            how = "inductor" if CUDA else "aot_eager"  # without a GPU nothing is timed that counts
+            self.call = torch.compile(model, fullgraph=True, dynamic=False, backend=how)
 
     @torch.no_grad()
     def eager(self) -> Tensor:
