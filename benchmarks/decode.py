@@ -59,7 +59,9 @@ WORDS = """\
 and with `--late`) and `kernel`, each with `--json FILE`; then `report FILE`. In the recorded run the second was stopped
 after its first shape, so that SmolLM2 has no longest context here. Since then the kernel splits rows so that no
 multiprocessor is idle at the end (which the numbers at a batch of 96 lack) and joins partial sums by aligned loads
-(which those of one row of 131,072 tokens lack); neither has been measured yet."""
+(which those of one row of 131,072 tokens lack), the way back from merged values is part of that joining, and rows of
+keys and values that nobody reads are not made; none of it has been measured yet, nor have the rivals that
+`--compiled SHAPES` adds."""
 TUNED = {"tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4), "per processor": (1, 2, 4)}
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -299,3 +300,26 @@ def test_a_cpu_takes_the_attention_that_is_spelled_out(monkeypatch: pytest.Monke
         packing.attend(query, *packing.packed(key, value), **how)
     packing.attend(query, *packing.packed(key, value), **how | {"softcap": 9.0})
     packing.attend(query.requires_grad_(), *packing.packed(key, value), **how)
+
+
+def test_the_kernel_does_not_take_what_is_trained_of_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values may be frozen while the packing learns."""
+    given: list[int] = []
+
+    def counted(query: torch.Tensor, *args: Any) -> torch.Tensor:
+        given.append(len(args[-1]))
+        return query.new_ones(1, 2, 1, 4 if args[-1] else max(args[-3]))
+
+    monkeypatch.setattr(slim_attention, "decode", counted)
+    monkeypatch.setattr(slim_attention, "gathers", lambda *args: True, raising=False)
+    monkeypatch.setattr(slim_attention, "DEVICES", ("cpu",))
+    spec = {"heads": 2, "key_heads": 2, "merged": 2, "d_qk": 4, "d_v": 4, "keys": [4, 4], "values": [3]}
+    packing = Packing({**spec, "chosen": False, "needed": True})
+    torch.nn.init.normal_(packing.get_parameter("up_0"))
+    query, key, value = (torch.randn(1, 2, t, 4) for t in (1, 5, 5))
+    how = {"mask": None, "scaling": 0.5, "causal": False, "dropout": 0.0, "softcap": None}
+    packing.attend(query, *packing.packed(key, value), **how).sum().backward()
+    assert given == [0] and packing.get_parameter("up_0").grad is not None  # what was gathered goes back by itself
+    with torch.no_grad():
+        packing.attend(query, *packing.packed(key, value), **how)
+    assert given == [0, 1]

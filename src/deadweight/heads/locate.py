@@ -61,10 +61,14 @@ class Heads:
         return self.heads // self.key_heads
 
     @property
+    def makers(self) -> tuple[str, ...]:
+        """The linear layers that make the heads."""
+        return tuple(dict.fromkeys(side.module for side in (self.query, self.key, self.value) if side is not None))
+
+    @property
     def layers(self) -> tuple[str, ...]:
-        """The linear layers that make and read the heads."""
-        sides = [side.module for side in (self.query, self.key, self.value) if side is not None]
-        return tuple(dict.fromkeys([*sides, *([self.output] if self.output is not None else [])]))
+        """Those that make and read them."""
+        return self.makers if self.output is None else (*self.makers, self.output)
 
     @property
     def still(self) -> tuple[int, ...]:

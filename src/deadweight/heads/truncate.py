@@ -145,16 +145,12 @@ def truncate(model: nn.Module, spaces: Spaces, kept: Kept, *, bias: bool) -> tup
         "bias": heads.output if bare and bias_of(model, heads.output) is not None else None,
         "chosen": any(p != list(range(len(p))) for p in places),
         "needed": untouched and any(len(p) < heads.d_qk for p in places),
-        "_spare": [*making(heads)] if spaces.merged > 1 or joined > 1 else [],  # what is not kept is never read
+        "_spare": [*heads.makers] if spaces.merged > 1 or joined > 1 else [],  # what is not kept is never read
         "_key_places": [place for p in places for place in p],
         "_tensors": {f"up_{i}": up for i, up in enumerate(ups)}
         | (expansions(spaces, kept) if spaces.late else asks(spaces, kept) if joined > 1 else {}),
     }
     return facts, packing
-
-
-def making(heads: Heads) -> set[str]:
-    return {side.module for side in (heads.query, heads.key, heads.value) if side is not None}
 
 
 def bias_of(model: nn.Module, path: str | None) -> Any:

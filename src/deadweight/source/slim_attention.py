@@ -368,7 +368,7 @@ def one_token(
     """What one token gathers of all packed heads, by the kernel; None where that is not for it."""
     if decode is None or query.device.type not in DEVICES or query.shape[2] > 1 or dropout or softcap is not None:
         return None
-    if torch.is_grad_enabled() and any(z.requires_grad for z in (query, key, value)):
+    if torch.is_grad_enabled() and any(z.requires_grad for z in (query, key, value, *turning, *ups)):
         return None
     if mask is not None and mask.shape[1:] != (1, 1, key.shape[2]):
         return None
