@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import record
 import typer
-from rich.console import Console
 
 LLAMA = {
     "model_type": "llama",
@@ -168,22 +168,16 @@ def main(
     page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
 ) -> None:
     if recorded is not None:
-        known = json.loads(recorded.read_text(encoding="utf-8"))
-        setting, rows = known["setting"], [Row(**{**r, "runs": tuple(r["runs"])}) for r in known["rows"]]
+        setting, found = record.read(recorded)
+        rows = [Row(**{**r, "runs": tuple(r["runs"])}) for r in found]
     else:
         from importlib.metadata import version
 
         setting = {"times": times, "cores": os.cpu_count()}
         setting |= {name: version(name).split("+")[0] for name in ("torch", "transformers")}
         rows = run(times, only)
-    text = markdown(rows, setting)
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        found = {"setting": setting, "rows": [asdict(r) for r in rows], "targets": [asdict(t) for t in targets(rows)]}
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if page is not None:
-        page.write_text(text, encoding="utf-8")
+    record.write(json_file, setting, rows, targets=[asdict(t) for t in targets(rows)])
+    record.tell(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import record
 import typer
-from rich.console import Console
 
 WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 32000  # the blocks of a 1-billion-parameter LLaMA
 BLOCK = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH * KEYS // HEADS + 3 * WIDTH * HIDDEN)  # bytes in float32
@@ -156,8 +156,8 @@ def main(
         child(Path(source), Path(out), *map(int, numbers))
         return
     if recorded is not None:
-        data = json.loads(recorded.read_text(encoding="utf-8"))
-        setting, rows = data["setting"], [Row(**r) for r in data["rows"]]
+        setting, found = record.read(recorded)
+        rows = [Row(**r) for r in found]
     else:
         import torch
 
@@ -165,12 +165,8 @@ def main(
         setting = {"torch": torch.__version__.split("+")[0], "machine": machine, "windows": windows, "length": length}
         with tempfile.TemporaryDirectory(dir=folder) as place:
             rows = [measure(Path(place), int(n), windows, length) for n in layers.split(",")]
-        if json_file is not None:
-            data = {"setting": setting, "rows": [asdict(r) for r in rows]}
-            json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    Console().print(markdown(rows, setting), markup=False)
-    if page is not None:
-        page.write_text(markdown(rows, setting), encoding="utf-8")
+        record.write(json_file, setting, rows)
+    record.tell(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
+import record
 import torch
 import typer
 from exactness_models import (
@@ -40,7 +41,6 @@ from exactness_models import (
     written,
 )
 from exactness_report import Loading, Row, from_json, markdown
-from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -218,8 +218,8 @@ def main(
     page: Annotated[Path | None, typer.Option("--markdown", help="write the tables here")] = None,
 ) -> None:
     if recorded is not None:
-        known = json.loads(recorded.read_text(encoding="utf-8"))
-        setting, rows = known["setting"], [from_json(r) for r in known["rows"]]
+        setting, found = record.read(recorded)
+        rows = [from_json(r) for r in found]
     else:
         given = interpreters(tool or [])
         pythons = {HERE: sys.executable} | given
@@ -233,17 +233,9 @@ def main(
         for row in run(pythons, only, tools, jobs):
             rows.append(row)
             typer.echo(f"{row.model} | {row.tool} | {row.status} {row.why} {row.logits}", err=True)
-    text = markdown(rows, setting)
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        found = {
-            "setting": setting,
-            "rows": [asdict(r) | ({"keeps": r.keeps, "plain": r.plain} if r.status == "done" else {}) for r in rows],
-        }
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if page is not None:
-        page.write_text(text, encoding="utf-8")
+    told = [asdict(r) | ({"keeps": r.keeps, "plain": r.plain} if r.status == "done" else {}) for r in rows]
+    record.write(json_file, setting, told)
+    record.tell(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import record
 import typer
-from rich.console import Console
 
 WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 4096, 14336, 32, 8, 32000  # the blocks of an 8-billion-parameter LLaMA
 IMPORTS = "import deadweight.reduce.run, transformers; transformers.LlamaForCausalLM; import torch.export._trace"
@@ -184,8 +184,8 @@ def main(
     page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
 ) -> None:
     if recorded is not None:
-        data = json.loads(recorded.read_text(encoding="utf-8"))
-        setting, rows = data["setting"], [Row(**r) for r in data["rows"]]
+        setting, found = record.read(recorded)
+        rows = [Row(**r) for r in found]
     else:
         import torch
 
@@ -193,12 +193,8 @@ def main(
         imports = process([sys.executable, "-c", IMPORTS])[1]
         with tempfile.TemporaryDirectory(dir=folder) as place:
             rows = [measure(Path(place), int(n), times, imports) for n in layers.split(",")]
-        if json_file is not None:
-            data = {"setting": setting, "rows": [asdict(r) for r in rows]}
-            json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    Console().print(markdown(rows, setting), markup=False)
-    if page is not None:
-        page.write_text(markdown(rows, setting), encoding="utf-8")
+        record.write(json_file, setting, rows)
+    record.tell(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

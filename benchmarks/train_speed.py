@@ -22,13 +22,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import record
 import typer
-from rich.console import Console
 
 PEAK = 989e12  # dense bfloat16 FLOP/s of an H200, from its datasheet
 
@@ -231,8 +231,8 @@ def main(
     page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
 ) -> None:
     if recorded is not None:
-        data = json.loads(recorded.read_text(encoding="utf-8"))
-        setting, rows = data["setting"], [Row(**r) for r in data["rows"]]
+        setting, found = record.read(recorded)
+        rows = [Row(**r) for r in found]
     else:
         import torch
 
@@ -245,14 +245,10 @@ def main(
 
         def keep(row: Row) -> None:
             rows.append(row)
-            if json_file is not None:
-                told = {"setting": setting, "rows": [asdict(r) for r in rows]}
-                json_file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            record.write(json_file, setting, rows)
 
         measure(shapes.split(";"), rivals.split(";"), nanogpt_checkout.absolute(), text, steps, device, keep)
-    Console().print(markdown(rows, setting), markup=False)
-    if page is not None:
-        page.write_text(markdown(rows, setting), encoding="utf-8")
+    record.tell(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":
