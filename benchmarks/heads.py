@@ -46,6 +46,7 @@ from deadweight.heads.compress import empty_moments, opened
 from deadweight.heads.judge import judge
 from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
+from deadweight.heads.observe import attend_alike
 from deadweight.heads.truncate import Spaces
 from deadweight.report.study import circumstances, show
 from deadweight.source.model import Source
@@ -80,6 +81,7 @@ class Bench:
     @cached_property
     def forward(self) -> float:
         """Seconds of the forward passes over all of the calibration text, from the first few batches."""
+        assert self.heads  # then attention is as fast as it will be
         few = self.text.measure[:TIMED]
         start = time.perf_counter()
         with torch.no_grad():
@@ -89,7 +91,12 @@ class Bench:
 
     @cached_property
     def heads(self) -> tuple[Heads, ...]:
-        return self.timed("locating", lambda: locate(self.source))
+        return self.timed("locating", self.located)
+
+    def located(self) -> tuple[Heads, ...]:
+        found = locate(self.source)
+        attend_alike(self.model)
+        return found
 
     @cached_property
     def moments(self) -> dict[str, Moments]:

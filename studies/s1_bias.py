@@ -35,13 +35,13 @@ from torch.func import functional_call
 
 import deadweight
 from deadweight import embedded
-from deadweight.audit.run import one_thread
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
 from deadweight.source.model import open_model
+from deadweight.threads import one_thread
 from deadweight.train.data import batch, windows
 from deadweight.train.ensemble import Ensemble, Member
 from deadweight.train.settings import Train

@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.nn import functional as F
 
-from deadweight.audit.run import one_thread
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
+from deadweight.threads import one_thread
 
 app = typer.Typer(add_completion=False, help=__doc__)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}

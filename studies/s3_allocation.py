@@ -36,9 +36,9 @@ from torch.nn import functional as F
 from deadweight.allocate.bound import Group, Task, curve
 from deadweight.allocate.rules import Rules
 from deadweight.allocate.solver import solve
-from deadweight.audit.run import one_thread
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
+from deadweight.threads import one_thread
 
 app = typer.Typer(add_completion=False, help=__doc__)
 CURVE = {1: 1.326, 8: 0.166, 9: 0.481, 10: 0.580, 20: 0.841, 80: 0.965}  # published, D = 128

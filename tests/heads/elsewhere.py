@@ -135,6 +135,7 @@ def elsewhere(patch: pytest.MonkeyPatch, room: int = 1 << 40) -> Iterator[None]:
     patch.setattr(nn.Module, "to", to)
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "mem_get_info", lambda *_: (room, room))
+    patch.setattr(torch.cuda, "synchronize", lambda *_: None)
     patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     AcceleratorState._reset_state(reset_partial_state=True)  # it remembers the device that it has found first
     try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
 from deadweight.laws.prover import Prover
 from deadweight.source.model import Source, open_model
+from deadweight.threads import one_thread
 
 TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live direction gives about 1
 Progress = Callable[[str], None]
@@ -52,25 +52,6 @@ def audit(
     with one_thread():
         result = staged(model, inputs, options, output, complete, progress or (lambda _: None))
     return chosen(result, select, ignore)
-
-
-SMALL = 20_000_000  # parameters of a model whose numbers one thread computes faster than several
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """An audit is thousands of small operations: waking a second thread for each costs more than it gives."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def threads_for(parameters: int) -> AbstractContextManager[None]:
-    """One thread for a small model, all of them for a large one."""
-    return one_thread() if parameters < SMALL else nullcontext()
 
 
 def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, complete: bool, say: Progress) -> Audit:

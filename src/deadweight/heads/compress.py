@@ -8,12 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from deadweight.audit.run import threads_for
 from deadweight.errors import DeadweightError
 from deadweight.heads.budget import Budget, Method, Ranks, spaces_of, total_cost
 from deadweight.heads.calibration import Calibration, calibration, text_to_heal_on
@@ -23,6 +22,7 @@ from deadweight.heads.judge import called, judge
 from deadweight.heads.late import expect_steady, told_positions
 from deadweight.heads.locate import Heads, locate
 from deadweight.heads.moments import Moments, measure
+from deadweight.heads.observe import attend_alike
 from deadweight.heads.result import Compression, Judgement
 from deadweight.heads.scratch import spaces_aside
 from deadweight.heads.streaming import device_of, float_of, gathered, stream
@@ -34,6 +34,7 @@ from deadweight.source.hugging import is_slim, local_folder
 from deadweight.source.model import Source, open_complete
 from deadweight.source.slim_class import slim_class
 from deadweight.source.text import printable, reason
+from deadweight.threads import threads_for
 from deadweight.train.data import check_text, read_text
 from deadweight.train.launch import first_process
 
@@ -94,6 +95,7 @@ def compress(
     with threads_for(count(source.module)):
         progress("looking for heads", 0, 0)
         attentions = locate(source)
+        attend_alike(source.module)
         found = calibration(source, model, text=text, inputs=inputs, windows=windows, length=length, batch=batch)
         forward = forward_seconds(source.module, found)
         told = told_positions(source.module, found.measure[0], [h.path for h in attentions]) if late else set()
@@ -144,8 +146,13 @@ def compress(
 
 
 def own_class(module: nn.Module, slim: dict[str, Any] | None) -> nn.Module:
-    """A slim model in memory as one that is loaded: it says what it is, and so does what save_pretrained writes."""
-    if slim is not None:
+    """A slim model in memory as one that is loaded: it says what it is, and so does what save_pretrained writes.
+
+    One that is not slim needs none of our code.
+    """
+    if slim is None:
+        cast(Any, module).set_attn_implementation("eager")
+    else:
         config: Any = copy.copy(module.config)
         config.deadweight = slim
         for part in module.modules():
@@ -316,8 +323,10 @@ def forward_seconds(module: nn.Module, found: Calibration) -> float:
     batch = found.measure[-1]
     try:
         called(module, {name: x[:1] if isinstance(x, Tensor) else x for name, x in batch.items()})
+        finished(module)
         start = time.perf_counter()
         called(module, batch)
+        finished(module)
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
         raise DeadweightError(
             f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
@@ -326,6 +335,12 @@ def forward_seconds(module: nn.Module, found: Calibration) -> float:
     seconds = time.perf_counter() - start
     rows = [len(next(iter(b.values()))) for b in found.measure]
     return seconds * sum(rows) / rows[-1]
+
+
+def finished(module: nn.Module) -> None:
+    """Wait for what a GPU was asked to do."""
+    if (device := device_of(module)).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def left_alone(spaces: Sequence[Spaces]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.joined import answers, as_complex
-from deadweight.heads.judge import called, main_output
+from deadweight.heads.judge import AT_A_TIME, called, main_output
 from deadweight.heads.late import turned_back, turned_by
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
@@ -34,6 +34,11 @@ def second(x: Tensor) -> Tensor:
     """Σ x xᵀ over rows and tokens for every head, in float64: (b, h, t, d) → (h, d, d)."""
     flat = x.transpose(0, 1).flatten(1, 2)
     return (flat.transpose(1, 2) @ flat).double().cpu()
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether no number is infinite or none at all: a sum says so in half the time, unless it is too large itself."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
 GRADED = 4096  # tokens that are enough for gradients, of which a third of all batches is asked
@@ -131,7 +136,7 @@ class Moments:
             self.planes += second(along_and_across(query, dq, self.heads))
 
     def check(self, *found: Tensor) -> None:
-        if not all(bool(torch.isfinite(t).all()) for t in found):
+        if not all(map(is_finite, found)):
             raise DeadweightError(
                 f"{self.heads.path} has activations or gradients that are not finite on the calibration inputs; "
                 "expected a model that works: nothing can be measured on this one"
@@ -326,14 +331,22 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
     found, is_logits = main_output(output)
     if is_logits:
         flat = found.flatten(0, -2).float()
-        if not bool(torch.isfinite(flat).all()):
+        if not is_finite(flat.detach()):
             raise DeadweightError(
                 "the model gives logits that are not finite on the calibration inputs; expected a model that works"
             )
-        with torch.no_grad():
-            labels = torch.multinomial(flat.softmax(-1).cpu(), 1, generator=generator).squeeze(1)
-        return F.cross_entropy(flat, labels.to(flat.device), reduction="sum")
+        return F.cross_entropy(flat, drawn(flat.detach(), generator), reduction="sum")
     states = found.float()
     scale = states.detach().pow(2).sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
     noise = torch.randn(states.shape, generator=generator).to(states.device)
     return (states * noise / scale).sum()
+
+
+def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """One label for every row, by its probabilities, (rows, words) → (rows): where its sum passes a random number."""
+    found = []
+    for rows in logits.split(AT_A_TIME):
+        sums = rows.softmax(-1).cumsum(-1)
+        at = torch.rand(len(rows), 1, generator=generator).to(sums) * sums[:, -1:]
+        found.append(torch.searchsorted(sums, at, right=True).squeeze(1))
+    return torch.cat(found).clamp(max=logits.shape[-1] - 1)

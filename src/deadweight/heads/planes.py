@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deadweight import threads
+
 DAMPING = 1e-2  # of the mean variance of stretchings: large corrections are outside what second order can promise
 
 
@@ -73,7 +75,8 @@ def best_planes(
 def surgeon_costs(inverse: Tensor, x: Tensor, target: Tensor, blocks: Tensor) -> Tensor:
     """What fixing each of these blocks at its target would cost, with the rest at its best."""
     error = target[blocks] - x[blocks]
-    return (error * torch.linalg.solve(inverse[blocks[:, :, None], blocks[:, None, :]], error)).sum(1)
+    weights = threads.inverse(inverse[blocks[:, :, None], blocks[:, None, :]])
+    return (error * (weights @ error[..., None])[..., 0]).sum(1)
 
 
 def surgeon_step(inverse: Tensor, x: Tensor, target: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deadweight.threads import eigen, inverse
+
 JITTER = 1e-6  # of a moment's mean variance: sums in float32 are no better
 
 
@@ -29,10 +31,10 @@ class Subspace:
     def back(self, rank: int) -> Tensor:
         """A_h, (h, d, r): the regression of what was there on what is kept."""
         if rank == len(self.basis):  # nothing is lost: no regression could do better than the inverse
-            return torch.linalg.inv(self.basis).expand_as(self.moment)
+            return inverse(self.basis).expand_as(self.moment)
         kept, moment = self.basis[:rank], self.moment
         inner = kept @ moment @ kept.T
-        right = torch.linalg.solve(jittered(inner), kept @ moment)
+        right = torch.cholesky_solve(kept @ moment, torch.linalg.cholesky(jittered(inner)))
         return right.transpose(1, 2)
 
 
@@ -44,12 +46,12 @@ def orthogonal(space: Subspace) -> Subspace:
 
 def positive(moment: Tensor) -> Tensor:
     """The nearest matrix without negative eigenvalues, which rounding makes."""
-    values, vectors = torch.linalg.eigh(0.5 * (moment + moment.transpose(-1, -2)))
+    values, vectors = eigen(0.5 * (moment + moment.transpose(-1, -2)))
     return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.transpose(-1, -2)
 
 
 def root(moment: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(moment)
+    values, vectors = eigen(moment)
     return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.transpose(-1, -2)
 
 

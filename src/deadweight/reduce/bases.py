@@ -15,6 +15,7 @@ from deadweight.proof.commutant import TOLERANCE, Products, connected, relative_
 from deadweight.proof.turn import Site
 from deadweight.reduce.facts import Fact, IdentityBlocks
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index
+from deadweight.threads import inverse
 
 SWAPS = 200
 POOL = 512  # columns
@@ -70,10 +71,10 @@ def swapped(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
     """The best single swap, again and again: rank-one updates give the cost of all swaps at once."""
     columns = columns.clone()
     for _ in range(SWAPS):
-        inverse = torch.linalg.inv(rows[:, :, columns])
-        size = inverse.square().sum((1, 2))
-        turned = inverse @ rows  # R: heads × n × d
-        gram = inverse @ inverse.transpose(1, 2)
+        back = inverse(rows[:, :, columns])
+        size = back.square().sum((1, 2))
+        turned = back @ rows  # R: heads × n × d
+        gram = back @ back.transpose(1, 2)
         own = torch.diagonal(gram, dim1=1, dim2=2)[:, :, None]
         change = torch.einsum("hki,hkj->hij", gram, turned) - own
         distance = turned.square().sum(1)[:, None, :] - 2 * turned + 1

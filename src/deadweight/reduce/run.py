@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.audit.run import one_thread, proved, threads_for, traced
+from deadweight.audit.run import proved, traced
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
@@ -49,6 +49,7 @@ from deadweight.source.model import Source, open_complete, open_model
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
 from deadweight.source.tokens import text_pieces
+from deadweight.threads import one_thread, threads_for
 
 Say = Callable[[str], None]
 IN_PARTS = "the model does not fit into memory beside itself: checked in float64 on a few layers at a time"

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from deadweight.audit.run import one_thread, threads_for
 from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
 from deadweight.reduce.verify import LENGTH, Subject, Verification, compare, subject
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import open_complete
 from deadweight.source.tokens import text_pieces
+from deadweight.threads import one_thread, threads_for
 
 Say = Callable[[str], None]
 
