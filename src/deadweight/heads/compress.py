@@ -319,13 +319,13 @@ def measured(
 
 @torch.no_grad()
 def forward_seconds(module: nn.Module, found: Calibration) -> float:
-    """How long a forward pass over all calibration inputs takes: one batch is timed, after a few rows to warm up."""
-    batch = found.measure[-1]
+    """How long a forward pass over all calibration inputs takes: one row is timed, when it runs for the second time."""
+    row = {name: x[:1] if isinstance(x, Tensor) else x for name, x in found.measure[-1].items()}
     try:
-        called(module, {name: x[:1] if isinstance(x, Tensor) else x for name, x in batch.items()})
+        called(module, row)
         finished(module)
         start = time.perf_counter()
-        called(module, batch)
+        called(module, row)
         finished(module)
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
         raise DeadweightError(
@@ -333,8 +333,7 @@ def forward_seconds(module: nn.Module, found: Calibration) -> float:
             "name, a row for each sample"
         ) from error
     seconds = time.perf_counter() - start
-    rows = [len(next(iter(b.values()))) for b in found.measure]
-    return seconds * sum(rows) / rows[-1]
+    return seconds * sum(len(next(iter(b.values()))) for b in found.measure)
 
 
 def finished(module: nn.Module) -> None:

@@ -63,7 +63,7 @@ def answers(query: Tensor, gradient: Tensor, planes: tuple[tuple[int, int], ...]
 def as_complex(states: Tensor, planes: tuple[tuple[int, int], ...]) -> Tensor:
     """The planes of (…, d) as complex numbers, (…, P)."""
     first, second = (torch.tensor(side, dtype=torch.long, device=states.device) for side in zip(*planes, strict=True))
-    return torch.complex(states[..., first], states[..., second])
+    return torch.complex(states.index_select(-1, first), states.index_select(-1, second))
 
 
 def moment_of_product(sizes: Tensor, keys: Tensor) -> Tensor:

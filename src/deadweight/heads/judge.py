@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -54,9 +55,12 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
     )
 
 
-def called(model: Any, batch: Batch) -> Any:
-    """The model's output; a decoder keeps no cache for it."""
-    return model(**batch, **({"use_cache": False} if hasattr(model, "generate") else {}))
+def called(model: Any, batch: Batch, *, words: bool = True) -> Any:
+    """The model's output; a decoder keeps no cache for it. Without `words`, logits are left out where that is known."""
+    how: dict[str, Any] = {"use_cache": False} if hasattr(model, "generate") else {}
+    if not words and "logits_to_keep" in signature(model.forward).parameters:
+        how["logits_to_keep"] = 1
+    return model(**batch, **how)
 
 
 def main_output(output: Any) -> tuple[Tensor, bool]:

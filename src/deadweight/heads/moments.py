@@ -41,7 +41,7 @@ def is_finite(x: Tensor) -> bool:
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
-GRADED = 4096  # tokens that are enough for gradients, of which a third of all batches is asked
+GRADED = 4096  # tokens that are enough for gradients
 
 
 class Moments:
@@ -280,24 +280,32 @@ def measure(
 ) -> dict[str, Moments]:
     """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned."""
     generator = torch.Generator().manual_seed(seed)
-    every = max(1, min(3, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
+    graded = to_grade(batches)
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         p.requires_grad_(False)
     try:
         whole = False
         for number, batch in enumerate(batches):
-            if number % every == 0:
+            if number in graded:
                 whole = add_graded(model, found, batch, generator, whole)
             else:
                 recorder = Recorder(found)
                 with observing(model, recorder), recorder.watching(model), torch.no_grad():
-                    called(model, batch)
+                    called(model, batch, words=False)
             tick(number + 1)
     finally:
         for p in frozen:
             p.requires_grad_(True)
     return found
+
+
+def to_grade(batches: Sequence[dict[str, Tensor]]) -> set[int]:
+    """The batches that are asked for gradients: a third, or as many as hold enough words; spread over all of them."""
+    count, first = -(-len(batches) // 3), batches[0].get("input_ids")
+    if first is not None and first.numel():
+        count = min(count, -(-GRADED // first.numel()))
+    return {i * len(batches) // count for i in range(count)}
 
 
 def add_graded(
