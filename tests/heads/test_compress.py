@@ -100,15 +100,10 @@ def test_merged_values_say_more_with_the_same_cache(make: Callable, words: Any) 
     assert together.judgement.error < 0.7 * alone.judgement.error
 
 
-def test_the_loss_stays_within_what_was_allowed(make: Callable, words: Any) -> None:
-    model = make("llama")
-    with torch.no_grad():  # heads that matter
-        for layer in model.model.layers:
-            for p in (layer.self_attn.q_proj.weight, layer.self_attn.v_proj.weight):
-                p *= 3.0
-    tight, loose = (compress(model, max_loss=limit, inputs=words, step=1) for limit in (0.002, 0.2))
-    assert tight.judgement.increase <= 0.002 and loose.judgement.increase <= 0.2
-    assert loose.kv_after < tight.kv_after <= tight.kv_before
+def test_the_loss_stays_within_what_was_allowed() -> None:
+    tight, loose = (compress("demo", max_loss=limit, windows=8, length=64) for limit in (0.01, 0.3))
+    assert tight.judgement.increase <= 0.01 and loose.judgement.increase <= 0.3
+    assert loose.kv_after < tight.kv_after < tight.kv_before
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ class Moments:
         self.out = zeros(h, v, v, dtype=torch.float32)  # of what a query head gathers of all merged values; it is large
         self.out_mean = zeros(h, v)
         self.out_gradient = zeros(h, heads.d_v, heads.d_v)  # with respect to its own
+        self.answer, self.answer_gradient = zeros(h), zeros(h, heads.d_v)  # (z·∂z)², and z·∂z times ∂z
         self.query, self.query_gradient = zeros(h, s, s), zeros(h, joined * s, joined * s)  # still places
         if joined == 1:  # how the loss answers to stretching and turning each plane
             self.planes = zeros(heads.key_heads, heads.groups * 2 * p, heads.groups * 2 * p)
@@ -125,7 +126,11 @@ class Moments:
         dout = torch.zeros_like(out, dtype=torch.float32) if dout is None else dout.float()
         self.check(dq, dout)
         self.graded += out.shape[0] * out.shape[2]
-        self.out_gradient += second(own_values(dout, self.heads, self.merged))
+        own, gradient = (own_values(x.detach().float(), self.heads, self.merged) for x in (out, dout))
+        answer = (own * gradient).sum(-1, keepdim=True)
+        self.out_gradient += second(gradient)
+        self.answer += answer.pow(2).sum((0, 2, 3)).double().cpu()
+        self.answer_gradient += (answer * gradient).sum((0, 2)).double().cpu()
         if self.late:
             return
         still = torch.tensor(self.heads.still, dtype=torch.long, device=query.device)
@@ -150,7 +155,8 @@ class Moments:
             )
         found = Moments(self.heads, self.merged, self.joined, self.late)
         found.tokens, found.graded = self.tokens, self.graded
-        for name in ("out_gradient", "query_gradient", "key_gradient" if self.late else "planes"):
+        answers = ("answer", "answer_gradient")
+        for name in ("out_gradient", *answers, "query_gradient", "key_gradient" if self.late else "planes"):
             setattr(found, name, getattr(self, name).double() / self.graded)
         more: tuple[str, ...] = () if self.joined == 1 else ("key", "key_mean")
         more += () if self.joined == 1 or self.late else ("key_planes", "query_planes")
