@@ -1,13 +1,15 @@
-"""Labels are drawn as they are predicted, and what is not a number is found."""
+"""Labels are drawn as they are predicted, what is not a number is found, and dependence is measured."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from deadweight.heads.moments import drawn, is_finite
+from deadweight.heads.budget import MOST, answers_together, dependence
+from deadweight.heads.moments import drawn, is_finite, to_grade
 
 
 def test_labels_are_drawn_by_their_probabilities() -> None:
@@ -42,3 +44,39 @@ def test_one_number_that_is_none_is_found(bad: float) -> None:
 def test_infinities_that_cancel_are_found_and_large_numbers_are_finite() -> None:
     assert not is_finite(torch.tensor([math.inf, -math.inf]))
     assert is_finite(torch.full((8,), 3e38))
+
+
+@pytest.mark.parametrize("common", [(1.0, 1.0), (1.0, 3.0)], ids=["independent", "dependent"])
+def test_dependence_of_vectors_and_gradients_is_measured(common: tuple[float, float]) -> None:
+    """If both have a size s in common, E(z·∂z)² is E s⁴ / (E s²)² times what independence gives, whatever the mean."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, size = 200_000, 3
+    scale = torch.tensor(common, dtype=torch.float64).repeat(tokens // 2)[:, None]
+    z, g = (scale * torch.randn(2, tokens, size, dtype=torch.float64, generator=generator) for _ in range(2))
+    z = z + torch.tensor([5.0, -2.0, 1.0], dtype=torch.float64)
+    answer = (z * g).sum(-1, keepdim=True)
+    moments = SimpleNamespace(
+        heads=SimpleNamespace(heads=2, groups=1, d_v=size),
+        merged=1,
+        out=z.mT @ z / tokens,
+        out_gradient=g.mT @ g / tokens,
+        answer=answer.pow(2).mean((1, 2)),
+        answer_gradient=(answer * g).mean(1),
+    )
+    both = SimpleNamespace(answers=answers_together(moments, z.mean(1)))  # type: ignore[arg-type]
+    squares = [x**2 for x in common]
+    wanted = 2 * (squares[0] ** 2 + squares[1] ** 2) / sum(squares) ** 2
+    assert dependence([both, both]) == pytest.approx(wanted, rel=0.02)  # type: ignore[list-item]
+
+
+def test_dependence_stays_within_reason() -> None:
+    wild, none = (SimpleNamespace(answers=x) for x in ((100.0, 1.0), (0.0, 0.0)))
+    assert dependence([wild]) == MOST and dependence([none]) == 1.0  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("count", "tokens", "graded"), [(9, 2048, 2), (9, 100, 3), (1, 10, 1), (40, 5000, 1)])
+def test_gradients_are_asked_of_enough_words(count: int, tokens: int, graded: int) -> None:
+    batches = [{"input_ids": torch.zeros(1, tokens, dtype=torch.long)}] * count
+    found = to_grade(batches)
+    assert len(found) == graded and 0 in found and max(found) < count
+    assert len(to_grade([{"pixel_values": torch.zeros(1, 9000)}] * count)) == -(-count // 3)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import StaticCache
 
 from deadweight.source.randomise import randomise
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
@@ -59,6 +60,7 @@ def test_with_its_cache_the_model_writes_what_it_writes_without(name: str) -> No
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     written = model.generate(start, use_cache=True, **options)
     assert written.shape == (6, 12) and torch.equal(written, model.generate(start, use_cache=False, **options))
+    assert torch.equal(written, model.generate(start, cache_implementation="static", **options))
     assert written[:, 4:].unique().numel() > 1, "a model that repeats one token shows nothing"
 
 
@@ -75,14 +77,23 @@ def test_in_pieces_of_any_length_the_cache_gives_the_logits_of_the_whole(name: s
 
 
 @pytest.mark.parametrize("name", DECODERS)
+def test_a_static_cache_longer_than_the_text_changes_nothing(name: str) -> None:
+    model, ids = decoder(name), tokens(2, 9)
+    whole = model(ids, use_cache=False).logits
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    parts = [model(piece, past_key_values=cache).logits for piece in ids.split([3, 1, 4, 1], dim=1)]
+    assert gap(torch.cat(parts, 1), whole) < EXACT
+
+
+@pytest.mark.parametrize("name", DECODERS)
 def test_padding_on_the_left_changes_nothing(name: str) -> None:
     model = decoder(name)
     alone = [tokens(1, n, seed=n) for n in (6, 3, 1)]
     mask = torch.tensor([[0] * (6 - a.shape[1]) + [1] * a.shape[1] for a in alone])
     ids = torch.cat([torch.nn.functional.pad(a, (6 - a.shape[1], 0)) for a in alone])
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    for cached in (True, False):
-        together = model.generate(ids, attention_mask=mask, use_cache=cached, **options)
+    for how in ({"use_cache": True}, {"use_cache": False}, {"cache_implementation": "static"}):
+        together = model.generate(ids, attention_mask=mask, **how, **options)
         for row, one in zip(together, alone, strict=True):
             assert torch.equal(row[6:], model.generate(one, **options)[0, one.shape[1] :])
 

@@ -23,7 +23,7 @@ from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.text import printable
 
-FEWEST, MOST = 12, 64  # runs of the example; two numbers are taken for the same if they agree in all of them
+FEWEST, MOST = 12, 64  # examples; two numbers are taken for the same if they agree in all of them
 ANGLE = 1e-3  # radians at the farthest position: what turns less than this stands still
 
 
@@ -128,26 +128,33 @@ def locate(source: Source) -> tuple[Heads, ...]:
     return tuple(heads_of(path, source.module, near, far) for path in near[0].seen)
 
 
-@torch.no_grad()
 def runs(source: Source, *, far: bool) -> list[Run]:
+    """The model on examples drawn at random, as many as are needed; those of words alone in one batch."""
     generator = torch.Generator().manual_seed(0)
-    found: list[Run] = []
-    while len(found) < (enough(found[0]) if found else 1):
-        run = Run()
-        args, kwargs = source.inputs.draw(generator)
-        args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
-        kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
-        try:
-            with observing(source.module, run), watching(source.module, run):
-                source.module(*args, **kwargs)
-        except NotImplementedError as error:
-            raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
-        found.append(run)
-    return found
+    found = [one_run(source, *source.inputs.draw(generator), far=far)]
+    drawn = [source.inputs.draw(generator) for _ in range(enough(found[0]) - 1)]
+    tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
+    if not source.inputs.args and tensors == ["input_ids"]:
+        together = torch.cat([kwargs["input_ids"] for _, kwargs in drawn])
+        drawn = [((), {**source.inputs.kwargs, "input_ids": together})]
+    return found + [one_run(source, *example, far=far) for example in drawn]
+
+
+@torch.no_grad()
+def one_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool) -> Run:
+    run = Run()
+    args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
+    kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
+    try:
+        with observing(source.module, run), watching(source.module, run):
+            source.module(*args, **kwargs)
+    except NotImplementedError as error:
+        raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
+    return run
 
 
 def enough(run: Run) -> int:
-    """How many runs give, for every attention, twice as many vectors as a head has dimensions."""
+    """How many examples give, for every attention, twice as many vectors as a head has dimensions."""
     needed = [-(-2 * s.query.shape[-1] // (s.query.shape[0] * s.query.shape[1])) for s in run.seen.values()]
     return min(MOST, max([FEWEST, *needed]))
 

@@ -147,9 +147,20 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + torch.cat([-second, first], -1) * sin.to(x.dtype)
 
 
-def visible(padding: Tensor | None, causal: bool, old: int, new: int, device: torch.device) -> Tensor | None:
+def visible(
+    padding: Tensor | None, causal: bool, old: int, new: int, device: torch.device, room: int = 0
+) -> Tensor | None:
     """Which of old + new keys each new query sees, as (b or 1, 1, new, old + new); None where causal attention among
-    the new tokens, one new token, or an encoder without padding says it all."""
+    the new tokens, one new token, or an encoder without padding says it all. `room`: the keys that a static cache
+    shows, filled or not; `old` may then be a tensor."""
+    if padding is not None and padding.ndim == 4:  # transformers has made the mask
+        return padding
+    if room:
+        key, query = torch.arange(room, device=device), old + torch.arange(new, device=device)[:, None]
+        if padding is None:
+            return (key <= query)[None, None]
+        filled = F.pad(padding.bool(), (0, room - padding.shape[1]))
+        return ((key <= query) & filled[:, None, None, :]) | (key == query)
     if padding is None and (old == 0 or new == 1 or not causal):
         return None
     seen = torch.ones(1, 1, new, old + new, dtype=torch.bool, device=device)
@@ -221,14 +232,16 @@ class TransformerModel(TransformerPreTrained):
         if cached and past_key_values is None:
             past_key_values = DynamicCache()
         old = past_key_values.get_seq_length() if past_key_values is not None else 0
+        static = past_key_values is not None and past_key_values.is_compileable
+        room = past_key_values.get_mask_sizes(x.shape[1], 0)[0] if static else 0
         if position_ids is None:
-            position_ids = torch.arange(old, old + x.shape[1], device=x.device).unsqueeze(0)
+            position_ids = (old + torch.arange(x.shape[1], device=x.device)).unsqueeze(0)
         if self.places is not None:
             x = x + self.places(position_ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids)
         x = self.embedding_norm(in_autocast(x))  # the residual stream too: half the memory traffic
-        mask = visible(attention_mask, config.causal, old, x.shape[1], x.device)
+        mask = visible(attention_mask, config.causal, old, x.shape[1], x.device, room)
         sizes = set(self.sizes) if config.positions == "rotary" else set()
         turns = {size: rotary(position_ids, size, config.rotary_base) for size in sizes}
         for index in range(config.n_layers):
