@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deadweight.heads.budget import MOST, answers_together, dependence
-from deadweight.heads.moments import drawn, is_finite, to_grade
+from deadweight.heads.moments import drawn, is_finite
 
 
 def test_labels_are_drawn_by_their_probabilities() -> None:
@@ -72,11 +72,3 @@ def test_dependence_of_vectors_and_gradients_is_measured(common: tuple[float, fl
 def test_dependence_stays_within_reason() -> None:
     wild, none = (SimpleNamespace(answers=x) for x in ((100.0, 1.0), (0.0, 0.0)))
     assert dependence([wild]) == MOST and dependence([none]) == 1.0  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize(("count", "tokens", "graded"), [(9, 2048, 2), (9, 100, 3), (1, 10, 1), (40, 5000, 1)])
-def test_gradients_are_asked_of_enough_words(count: int, tokens: int, graded: int) -> None:
-    batches = [{"input_ids": torch.zeros(1, tokens, dtype=torch.long)}] * count
-    found = to_grade(batches)
-    assert len(found) == graded and 0 in found and max(found) < count
-    assert len(to_grade([{"pixel_values": torch.zeros(1, 9000)}] * count)) == -(-count // 3)

@@ -41,7 +41,7 @@ def is_finite(x: Tensor) -> bool:
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
-GRADED = 4096  # tokens that are enough for gradients
+GRADED = 4096  # tokens that are enough for gradients, of which a third of all batches is asked
 
 
 class Moments:
@@ -286,14 +286,14 @@ def measure(
 ) -> dict[str, Moments]:
     """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned."""
     generator = torch.Generator().manual_seed(seed)
-    graded = to_grade(batches)
+    every = max(1, min(3, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         p.requires_grad_(False)
     try:
         whole = False
         for number, batch in enumerate(batches):
-            if number in graded:
+            if number % every == 0:
                 whole = add_graded(model, found, batch, generator, whole)
             else:
                 recorder = Recorder(found)
@@ -304,14 +304,6 @@ def measure(
         for p in frozen:
             p.requires_grad_(True)
     return found
-
-
-def to_grade(batches: Sequence[dict[str, Tensor]]) -> set[int]:
-    """The batches that are asked for gradients: a third, or as many as hold enough words; spread over all of them."""
-    count, first = -(-len(batches) // 3), batches[0].get("input_ids")
-    if first is not None and first.numel():
-        count = min(count, -(-GRADED // first.numel()))
-    return {i * len(batches) // count for i in range(count)}
 
 
 def add_graded(
