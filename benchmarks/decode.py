@@ -56,8 +56,8 @@ WORDS = """\
 
 `decode.py run --config LLaMA-1B --shapes 64x16384,64x8192,96x16384 --compiled 64x16384,64x8192`, `kernel`, and
 `run --config SmolLM2-135M --like OUT/config.json --like-late LATE/config.json --shapes 256x8192 --fit 64` (OUT, LATE:
-what `compress --keep-kv 0.5` gave, without and with `--late`), each with `--json FILE`; then `report FILE`. The last was
-stopped while it looked for the longest context with late keys. *Compiled* is torch.compile of the whole step, for
+what `compress --keep-kv 0.5` gave, without and with `--late`), each with `--json FILE`; then `report FILE`. The last
+was stopped while it looked for the longest context with late keys. *Compiled* is torch.compile of the whole step, for
 original and slim model alike; against the best original means the best that is compiled too. SmolLM2 compiled is not
 here: its thirty layers of different sizes took more than the five minutes that it was given."""
 TUNED = {"tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4), "per processor": (1, 2, 4)}

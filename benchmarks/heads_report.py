@@ -111,8 +111,8 @@ def times(part: Record, shares: list[float]) -> list[str]:
     lines = [
         f"Seconds from the loaded model to the smaller one, measuring included, at {shares[-1]:.1%}, and of the "
         "forward passes over the calibration text alone, timed in the same run. Ours includes its own judging on "
-        "text held back. All in one run, nothing else running; the machine is a virtual one, whose seconds vary by a "
-        "tenth. What is really kept differs where sizes come in steps:",
+        "text held back. Cores were shared with other work, more at some times than at others: seconds are a "
+        "coarse measure, and so are their ratios. What is really kept differs where sizes come in steps:",
         "",
         line(["", "seconds", "forward passes", "ratio", *(f"kept of {share:.1%}" for share in shares)]),
         line(["---"] * (len(shares) + 4)),

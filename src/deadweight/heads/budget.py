@@ -20,7 +20,6 @@ from deadweight.heads.ranks import Choice, best_sizes, same_share
 from deadweight.heads.subspace import Subspace, best_subspace, orthogonal
 from deadweight.heads.truncate import Kept, Late, LinearMap, Spaces, own_parts
 
-MOST = 4.0  # times that dependence may count
 Method = Literal["knapsack", "layer", "uniform"]
 
 
@@ -81,28 +80,7 @@ def spaces_of(heads: Heads, moments: Moments, model: nn.Module, *, bias: bool = 
     elif heads.planes and not heads.blind and joined == 1:
         planes = [best_planes(m, heads.groups, len(heads.planes), free=both) for m in moments.planes]
     late = Late(*rates_of(moments.turns, moments.sizes, heads.path), moments.key_mean) if moments.late else None
-    found = (tuple(values), tuple(still), tuple(planes))
-    return Spaces(heads, merged, joined, mean, *found, late, answers_together(moments, mean))
-
-
-def answers_together(moments: Moments, mean: Tensor) -> tuple[float, float]:
-    """E(z·∂z)² of all heads, where z is what they gather, less its mean; and what it is if z and ∂z are independent."""
-    parts = own_parts(moments.heads, moments.merged, moments.heads.d_v)
-    own = torch.stack([x[p] for x, p in zip(mean, parts, strict=True)])
-    moment = torch.stack([x[p, p] for x, p in zip(moments.out, parts, strict=True)]) - own[:, :, None] * own[:, None, :]
-    turned = (moments.out_gradient @ own[:, :, None])[..., 0]
-    together = moments.answer - 2 * (own * moments.answer_gradient).sum(1) + (own * turned).sum(1)
-    return float(together.sum()), float((moments.out_gradient * moment).sum())
-
-
-def dependence(spaces: Sequence[Spaces]) -> float:
-    """By how much more is lost than is predicted if vectors and gradients are taken as independent, in all layers.
-
-    Tokens that matter much are also those that gather much. What is predicted for planes takes nothing as independent;
-    the two must be weighed against each other.
-    """
-    together, apart = (sum(s.answers[i] for s in spaces) for i in range(2))
-    return min(MOST, max(1 / MOST, together / apart)) if apart > 0 else 1.0
+    return Spaces(heads, merged, joined, mean, tuple(values), tuple(still), tuple(planes), late)
 
 
 def sharing(heads: Heads, count: int) -> list[slice]:
@@ -159,11 +137,8 @@ def placed(moment: Tensor, heads: Heads, merged: int) -> Tensor:
     return found
 
 
-def slots_of(spaces: Spaces, model: nn.Module, what: str, step: int, depend: float = 1.0) -> list[Slot]:
-    """Every space of one attention as a choice of sizes; those that cannot be cut are not among them.
-
-    `depend` times as much is lost as is predicted by taking vectors and gradients as independent.
-    """
+def slots_of(spaces: Spaces, model: nn.Module, what: str, step: int) -> list[Slot]:
+    """Every space of one attention as a choice of sizes; those that cannot be cut are not among them."""
     heads = spaces.heads
     kinds: tuple[tuple[Kind, Sequence[Any], int, int], ...] = (
         ("values", spaces.values, spaces.merged * heads.d_v, 1),
@@ -178,8 +153,7 @@ def slots_of(spaces: Spaces, model: nn.Module, what: str, step: int, depend: flo
             cost = unit * (1 if what == "kv" else weights_per_place(heads, model, kind))
             every = max(1, step // unit)
             sizes = tuple(sorted({*range(every, whole, every), whole}))
-            factor = depend if isinstance(space, Subspace) else 1.0
-            losses = factor * space.loss.clamp(min=0).flip(0).cummax(0).values.flip(0)  # never better with less
+            losses = space.loss.clamp(min=0).flip(0).cummax(0).values.flip(0)  # never better with less
             choice = Choice(sizes, tuple(s * cost for s in sizes), tuple(float(losses[s]) for s in sizes))
             found.append(Slot(heads.path, kind, index, choice, whole, cost))
     return found

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.heads.assemble import assembled
-from deadweight.heads.budget import Budget, Method, Ranks, Slot, dependence, ranked, slots_of, total_cost
+from deadweight.heads.budget import Budget, Method, Ranks, Slot, ranked, slots_of, total_cost
 from deadweight.heads.calibration import Calibration
 from deadweight.heads.judge import judge
 from deadweight.heads.one_size import expressible, of_one_size, packed, same
@@ -39,9 +39,8 @@ class Work:
 
     @property
     def slots(self) -> list[Slot]:
-        module, depend = self.source.module, dependence(self.spaces)
         return [
-            slot for s in self.spaces for slot in slots_of(s, module, self.what, self.step or usual_step(s), depend)
+            slot for s in self.spaces for slot in slots_of(s, self.source.module, self.what, self.step or usual_step(s))
         ]
 
 

@@ -60,7 +60,6 @@ class Moments:
         self.out = zeros(h, v, v, dtype=torch.float32)  # of what a query head gathers of all merged values; it is large
         self.out_mean = zeros(h, v)
         self.out_gradient = zeros(h, heads.d_v, heads.d_v)  # with respect to its own
-        self.answer, self.answer_gradient = zeros(h), zeros(h, heads.d_v)  # (z·∂z)², and z·∂z times ∂z
         self.query, self.query_gradient = zeros(h, s, s), zeros(h, joined * s, joined * s)  # still places
         if joined == 1:  # how the loss answers to stretching and turning each plane
             self.planes = zeros(heads.key_heads, heads.groups * 2 * p, heads.groups * 2 * p)
@@ -126,11 +125,7 @@ class Moments:
         dout = torch.zeros_like(out, dtype=torch.float32) if dout is None else dout.float()
         self.check(dq, dout)
         self.graded += out.shape[0] * out.shape[2]
-        own, gradient = (own_values(x.detach().float(), self.heads, self.merged) for x in (out, dout))
-        answer = (own * gradient).sum(-1, keepdim=True)
-        self.out_gradient += second(gradient)
-        self.answer += answer.pow(2).sum((0, 2, 3)).double().cpu()
-        self.answer_gradient += (answer * gradient).sum((0, 2)).double().cpu()
+        self.out_gradient += second(own_values(dout, self.heads, self.merged))
         if self.late:
             return
         still = torch.tensor(self.heads.still, dtype=torch.long, device=query.device)
@@ -155,8 +150,7 @@ class Moments:
             )
         found = Moments(self.heads, self.merged, self.joined, self.late)
         found.tokens, found.graded = self.tokens, self.graded
-        answers = ("answer", "answer_gradient")
-        for name in ("out_gradient", *answers, "query_gradient", "key_gradient" if self.late else "planes"):
+        for name in ("out_gradient", "query_gradient", "key_gradient" if self.late else "planes"):
             setattr(found, name, getattr(self, name).double() / self.graded)
         more: tuple[str, ...] = () if self.joined == 1 else ("key", "key_mean")
         more += () if self.joined == 1 or self.late else ("key_planes", "query_planes")
@@ -349,10 +343,13 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
 
 
 def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """One label for every row, by its probabilities, (rows, words) → (rows): where its sum passes a random number."""
+    """One label for every row, by its probabilities, (rows, words) → (rows): where its sum passes a random number.
+
+    In float64: words that are rare one by one, but not together, would be lost beside a sum near 1.
+    """
     found = []
     for rows in logits.split(AT_A_TIME):
-        sums = rows.softmax(-1).cumsum(-1)
-        at = torch.rand(len(rows), 1, generator=generator).to(sums) * sums[:, -1:]
+        sums = rows.softmax(-1).cumsum(-1, dtype=torch.float64)
+        at = torch.rand(len(rows), 1, generator=generator, dtype=torch.float64).to(sums.device) * sums[:, -1:]
         found.append(torch.searchsorted(sums, at, right=True).squeeze(1))
     return torch.cat(found).clamp(max=logits.shape[-1] - 1)

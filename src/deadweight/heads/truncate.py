@@ -44,7 +44,6 @@ class Spaces:
     still: tuple[Subspace | None, ...]
     planes: tuple[Planes | Joined | None, ...]
     late: Late | None = None  # keys are cached before positions: all their places are still
-    answers: tuple[float, float] = (1.0, 1.0)  # how the loss answers to values, and what independence would make of it
 
     @property
     def n_still(self) -> int:
