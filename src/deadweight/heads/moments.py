@@ -345,7 +345,7 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
 def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
     """One label for every row, by its probabilities, (rows, words) → (rows): where its sum passes a random number.
 
-    In float64: words that are rare one by one, but not together, would be lost beside a sum near 1.
+    In float64: rare words would fall together beside a sum near 1.
     """
     found = []
     for rows in logits.split(AT_A_TIME):
