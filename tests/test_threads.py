@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from deadweight import threads
 from deadweight.threads import each, eigen, inverse, one_thread, threads_for
 
 AFTERWARDS = """
@@ -60,3 +61,12 @@ def test_matrix_by_matrix_is_the_same_as_all_at_once(shape: tuple[int, ...]) -> 
 def test_what_fails_in_a_thread_fails_here() -> None:
     with pytest.raises(RuntimeError, match="singular"):
         each(torch.linalg.inv, torch.stack([torch.eye(3), torch.zeros(3, 3)]))
+
+
+def test_without_anyone_to_tell_openmp_everything_is_computed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "controller", lambda: None)
+    before = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == before
+    values, _ = eigen(torch.diag(torch.tensor([3.0, 1.0])).expand(4, 2, 2))
+    assert values.tolist() == [[1.0, 3.0]] * 4
