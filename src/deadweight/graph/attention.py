@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.einsum import spelled_out_einsum
+from deadweight.graph.layout import with_layout_of
 
 aten = torch.ops.aten
 
@@ -18,10 +19,11 @@ aten = torch.ops.aten
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operations that we write as matmul, softmax and friends; everything else stays as exported."""
-    return {
+    spelled_out = {
         aten.scaled_dot_product_attention.default: spelled_out_attention,
         aten.einsum.default: spelled_out_einsum,
     }
+    return {fused: with_layout_of(fused, function) for fused, function in spelled_out.items()}
 
 
 def spelled_out_attention(

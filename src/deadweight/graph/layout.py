@@ -1,0 +1,57 @@
+"""The memory layout of a fused operation's result, kept when the operation is spelled out.
+
+Code behind the operation may ask for a view, which only exists for some strides. torch's own kernel decides them, so
+it is asked, on tensors without values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def with_layout_of(fused: torch._ops.OpOverload, spelled_out: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The spelled-out function, whose result has the strides that the fused operation gives it."""
+
+    @functools.wraps(spelled_out)
+    def function(*args: Any, **kwargs: Any) -> Tensor:
+        result = spelled_out(*args, **kwargs)
+        wanted = strides_of(fused, args, kwargs)
+        return result if wanted == result.stride() else laid_out(result, wanted)
+
+    return function
+
+
+def strides_of(fused: torch._ops.OpOverload, args: Any, kwargs: Any) -> tuple[int, ...]:
+    """The strides of the operation's result, computed outside of any trace."""
+    shadows = pytree.tree_map_only(Tensor, Description, (args, kwargs))
+    with _disable_current_modes(), FakeTensorMode():
+        args, kwargs = pytree.tree_map_only(Description, Description.tensor, shadows)
+        return tuple(fused._op_dk(COMPOSITE, *args, **kwargs).stride())  # not fused(): that is spelled out by now
+
+
+class Description:
+    """What a kernel may look at besides values."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.size, self.stride = tuple(like.shape), like.stride()
+        self.options = {"dtype": like.dtype, "device": like.device, "requires_grad": like.requires_grad}
+
+    def tensor(self) -> Tensor:
+        return torch.empty_strided(self.size, self.stride, **self.options)
+
+
+def laid_out(value: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A copy of the value whose axes lie in memory in the order of these strides."""
+    order = sorted(range(value.dim()), key=lambda axis: -strides[axis])
+    empty = torch.empty_permuted(value.shape, order, dtype=value.dtype, device=value.device)
+    return torch.ops.aten.copy.default(empty, value)
