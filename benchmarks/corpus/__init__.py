@@ -1,0 +1,15 @@
+"""Modules that people write and use in plain PyTorch, by where they come from."""
+
+from __future__ import annotations
+
+from corpus import checkouts, language, networks, recurrent, torch_nn, vision
+from corpus.entry import Entry
+
+ENTRIES: list[Entry] = [
+    *torch_nn.ENTRIES,
+    *recurrent.ENTRIES,
+    *vision.ENTRIES,
+    *language.ENTRIES,
+    *networks.ENTRIES,
+    *checkouts.ENTRIES,
+]
