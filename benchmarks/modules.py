@@ -6,8 +6,9 @@ python benchmarks/modules.py --site SITE --only 'timm/*' --resume
 python benchmarks/modules.py --read benchmarks/results/modules.json --markdown docs/modules.md
 
 Every module of the corpus (`benchmarks/corpus`) is built and audited in a process of its own, with a limit of time and
-of memory. The time limit counts from the call of `deadweight.audit`; seconds and memory are those of that call, beyond
-what importing and building took: processes are forked from one that has imported torch, transformers and deadweight.
+of memory. Seconds and memory are those of `deadweight.audit`, beyond what importing and building took: processes are
+forked from one that has imported torch, transformers and deadweight. Seconds are CPU seconds: an audit runs on one
+thread, and what else the machine does is not counted.
 
 SITE is a folder of further packages (`pip install --no-deps --target SITE timm …`), CHECKOUTS one of repositories
 (nanoGPT, minGPT, llama2.c, nanochat, litgpt). What is not there is skipped and said.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import fnmatch
 import importlib
 import importlib.util
@@ -50,7 +52,7 @@ from rich.progress import track
 HERE = Path(__file__).resolve()
 RESULTS, PAGE = HERE.parent / "results" / "modules.json", HERE.parents[1] / "docs" / "modules.md"
 MIB, GIB = 1 << 20, 1 << 30
-BUILDING = 180  # seconds for imports and building, beside the limit of the audit
+WAITING, BUILDING = 8, 180  # the longest that a process may live: so many limits of its audit, and these seconds
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["transformers", "torch._dynamo", "torch._export.converter", "deadweight.audit.run"])
 OUTCOMES = {
@@ -61,7 +63,7 @@ OUTCOMES = {
     "evidence only": "not traced: gradients, no proof",
     "error": "refused with one line",
     "crash": "any other exception, which is our bug",
-    "timeout": "over the time limit",
+    "timeout": "over the time limit; the reason says where it was then",
     "out of memory": "over the memory limit",
     "not built": "the corpus could not build it",
     "skipped": "a package or a checkout is not there",
@@ -82,7 +84,7 @@ class Row:
     findings: int = 0
     redundant: int = 0  # dimensions
     unknown: int = 0
-    seconds: float = 0.0  # of the audit, beyond importing and building
+    seconds: float = 0.0  # of CPU time of the audit, beyond importing and building
     memory: int = 0  # bytes of peak resident memory, beyond importing and building
     measured: int | None = None  # redundant dimensions that the account counted
     explained: int | None = None  # and those that the laws explain
@@ -166,7 +168,7 @@ def examined(entry: Entry, module: Any, inputs: Any, limits: Limits, say: Callab
     import deadweight
     from deadweight.errors import DeadweightError
 
-    before, start = peak(), time.perf_counter()
+    before, start = peak(), time.process_time()
     with alarm(limits.seconds):
         try:
             options = {"complete": entry.complete, "training": entry.training}
@@ -175,7 +177,7 @@ def examined(entry: Entry, module: Any, inputs: Any, limits: Limits, say: Callab
             found = failed("error", error)
         except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
             found = failed("crash", error)
-    return {**found, "seconds": round(time.perf_counter() - start, 2), "memory": peak() - before}
+    return {**found, "seconds": round(time.process_time() - start, 2), "memory": peak() - before}
 
 
 def summary(audit: Any) -> dict[str, Any]:
@@ -225,17 +227,14 @@ def first_line(text: str) -> str:
 
 @contextlib.contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """The system ends this process after so many seconds, whatever runs in it; shortly before, the stack is printed."""
-    import faulthandler
-
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    faulthandler.dump_traceback_later(0.97 * seconds, file=sys.stderr)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    """The system ends this process after so many CPU seconds, whatever runs in it; its stack is printed first."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    faulthandler.register(signal.SIGPROF, file=sys.stderr, chain=True)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def peak() -> int:
@@ -265,7 +264,7 @@ def exit_code(name: str, limits: Limits, out: Path, said: Path) -> int | None:
     """How the process of one module ended; None if it had to be killed. It is forked after the imports."""
     process = CONTEXT.Process(target=run_child, args=(name, limits, out, said), daemon=True)
     process.start()
-    process.join(limits.seconds + BUILDING)
+    process.join(WAITING * limits.seconds + BUILDING)
     if process.is_alive():
         process.kill()
         process.join()
@@ -275,9 +274,8 @@ def exit_code(name: str, limits: Limits, out: Path, said: Path) -> int | None:
 
 def killed(code: int | None, stage: str, told: str, limits: Limits) -> dict[str, Any]:
     """The outcome of a process that left no result."""
-    if code is None or code == -signal.SIGALRM:
-        used = limits.seconds if code is not None else limits.seconds + BUILDING
-        return {"outcome": "timeout", "reason": f"{stage}{place(told)}", "seconds": used}
+    if code is None or code == -signal.SIGPROF:
+        return {"outcome": "timeout", "reason": f"{stage}{place(told)}", "seconds": limits.seconds}
     if code == -signal.SIGKILL or NO_MEMORY.search(told):
         return {"outcome": "out of memory", "reason": stage}
     line = first_line("\n".join(reversed(told.splitlines())))
@@ -333,8 +331,8 @@ def markdown(rows: list[Row], setting: record.Setting) -> str:
         "",
         f"`deadweight.audit(module, inputs)` on {len(tried)} modules that people write and use, each in a process of "
         f"its own with {setting['seconds']:g} s and {setting['memory']:g} GiB. {setting['date']}, "
-        f"{setting['cores']} CPU cores. Seconds and memory are those of the audit, beyond importing and building. "
-        "Written by `benchmarks/modules.py`.",
+        f"{setting['cores']} CPU cores. Seconds (of CPU time, on one thread) and memory are those of the audit, beyond "
+        "importing and building. Written by `benchmarks/modules.py`.",
         "",
         f"Versions and commits: {numbers}.",
         "",
@@ -433,7 +431,7 @@ def main(
     only: Annotated[str, typer.Option(help="modules whose name contains this, or matches it as timm/vit*")] = "",
     listed: Annotated[bool, typer.Option("--list", help="the modules, and what they lack; run nothing")] = False,
     resume: Annotated[bool, typer.Option(help="keep the rows that are recorded")] = False,
-    seconds: Annotated[float, typer.Option(help="time limit of each audit")] = 150,
+    seconds: Annotated[float, typer.Option(help="time limit of each audit, in CPU seconds")] = 150,
     memory: Annotated[float, typer.Option(help="memory limit of each process, in GiB")] = 8,
     jobs: Annotated[int, typer.Option(min=1, help="modules at a time")] = 2,
     site: Annotated[list[Path], typer.Option(help="a folder of packages; may be repeated")] = [],  # noqa: B006

@@ -8,8 +8,8 @@ from corpus.entry import Entry
 ENTRIES: list[Entry] = [
     *torch_nn.ENTRIES,
     *recurrent.ENTRIES,
-    *vision.ENTRIES,
     *language.ENTRIES,
     *networks.ENTRIES,
     *checkouts.ENTRIES,
+    *vision.ENTRIES,
 ]
