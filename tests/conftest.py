@@ -7,8 +7,12 @@ from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
+
+settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing about it
+settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

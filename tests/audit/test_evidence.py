@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 
 import deadweight
 from deadweight.audit.account import account
-from deadweight.audit.checker import contradicts
-from deadweight.audit.evidence import claim_evidence, finite_step, gradients, relative
+from deadweight.audit.checker import contradicts, replay_motions
+from deadweight.audit.evidence import gradients, relative
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
+from deadweight.laws.point import Point
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.proof.steps import Step
 
@@ -62,21 +64,32 @@ def dead(graph: Graph, parameter: str) -> ShiftClaim:
 
 def test_a_step_that_leaves_the_numbers_is_infinitely_far() -> None:
     graph, values, draw = graph_of(Root())
-    assert finite_step(graph, dead(graph, "bias"), values, draw(1)) == math.inf
+    assert "by inf" in replay_motions({0: dead(graph, "bias")}, Point(graph, values, draw(1)))[0]
 
 
 def test_a_false_claim_is_contradicted_where_gradients_are_no_numbers() -> None:
     graph, values, draw = graph_of(Root())
     values[graph.node_of["bias"]] = torch.tensor([1.0, -100.0, -100.0], dtype=torch.float64)
-    assert gradients(graph, values, draw) == []
-    found = claim_evidence(graph, dead(graph, "bias"), values, draw, [])
-    assert found is not None and found > 0.1
+    assert gradients(graph, values, draw).draws == ()
+    assert "changes the outputs" in replay_motions({0: dead(graph, "bias")}, Point(graph, values, draw(1)))[0]
+
+
+def test_a_motion_that_moves_nothing_proves_nothing() -> None:
+    graph, values, draw = graph_of(Root())
+    still = replace(dead(graph, "bias"), groups=torch.zeros(WIDTH, dtype=torch.int64))
+    assert "moves nothing" in replay_motions({0: still}, Point(graph, values, draw(1)))[0]
+
+
+def test_one_false_claim_among_true_ones_is_the_one_that_is_named() -> None:
+    graph, values, draw = graph_of(Root())
+    unread = replace(dead(graph, "bias"), groups=torch.zeros(WIDTH, dtype=torch.int64), dof=0)
+    assert list(replay_motions({0: unread, 1: dead(graph, "weight"), 2: unread}, Point(graph, values, draw(1)))) == [1]
 
 
 def test_a_motion_that_is_no_number_is_no_evidence() -> None:
     g = {"p": torch.ones(2, dtype=torch.float64)}
-    assert relative(g, {"p": torch.tensor([math.nan, 0.0])}) == math.inf
-    assert relative(g, {"p": torch.tensor([1.0, -1.0])}) == 0.0
+    assert relative(g, 1.0, {"p": torch.tensor([math.nan, 0.0])}) == math.inf
+    assert relative(g, 1.0, {"p": torch.tensor([1.0, -1.0])}) == 0.0
 
 
 @pytest.mark.parametrize(("old", "new"), [(1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0), (1.0, math.inf)])

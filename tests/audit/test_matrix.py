@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from deadweight.audit.evidence import Gradients
 from deadweight.audit.measure import Clone, unexplained
 from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
@@ -22,7 +23,8 @@ from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.claim import Claim, Motion
+from deadweight.laws.claim import Claim
+from deadweight.laws.point import Motion, Point
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.source.model import Source, open_model
 from deadweight.source.narrow import narrow, shallow_config
@@ -103,14 +105,15 @@ def test_gradients_agree_with_every_claim(architecture: str, tmp_path: Path) -> 
     stacked = {n: torch.stack([g[n] for g in grads]).flatten(1) for n in grads[0]}
     sizes = torch.cat(list(stacked.values()), 1).square().mean(1).sqrt()
 
+    point = Point(graph, values, inputs[0])
     for claim in prover.claims:
         assert dead_gradient(claim, grads) <= ZERO * typical, said(graph, claim)
         allowed = max(STILL, 1e4 * claim.epsilon if claim.tier == "epsilon" else 0.0)
-        for motion in claim.motions(graph, values, inputs[0]):
+        for motion in claim.motions(point):
             assert float(along(stacked, sizes, motion).max()) <= allowed, said(graph, claim)
 
     clone = Clone(graph, prover, values, lambda seed: inputs[seed], "")
-    reported = {u.parameter for u in unexplained(source, clone, grads)}
+    reported = {u.parameter for u in unexplained(source, clone, Gradients(tuple(grads), (0.0,) * len(grads)))}
     for node, name in graph.parameters.items():
         if node in largest and largest[node].ndim == 1 and "bias" in name:
             missed = (largest[node] <= 1e-12 * typical) & ~covered(prover.claims, node, largest[node])

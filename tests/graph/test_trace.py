@@ -138,24 +138,25 @@ def test_parameters_that_nothing_reads_are_listed() -> None:
     assert graph.unused == ("extra.weight", "extra.bias")
 
 
-class Branching(nn.Module):
-    """Its way depends on the numbers it is given."""
+class Scaling(nn.Module):
+    """Arithmetic in Python, on a number that a branch depends on as well."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.idle = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+        size = x.norm().item()
+        return self.layer(x) * size if size > 1 else self.layer(-x)
 
 
-def test_control_flow_on_data_is_a_trace_error() -> None:
-    with pytest.raises(TraceError, match="data-dependent"):
-        trace(Branching(), (torch.randn(2, 4),))
+def test_a_float_taken_out_of_a_tensor_is_a_trace_error_that_names_the_line() -> None:
+    with pytest.raises(TraceError, match=r"a float32 number is taken out.*x at .*test_trace.py:\d+: size = x.norm"):
+        trace(Scaling(), (torch.randn(2, 4),))
 
 
 def test_an_untraced_model_gets_evidence_and_no_findings() -> None:
-    result = deadweight.audit(Branching(), torch.randn(2, 4))
+    result = deadweight.audit(Scaling(), torch.randn(2, 4))
     assert result.untraced is not None and "data-dependent" in result.untraced
     assert result.findings == ()
     assert [(u.parameter, u.blocked_by) for u in result.unknown] == [("idle", None)]

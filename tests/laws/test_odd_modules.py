@@ -22,6 +22,7 @@ from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
+from deadweight.laws.point import Point
 from deadweight.source.randomise import randomise
 
 WIDTH, LENGTH = 4, 5
@@ -67,7 +68,7 @@ def found(module: nn.Module, *inputs: Tensor, training: bool = False) -> dict[tu
     counted = account(graph, values, draw, claims, most_inputs=300)
     assert not counted.unsound, [(c.code, graph.parameters[c.node], e) for c, e in counted.unsound]
     assert not structure(graph, claims)
-    assert not [fault for c in claims if (fault := replay(graph, c, values, draw(2))) is not None]
+    assert replay(claims, Point(graph, values, draw(2))) == {}
     assert sum(c.dof for c in claims if c.tier != "epsilon") == counted.completeness.explained - epsilons(claims)
     total: dict[tuple[str, str], int] = {}
     for c in claims:

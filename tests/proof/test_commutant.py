@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.graph.node import Graph
+from deadweight.laws.action import Blockwise
 from deadweight.laws.catalogue import search
-from deadweight.laws.dw009_query_key_basis import ContractionClaim
-from deadweight.proof.commutant import Products, commutant_dimension, solutions
+from deadweight.laws.dw009_query_key_basis import ContractionClaim, HeadPart, turn_of
+from deadweight.proof import field
+from deadweight.proof.commutant import Products, commutant, commutant_dimension
 
 HEADS, HEAD, LENGTH = 2, 4, 8
 
@@ -68,27 +70,96 @@ LAYOUTS = [
 def test_the_group_is_counted_and_solved_alike(traced: Callable, turn: Callable, per_head: int, groups: int) -> None:
     found = claim(traced, turn, groups)
     assert found is not None
-    assert found.dof == groups * per_head == len(list(found.generators()))
+    assert found.dof == groups * per_head == len(list(found.basis()))
 
 
-def random_products(count: int, left: int, right: int) -> Products:
-    generator = torch.Generator().manual_seed(0)
-    matrices = torch.randn(count, left, right, generator=generator, dtype=torch.float64)
-    return Products(torch.arange(1, left + 1), torch.arange(left + 1, left + right + 1), matrices)
+def products_of(*matrices: Any) -> Products:
+    """Maps between the coordinates 1 … n and those after them; a letter is a number that depends on the position."""
+    dense = torch.stack([m if isinstance(m, Tensor) else torch.tensor(m) for m in matrices])
+    _, left, right = dense.shape
+    entries = (dense != 0).any(0).nonzero()
+    values = torch.tensor([[field.of(int(m[a, b])) for a, b in entries.tolist()] for m in dense])
+    return Products(torch.arange(1, left + 1), torch.arange(left + 1, left + right + 1), entries, values)
 
 
-@pytest.mark.parametrize(("count", "free"), [(1, 9), (2, 3), (3, 1)])
-def test_more_maps_leave_less_freedom(count: int, free: int) -> None:
-    products = random_products(count, 3, 3)
-    assert commutant_dimension(products) == free == len(solutions([products], 6))
+def generic(seed: int) -> int:
+    return int(field.generic(torch.tensor(seed)))
 
 
-def test_every_solution_solves_the_equations() -> None:
-    products = random_products(2, 3, 3)
-    for matrix in solutions([products], 6):
-        left, right = matrix[1:4, 1:4], matrix[4:7, 4:7]
-        assert torch.allclose(left.T @ products.matrices + products.matrices @ right, torch.zeros(2, 3, 3).double())
+def complex_number(seed: int) -> Tensor:
+    a, b = generic(2 * seed), generic(2 * seed + 1)
+    return torch.tensor([[a, field.P - b], [b, a]])
+
+
+def scattered(*blocks: Tensor) -> Tensor:
+    size = sum(len(b) for b in blocks)
+    out, at = torch.zeros(size, size, dtype=torch.int64), 0
+    for b in blocks:
+        out[at : at + len(b), at : at + len(b)] = b
+        at += len(b)
+    return out
+
+
+ONE = torch.eye(2, dtype=torch.int64)
+CASES = [
+    ("one map leaves all matrices", [ONE], 4),
+    ("one map with scales, mirrored", [torch.tensor([[0, 4], [-2, 0]])], 4),
+    ("scales that positions share", [ONE * generic(1), ONE * generic(2)], 4),
+    (
+        "a scale of its own for each coordinate",
+        [scattered(*torch.tensor([[[generic(s)]], [[generic(s + 9)]]])) for s in (1, 2, 3)],
+        2,
+    ),
+    ("complex numbers", [complex_number(s) for s in range(3)], 2),
+    ("two planes of one frequency", [scattered(complex_number(s), complex_number(s)) for s in range(3)], 8),
+    ("a plane and its mirror image", [scattered(complex_number(s), complex_number(s).T) for s in range(3)], 8),
+    ("two planes of two frequencies", [scattered(complex_number(s), complex_number(s + 50)) for s in range(3)], 4),
+    (
+        "all matrices leave only numbers",
+        [
+            torch.tensor([[generic(4 * s + i) for i in range(2)], [generic(4 * s + i) for i in (2, 3)]])
+            for s in range(5)
+        ],
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(("maps", "free"), [e[1:] for e in CASES], ids=[e[0] for e in CASES])
+def test_the_group_of_known_maps(maps: list[Tensor], free: int) -> None:
+    assert commutant_dimension(products_of(*maps)) == free
+
+
+@pytest.mark.parametrize("maps", [e[1] for e in CASES], ids=[e[0] for e in CASES])
+def test_every_element_solves_the_equations_exactly(maps: list[Tensor]) -> None:
+    products = products_of(*maps)
+    parts = commutant(products)
+    assert parts is not None
+    for part in parts:
+        head = HeadPart(0, part, products.left[part.left][None], products.right[part.right])
+        z = torch.randint(-9, 10, (1, part.count, part.count, part.entry)).to(torch.float64)
+        queries, keys = turn_of([head], z, finite=False)
+        x, y = (whole(side, len(products.left) * 2) for side in (queries, keys))
+        n = len(products.left)
+        for m in torch.stack([m if isinstance(m, Tensor) else torch.tensor(m) for m in maps]):
+            m = torch.tensor([[field.of(int(v)) for v in row] for row in m])
+            left, right = (
+                torch.tensor([[field.of(float(v)) for v in row] for row in s]) for s in (x[:n, :n].T, y[n:, n:])
+            )
+            assert not bool(field.plus(field.matmul(left, m), field.matmul(m, right)).any())
+
+
+def whole(part: Blockwise, size: int) -> Tensor:
+    out = torch.zeros(size, size, dtype=torch.float64)
+    for index, u, v in zip(part.index - 1, part.u, part.v, strict=True):
+        out[index[:, None], index[None, :]] = u @ v.T
+    return out
 
 
 def test_no_square_map_means_no_answer() -> None:
-    assert commutant_dimension(random_products(2, 3, 4)) is None
+    assert commutant_dimension(products_of([[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]])) is None
+
+
+def test_a_group_that_depends_on_the_numbers_drawn_is_not_claimed() -> None:
+    lone = torch.tensor([[generic(i) for i in range(2)], [generic(i) for i in (2, 3)]])
+    assert commutant(products_of(lone)) == []

@@ -17,6 +17,7 @@ from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
+from deadweight.laws.point import Point
 from deadweight.laws.prover import Prover
 from deadweight.laws.turns import dimension, spaces, turn_claim
 from deadweight.proof.turn import TURN_RULES
@@ -167,7 +168,7 @@ def assert_flat(graph: Graph, claim: Claim, inputs: tuple[Tensor, ...]) -> None:
     }
     values = {**{n: t for n, t in graph.tensors.items() if n not in values}, **values}
     bound = dict(zip(graph.inputs, inputs, strict=True))
-    for motion in claim.motions(graph, values, bound):
+    for motion in claim.motions(Point(graph, values, bound)):
         up, down = (run(graph, shifted(values, motion, sign * STEP), bound) for sign in (1, -1))
         slope = max(float((a - b).abs().max()) for a, b in zip(up, down, strict=True)) / (2 * STEP)
         assert slope < FLAT * 1e2, (claim.code, claim.node, slope)

@@ -19,9 +19,9 @@ from deadweight.audit.finding import Completeness
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import evaluate, real_outputs
 from deadweight.graph.node import Graph
-from deadweight.laws.claim import Claim, Motion
+from deadweight.laws.claim import Claim
+from deadweight.laws.point import Motion, Point, Values
 
-Values = dict[str, Tensor]
 Draw = Callable[[int], Values]  # seed to fresh inputs
 
 NULL = 1e-9  # singular values below this share of the largest are zero: rounding leaves about 1e-15, live ones 1e-6
@@ -43,12 +43,12 @@ def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *
     """Measure the nullity, and the rank of what the claims explain of it."""
     order = sorted(n for n in graph.parameters if values[n].is_floating_point())
     null, singular = null_space(graph, values, draw, order, most_inputs)
-    inputs = draw(0)
+    point = Point(graph, values, draw(0))
     unsound, spans = [], []
     for claim in claims:
         if claim.tier == "epsilon" and claim.epsilon > EPSILON:
             continue
-        motions = flat_motions(claim, graph, values, inputs, order)
+        motions = flat_motions(claim, point, order)
         error = distance(motions, null)
         if not error <= UNSOUND:  # a motion that is no number holds nowhere
             unsound.append((claim, error))
@@ -163,11 +163,11 @@ def jacobian_rows(graph: Graph, values: Values, inputs: Values, order: list[str]
     return found.masked_fill(silent.unsqueeze(1), 0.0)[torch.isfinite(found).all(1)]
 
 
-def flat_motions(claim: Claim, graph: Graph, values: Values, inputs: Values, order: list[str]) -> Tensor:
+def flat_motions(claim: Claim, point: Point, order: list[str]) -> Tensor:
     """The claim's motions as unit columns over all parameters."""
-    columns = [flatten(m, values, order) for m in claim.motions(graph, values, inputs)]
+    columns = [flatten(m, point.values, order) for m in claim.motions(point)]
     if not columns:
-        return torch.zeros(sum(values[n].numel() for n in order), 0, dtype=torch.float64)
+        return torch.zeros(sum(point.values[n].numel() for n in order), 0, dtype=torch.float64)
     stacked = torch.stack(columns, 1)
     return stacked / stacked.norm(dim=0).clamp_min(1e-300)
 

@@ -2,30 +2,26 @@
 
 Structure, on the traced graph itself: everything that reads a changed value is a step of the proof, and no changed
 value is an output. Steps, on numbers: each operation of a shift proof is run on real operands with and without random
-shifts that follow the labels, and must change as the conclusion says. Gauges: a finite element of the group is applied
-to all parameters it names, and the outputs must stay.
+shifts that follow the labels, and must change as the conclusion says. Motions: parameters are moved a long way along
+every claim (a dead one by a lot, a gauge by a finite member of its group), and the outputs must stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import evaluate, float64_arguments, largest_difference
+from deadweight.graph.evaluate import float64_arguments, largest_difference
 from deadweight.graph.node import Graph, Node, substitute
 from deadweight.laws.claim import Claim
-from deadweight.laws.dw009_query_key_basis import ContractionClaim
-from deadweight.laws.scale_claim import ScaleClaim, scaled_parameters
+from deadweight.laws.point import Point, Values
 from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.steps import Step
 
-Values = dict[str, Tensor]
 STEP = 1e-9  # relative: one operation in float64 rounds at about 1e-15
 WHOLE = 1e-8  # a whole narrow model, after a finite turn
-TURN = 0.2  # size of the finite turn
 
 
 def structure(graph: Graph, claims: Sequence[Claim]) -> dict[int, str]:
@@ -52,27 +48,38 @@ def uncovered(graph: Graph, steps: Sequence[Step]) -> str | None:
     return None
 
 
-def node_values(graph: Graph, values: Values, inputs: Values) -> Values:
-    """The value of every node, for replaying many proofs."""
-    known: Values = {}
+def replay(claims: Sequence[Claim], point: Point) -> dict[int, str]:
+    """Claims (by place) of which some step, or the motion as a whole, does not hold on numbers, with the reason."""
+    faults = {}
+    for place, claim in enumerate(claims):
+        fault = replay_shift(point.graph, claim, point.nodes) if isinstance(claim, ShiftClaim) else None
+        if fault is not None:
+            faults[place] = fault
+    moving = [i for i, c in enumerate(claims) if i not in faults and c.tier != "epsilon"]
+    return faults | replay_motions({i: claims[i] for i in moving}, point)
 
-    def keep(node: Node, value: Tensor) -> Tensor:
-        known[node.name] = value
-        return value
 
-    evaluate(graph, values, inputs, keep)
-    return known
+def replay_motions(claims: dict[int, Claim], point: Point) -> dict[int, str]:
+    """Move along every claim, one after the other, and compare the outputs once; where they differ, each by itself."""
+    moved, faults = point, dict[int, str]()
+    for place, claim in claims.items():
+        generator = torch.Generator().manual_seed(place)
+        values = claim.member(moved, generator)
+        if claim.dof and not any(moves(values[n], moved.values[n]) for n in values):
+            faults[place] = "the motion it speaks of moves nothing"
+        moved = moved.at(values)
+    if largest_difference(point.outputs, moved.outputs) < WHOLE:
+        return faults
+    for place, claim in claims.items():
+        after = point.at(claim.member(point, torch.Generator().manual_seed(place)))
+        error = largest_difference(point.outputs, after.outputs)
+        if not error < WHOLE:
+            faults[place] = f"a finite motion changes the outputs by {error:.1e}"
+    return faults
 
 
-def replay(graph: Graph, claim: Claim, values: Values, inputs: Values, known: Values | None = None) -> str | None:
-    """None if every step holds on numbers; else the first that does not."""
-    if isinstance(claim, ShiftClaim):
-        return replay_shift(graph, claim, known or node_values(graph, values, inputs))
-    if isinstance(claim, (TurnClaim, ContractionClaim)) and claim.tier != "epsilon":
-        return replay_turn(graph, claim, values, inputs)
-    if isinstance(claim, ScaleClaim):
-        return replay_scale(graph, claim, values, inputs)
-    return None
+def moves(after: Tensor, before: Tensor) -> bool:
+    return not torch.equal(after, before.to(after.dtype))
 
 
 def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> str | None:
@@ -164,65 +171,3 @@ def contradicts(new: Tensor, old: Tensor, conclusion: object) -> str | None:
     if float(spread.max()) > STEP * scale:
         return "elements with one label change differently"
     return None
-
-
-def replay_turn(graph: Graph, claim: TurnClaim | ContractionClaim, values: Values, inputs: Values) -> str | None:
-    """Apply a finite element of the group and compare the outputs."""
-    generators = list(claim.generators())
-    if not generators:
-        return "the group is trivial"
-    generator = torch.Generator().manual_seed(3)
-    total = torch.zeros_like(generators[0])
-    for g in generators:
-        total += float(torch.randn((), generator=generator, dtype=torch.float64)) * g
-    total = total * (TURN / float(torch.linalg.matrix_norm(total, 2)))
-    moved = turned_parameters(graph, claim.sites, torch.linalg.matrix_exp(total), values, inputs)
-    error = largest_difference(evaluate(graph, values, inputs), evaluate(graph, moved, inputs))
-    return None if error < WHOLE else f"a finite turn changes the outputs by {error:.1e}"
-
-
-def replay_scale(graph: Graph, claim: ScaleClaim, values: Values, inputs: Values) -> str | None:
-    """Scale every channel by a factor of its own, undo it in the gain, and compare the outputs."""
-    s = torch.rand(claim.dof, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
-    moved = scaled_parameters(claim, graph, values, inputs, s)
-    error = largest_difference(evaluate(graph, values, inputs), evaluate(graph, moved, inputs))
-    return None if error < WHOLE else f"scaling the channels changes the outputs by {error:.1e}"
-
-
-def turned_parameters(graph: Graph, sites: Iterable, matrix: Tensor, values: Values, inputs: Values) -> Values:
-    """Every named parameter after the turn: written A·p, read p·A⁻¹."""
-    moved = dict(values)
-    inverse = torch.linalg.inv(matrix)
-    for site in sites:
-        parameter = moved[site.parameter]
-        if site.role == "gain":
-            gain = value_at(graph, site.value, values, inputs).reshape(-1)
-            factor = torch.diagonal(matrix)[site.coordinate]
-            moved[site.parameter] = parameter + (gain * (factor - 1)).reshape(parameter.shape)
-            continue
-        action = embedded(inverse if site.role == "in" else matrix, site.coordinate, site.copy)
-        if site.gain is not None:
-            gain = value_at(graph, site.gain, values, inputs).reshape(-1)
-            gain = 1 / gain if site.role == "behind" else gain
-            action = gain[:, None] * action / gain[None, :]
-        along = parameter.movedim(site.axis, -1)
-        along = along @ action if site.role == "in" else along @ action.T
-        moved[site.parameter] = along.movedim(-1, site.axis)
-    return moved
-
-
-def embedded(matrix: Tensor, coordinate: Tensor, copy: Tensor | None) -> Tensor:
-    """The matrix on the coordinates of one axis, copy by copy; indices outside the space stay."""
-    action = matrix[coordinate][:, coordinate]
-    if copy is not None:
-        action = action * (copy[:, None] == copy[None, :])
-    outside = coordinate == 0
-    action[outside] = 0.0
-    action[:, outside] = 0.0
-    action[outside, outside] = 1.0
-    return action
-
-
-def value_at(graph: Graph, name: str | None, values: Values, inputs: Values) -> Tensor:
-    assert name is not None
-    return values[name] if name in values else node_values(graph, values, inputs)[name]

@@ -1,40 +1,67 @@
 """Evidence: gradients in float64, with random parameters and random inputs. It shares no code with the proofs.
 
 One backward pass of a random functional of the output gives every parameter's gradient g. A motion t that changes
-nothing has g·t = 0 to rounding; and a finite step along a dead direction leaves the output where it was.
+nothing has g·t = 0 to rounding. A claim is tested by random directions of all that it calls redundant, not by a basis.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import islice
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import FILL, evaluate, largest_difference, real_outputs
+from deadweight.graph.evaluate import FILL, evaluate, real_outputs
 from deadweight.graph.node import Graph
-from deadweight.laws.claim import Claim, Motion
-from deadweight.laws.dw009_query_key_basis import ContractionClaim
+from deadweight.laws.claim import Claim
+from deadweight.laws.point import Motion, Point, Values
 
-Values = dict[str, Tensor]
 Draw = Callable[[int], Values]
 DRAWS = 4
-MOTIONS = 3  # per claim
+MANY = 5_000_000  # parameters: from here on two draws of inputs are enough for all to be seen
+DIRECTIONS = 2  # random ones, per claim
 ROUNDING = 1e-13  # of the outputs' size: a whole gradient below that is what rounding leaves of none
-STEP = 3.0  # "by a lot": parameters are of order one
 
 
-def gradients(graph: Graph, values: Values, draw: Draw) -> list[Values]:
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients for several draws of inputs, and the root mean square of each."""
+
+    draws: tuple[Values, ...]
+    typical: tuple[float, ...]
+
+    def along(self, motion: Motion) -> float:
+        """The largest |g·t|, relative to what a live direction of that size would give."""
+        pairs = zip(self.draws, self.typical, strict=True)
+        return max((relative(g, typical, motion) for g, typical in pairs), default=0.0)
+
+    def zero_elements(self) -> Values:
+        """Where every gradient is zero to rounding: True marks the element."""
+        if not self.draws:
+            return {}
+        threshold = 1e-12 * sum(mean_size(g) for g in self.draws) / len(self.draws)
+        found = {}
+        for name in self.draws[0]:
+            zero = self.draws[0][name].abs() <= threshold
+            for g in self.draws[1:]:
+                zero &= g[name].abs() <= threshold
+            found[name] = zero
+        return found
+
+
+def gradients(graph: Graph, values: Values, draw: Draw) -> Gradients:
     """The gradient of a random functional of the outputs, for several draws of inputs; those that are finite."""
-    found = [gradient(graph, values, draw(seed), seed) for seed in range(DRAWS)]
-    return [g for g in found if all(bool(torch.isfinite(x).all()) for x in g.values())]
+    count = sum(values[n].numel() for n in graph.parameters)
+    found = [gradient(graph, values, draw(seed), seed) for seed in range(DRAWS if count < MANY else DRAWS // 2)]
+    finite = [g for g in found if all(bool(torch.isfinite(x).all()) for x in g.values())]
+    return Gradients(tuple(finite), tuple(typical_size(g) for g in finite))
 
 
 def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
     names = [n for n in graph.parameters if values[n].is_floating_point()]
-    leaves = {n: values[n].detach().clone().requires_grad_() for n in names}
+    leaves = {n: values[n].detach().requires_grad_() for n in names}
     outputs = evaluate(graph, {**values, **leaves}, inputs)
     generator = torch.Generator().manual_seed(seed)
     total, size = torch.zeros((), dtype=torch.float64), 0.0
@@ -42,7 +69,7 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
         weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
         total = total + (out * weights).sum()
         size = max(size, ordinary_size(out.detach()))
-    none = {n: torch.zeros_like(values[n]) for n in names}
+    none = {n: torch.zeros((), dtype=torch.float64).expand(values[n].shape) for n in names}
     if not total.requires_grad:
         return none  # nothing that is returned depends on a parameter
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -55,47 +82,31 @@ def ordinary_size(out: Tensor) -> float:
     return float(torch.where(out.abs() < FILL, out, 0.0).norm())
 
 
-def claim_evidence(graph: Graph, claim: Claim, values: Values, draw: Draw, grads: list[Values]) -> float | None:
-    """The largest |g·t| over sampled motions, relative to what a live direction of that size would give."""
-    if isinstance(claim, ContractionClaim) and not claim.diagonal and len(claim.products[0].left) > 16:
-        return None  # solving for its motions takes too long at this width; a narrow clone shows them
-    motions = list(islice(claim.motions(graph, values, draw(0)), MOTIONS))
-    worst = max((relative(g, motion) for motion in motions for g in grads), default=None)
-    if motions and claim.verdict == "dead":
-        worst = max(worst or 0.0, finite_step(graph, claim, values, draw(1)))
-    return worst
+def claim_evidence(claim: Claim, point: Point, grads: Gradients) -> float | None:
+    """The largest |g·t| over random directions of the claim; None where there is no gradient to ask."""
+    if not grads.draws:
+        return None
+    generator = torch.Generator().manual_seed(11)
+    return max(grads.along(claim.direction(point, generator)) for _ in range(DIRECTIONS))
 
 
-def relative(g: Values, motion: Motion) -> float:
-    total = sum(float((g[n] * t).sum()) for n, t in motion.items() if n in g)
-    size = sum(float((g[n] * t).abs().sum()) for n, t in motion.items() if n in g)
-    length = sum(float(t.square().sum()) for t in motion.values()) ** 0.5
-    share = abs(total) / (size + typical_size(g) * length + 1e-300)
+def relative(g: Values, typical: float, motion: Motion) -> float:
+    total, size, length = 0.0, 0.0, 0.0
+    for name, t in motion.items():
+        length += float(t.square().sum())
+        if name in g:
+            product = g[name] * t
+            total, size = total + float(product.sum()), size + float(product.abs().sum())
+    share = abs(total) / (size + typical * length**0.5 + 1e-300)
     return share if math.isfinite(share) else math.inf  # a motion that is no number is no evidence
 
 
 def typical_size(g: Values) -> float:
     """The root mean square of a whole gradient."""
-    norms = torch._foreach_norm(list(g.values()))
-    return float(torch.stack(norms).norm()) / max(sum(x.numel() for x in g.values()), 1) ** 0.5
+    norms = [float(x.norm()) for x in g.values()]
+    return math.hypot(*norms) / max(sum(x.numel() for x in g.values()), 1) ** 0.5
 
 
-def finite_step(graph: Graph, claim: Claim, values: Values, inputs: Values) -> float:
-    """How much the outputs change when what is called dead moves by a lot."""
-    generator = torch.Generator().manual_seed(7)
-    moved = dict(values)
-    for motion in islice(claim.motions(graph, values, inputs), 64):
-        step = STEP * float(torch.randn((), generator=generator))
-        for name, t in motion.items():
-            moved[name] = moved[name] + step * t
-    return largest_difference(evaluate(graph, values, inputs), evaluate(graph, moved, inputs))
-
-
-def zero_elements(graph: Graph, grads: list[Values]) -> Values:
-    """Where every gradient is zero to rounding: True marks the element."""
-    found = {}
-    for name in grads[0] if grads else ():
-        total = torch.stack([g[name].abs() for g in grads]).amax(0)
-        typical = torch.stack([torch.cat([x.reshape(-1) for x in g.values()]).abs().mean() for g in grads]).mean()
-        found[name] = total <= 1e-12 * typical
-    return found
+def mean_size(g: Values) -> float:
+    """The mean of a whole gradient's absolute values."""
+    return sum(float(x.abs().sum()) for x in g.values()) / max(sum(x.numel() for x in g.values()), 1)

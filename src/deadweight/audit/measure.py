@@ -15,6 +15,7 @@ from deadweight.audit.account import Account, account
 from deadweight.audit.checker import node_values, replay
 from deadweight.audit.evidence import Draw, Values, claim_evidence, gradients, zero_elements
 from deadweight.audit.finding import Completeness, Unknown
+from deadweight.audit.path import on_path
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
 from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
@@ -141,13 +142,14 @@ def clone_of(source: Source, prover: Prover, *, seed: int = 0, vocabulary: int =
         small = replace(source, module=module, inputs=source.inputs.cast(torch.float64))
         graph, words = prover.graph, "the model itself, with random parameters"
         tensors = named_tensors(graph, module)
-        return Clone(graph, prover, tensors, drawer(graph, small), words)
+        return Clone(graph, prover, *on_path(graph, tensors, drawer(graph, small), source), words)
     small = narrow(source, seed=seed, vocabulary=vocabulary)
     graph = canonical(trace(small.module, small.args, small.kwargs))
     graph = read_as_probabilities(graph) if PROBABILITIES in prover.graph.nodes else graph
     found = search(graph)
     values = {n: widened(t) for n, t in graph.tensors.items()}
-    return Clone(graph, found, values, drawer(graph, small), small.notes[-1] if small.notes else "a narrow clone")
+    words = small.notes[-1] if small.notes else "a narrow clone"
+    return Clone(graph, found, *on_path(graph, values, drawer(graph, small), small), words)
 
 
 def named_tensors(graph: Graph, module: torch.nn.Module) -> Values:

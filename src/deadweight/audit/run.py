@@ -124,7 +124,7 @@ def prove(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Aud
         findings=tuple(expand(source, findings)),
         unknown=tuple(dict.fromkeys(unknown)),
         completeness=measured.completeness,
-        notes=(*source.notes, *measured.notes),
+        notes=(*source.notes, *graph.specialised, *measured.notes),
     )
 
 

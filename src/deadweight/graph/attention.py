@@ -19,7 +19,7 @@ aten = torch.ops.aten
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operations that we write as matmul, softmax and friends; everything else stays as exported."""
-    spelled_out = {
+    spelled_out: dict[Any, Callable[..., Tensor]] = {
         aten.scaled_dot_product_attention.default: spelled_out_attention,
         aten.einsum.default: spelled_out_einsum,
     }

@@ -9,21 +9,38 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import VIEWS
-from deadweight.graph.node import Graph
+from deadweight.graph.node import Graph, Node
 
 
 def bind(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Input tensors by node name: by keyword where a node is called so, else in order."""
+    """Input tensors by node name: by keyword where a node is called so, else in order. Floats become float64."""
     named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k in graph.inputs}
-    rest = list(pytree.tree_leaves((args, {k: v for k, v in kwargs.items() if k not in named})))
+    rest = pytree.tree_leaves((args, {k: v for k, v in kwargs.items() if k not in named}))
     tensors = [v for v in rest if isinstance(v, Tensor)]
     places = [name for name in graph.inputs if name not in named]
-    assert len(places) == len(tensors), (places, len(tensors))
+    if len(places) != len(tensors):
+        raise DeadweightError(
+            f"found {len(tensors) + len(named)} input tensors; expected {len(graph.inputs)}, as in the example that "
+            f"was traced ({', '.join(graph.inputs) or 'none'}): pass the same arguments"
+        )
     bound = {**named, **dict(zip(places, tensors, strict=True))}
     for name, value in bound.items():
-        assert tuple(value.shape) == graph.nodes[name].shape, (name, value.shape, graph.nodes[name].shape)
+        refuse_unlike(name, value, graph.nodes[name])
     return {name: value.to(torch.float64) if value.is_floating_point() else value for name, value in bound.items()}
+
+
+def refuse_unlike(name: str, value: Tensor, traced: Node) -> None:
+    """Raise if an input has another shape, or another kind of numbers, than the example's."""
+    if tuple(value.shape) != traced.shape:
+        raise DeadweightError(
+            f"input {name} has shape {tuple(value.shape)}; expected {traced.shape}, as in the example that was traced"
+        )
+    if traced.dtype is not None and value.is_floating_point() != traced.dtype.is_floating_point:
+        raise DeadweightError(
+            f"input {name} has dtype {value.dtype}; expected {traced.dtype}, as in the example that was traced"
+        )
 
 
 def index_ranges(graph: Graph) -> dict[str, int]:

@@ -44,7 +44,7 @@ class Description:
 
     def __init__(self, like: Tensor) -> None:
         self.size, self.stride = tuple(like.shape), like.stride()
-        self.options = {"dtype": like.dtype, "device": like.device, "requires_grad": like.requires_grad}
+        self.options: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "requires_grad": like.requires_grad}
 
     def tensor(self) -> Tensor:
         return torch.empty_strided(self.size, self.stride, **self.options)

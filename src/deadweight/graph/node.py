@@ -75,6 +75,7 @@ class Graph:
     unused: tuple[str, ...] = ()  # parameters no node reads
     training: bool = False
     buffers: dict[str, str] = field(default_factory=dict)  # stored buffers: node name to state-dict name
+    specialised: tuple[str, ...] = ()  # notes, where the graph is that of one path: Python asked for values
 
     def stored_name(self, node: str) -> str:
         """The state-dict name of a parameter or stored buffer."""

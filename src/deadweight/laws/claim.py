@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from deadweight.audit.finding import Tier, Verdict
-from deadweight.graph.node import Graph
+from deadweight.laws.point import Motion, Point, Values
 from deadweight.proof.steps import Step
-
-Motion = dict[str, Tensor]  # parameter node name to the direction in which it moves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,5 +32,17 @@ class Claim(ABC):
     epsilon: float = field(default=0.0)  # the ε that an "epsilon" claim takes for 0
 
     @abstractmethod
-    def motions(self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Motion]:
-        """A spanning set of the directions that the claim calls redundant, at these parameter values (float64)."""
+    def motions(self, point: Point) -> Iterator[Motion]:
+        """A spanning set of the directions that the claim calls redundant, at this point."""
+
+    @abstractmethod
+    def direction(self, point: Point, generator: torch.Generator) -> Motion:
+        """One random direction of that span."""
+
+    @abstractmethod
+    def member(self, point: Point, generator: torch.Generator) -> Values:
+        """The parameters that move, after a random motion of finite size along which nothing may change."""
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -6,20 +6,23 @@ turns are free. Behind a query-key norm only the two gains meet: of each pair th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.laws.claim import Claim, Motion
+from deadweight.laws.action import Blockwise, Element, direction, transformed
+from deadweight.laws.claim import Claim, normal
+from deadweight.laws.point import Motion, Point, Values
 from deadweight.laws.prover import Prover
 from deadweight.laws.spaces import gain_site
-from deadweight.laws.turn_claim import act
+from deadweight.laws.turn_claim import SIZE
 from deadweight.laws.turns import moved_index
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
-from deadweight.proof.commutant import Part, Products, commutant, head_products, solutions
+from deadweight.proof.commutant import Part, Products, commutant, head_products, merged
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.steps import Blocked
@@ -34,11 +37,23 @@ THROUGH = SHAPE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "
 class HeadPart:
     """A part of the group of all heads that share keys, by coordinates: of every query head, and of the keys."""
 
-    count: int
-    entry: int
-    grain: int
-    left: tuple[Tensor, ...]
-    right: Tensor
+    head: int  # which key head
+    part: Part
+    queries: Int64[Tensor, "heads count n"]
+    keys: Int64[Tensor, "count n"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.queries.shape, self.part.entry)
+
+    @property
+    def left(self) -> tuple[Tensor, ...]:
+        """The coordinates of every query head, and of the keys, in one row each."""
+        return tuple(head.reshape(-1) for head in self.queries)
+
+    @property
+    def right(self) -> Tensor:
+        return self.keys.reshape(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,23 +62,77 @@ class ContractionClaim(Claim):
 
     sites: tuple[Site, ...]
     products: tuple[Products, ...]
-    size: int
     diagonal: bool
     parts: tuple[HeadPart, ...] = ()
 
-    def motions(self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Motion]:
-        for generator in self.generators():
-            yield act(self.sites, generator, graph, values, inputs)
+    def motions(self, point: Point) -> Iterator[Motion]:
+        for element in self.basis():
+            yield direction(self.sites, element, point.values, point.value)
 
-    def generators(self) -> list[Tensor]:
-        if not self.diagonal:
-            return solutions(list(self.products), self.size)
-        found = []
-        for left, right in gain_pairs(self.products):
-            matrix = torch.zeros(self.size + 1, self.size + 1, dtype=torch.float64)
-            matrix[left, left], matrix[right, right] = 1.0, -1.0
-            found.append(matrix)
-        return found
+    def direction(self, point: Point, generator: torch.Generator) -> Motion:
+        scales = [normal(generator) for _ in gain_pairs(self.products)] if self.diagonal else []
+        element = gain_scales(self.products, scales) if self.diagonal else self.random(generator, finite=False)
+        return direction(self.sites, element, point.values, point.value)
+
+    def member(self, point: Point, generator: torch.Generator) -> Values:
+        scales = [torch.rand((), generator=generator, dtype=torch.float64) for _ in gain_pairs(self.products)]
+        element = gain_scales(self.products, scales, finite=True) if self.diagonal else self.random(generator, True)
+        return transformed(self.sites, element, point.values, point.value)
+
+    def basis(self) -> Iterator[Element]:
+        """A basis of the Lie algebra, one direction after the other."""
+        if self.diagonal:
+            pairs = gain_pairs(self.products)
+            for i in range(len(pairs)):
+                yield gain_scales(self.products, list(torch.eye(len(pairs), dtype=torch.float64)[i]))
+            return
+        for part in self.parts:
+            count, entry = part.part.count, part.part.entry
+            for unit in torch.eye(count * count * entry, dtype=torch.float64).reshape(-1, count, count, entry):
+                yield turn_of([part], unit[None], finite=False)
+
+    def random(self, generator: torch.Generator, finite: bool) -> Element:
+        """A random direction, or a random member of the group not too far from 1."""
+        found: list[Blockwise] = []
+        for alike in by_shape(self.parts):
+            _, count, _, entry = alike[0].shape
+            drawn = normal(generator, len(alike), count, count, entry) * (SIZE / (count * entry) ** 0.5 / 2)
+            found += turn_of(alike, drawn, finite=finite)
+        return tuple(found)
+
+
+def by_shape(parts: Iterable[HeadPart]) -> list[list[HeadPart]]:
+    groups: dict[tuple[int, ...], list[HeadPart]] = {}
+    for part in parts:
+        groups.setdefault(part.shape, []).append(part)
+    return list(groups.values())
+
+
+def turn_of(alike: list[HeadPart], z: Float64[Tensor, "parts count count entry"], *, finite: bool) -> Element:
+    """X = T·Z·T⁻¹ on queries and Y = −W·Zᵀ·W⁻¹ on keys; as members of the group 1 + X and (1 − Y)⁻¹."""
+    heads, count, n, _ = alike[0].shape
+    size = count * n
+    t, w, e, f = (
+        torch.stack([getattr(p.part, name) for p in alike])
+        for name in ("left_basis", "right_basis", "left_entries", "right_entries")
+    )
+    x = torch.einsum("pkij,pklb,pbjm,plmo->pkilo", t, z, e, torch.linalg.inv(t)).reshape(-1, size, size)
+    y = -torch.einsum("pkij,plkb,pbjm,plmo->pkilo", w, z, f, torch.linalg.inv(w)).reshape(-1, size, size)
+    if finite:
+        y = torch.linalg.solve(torch.eye(size, dtype=torch.float64) - y, y)
+    queries = torch.stack([p.queries.reshape(heads, size) for p in alike], 1).reshape(-1, size)
+    keys = torch.stack([p.right for p in alike])
+    return Blockwise.dense(queries, x.repeat(heads, 1, 1)), Blockwise.dense(keys, y)
+
+
+def gain_scales(products: tuple[Products, ...], scales: list[Tensor], *, finite: bool = False) -> Element:
+    """One scale for each pair of gains that meet: up on the queries' side, down on the keys'."""
+    found = []
+    for (left, right), s in zip(gain_pairs(products), scales, strict=True):
+        for side, change in ((left, s), (right, 1 / (1 + s) - 1 if finite else -s)):
+            index = torch.tensor(side)[:, None]
+            found.append(Blockwise.dense(index, change.expand(len(side), 1, 1)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -185,7 +254,7 @@ def conclude(
 ) -> Iterator[Claim]:
     products = one_way([p for c in turned.contractions for p in head_products(c.left, c.right)], query.width)
     parts = [] if query.is_gain else head_parts(products)
-    dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.count**2 * p.entry for p in parts)
+    dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.part.dimension for p in parts)
     if not dof:
         return
     own = next(s for s in sites if torch.equal(s.coordinate, coordinate))
@@ -203,7 +272,6 @@ def conclude(
         note="of the two gains only the product counts" if query.is_gain else "",
         sites=every,
         products=tuple(products),
-        size=turned.size,
         diagonal=query.is_gain,
         parts=tuple(parts),
     )
@@ -214,30 +282,28 @@ def one_way(products: list[Products], width: int) -> list[Products]:
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Products]] = {}
     for p in products:
         if bool((p.left > width).all()) and bool((p.right <= width).all()):
-            p = Products(p.right, p.left, p.matrices.transpose(1, 2))
+            p = p.flipped()
         if bool((p.left > width).any()) or bool((p.right <= width).any()):
             return []
         found.setdefault((tuple(p.left.tolist()), tuple(p.right.tolist())), []).append(p)
-    return [
-        same[0] if len(same) == 1 else Products(same[0].left, same[0].right, torch.cat([p.matrices for p in same]))
-        for same in found.values()
-    ]
+    return [merged(same) for same in found.values()]
 
 
 def head_parts(products: list[Products]) -> list[HeadPart]:
     """The group over all heads, part by part; heads that share keys share one group. Empty if it is not known."""
     found: list[HeadPart] = []
-    known = dict[int, list[Part] | None]()
-    for shared in by_keys(products):
-        first = shared[0].matrices
-        if id(first) not in known:
-            known[id(first)] = commutant(shared[0])
-        parts = known[id(first)]
-        if parts is None or len({len(p.left) for p in shared}) != 1 or not alike(shared):
+    known: list[tuple[Products, list[Part]]] = []
+    for number, shared in enumerate(by_keys(products)):
+        first = shared[0]
+        parts = next((parts for before, parts in known if before.like(first)), None)
+        if parts is None:
+            parts = commutant(first) or []
+            known.append((first, parts))
+        if not parts or not all(p.like(first) for p in shared):
             return []
         for part in parts:
-            left = tuple(p.left[list(part.left)] for p in shared)
-            found.append(HeadPart(part.count, part.entry, part.grain, left, shared[0].right[list(part.right)]))
+            queries = torch.stack([p.left[part.left] for p in shared])
+            found.append(HeadPart(number, part, queries, first.right[part.right]))
     return found
 
 
@@ -246,15 +312,6 @@ def by_keys(products: list[Products]) -> list[list[Products]]:
     for p in products:
         groups.setdefault(tuple(p.right.tolist()), []).append(p)
     return list(groups.values())
-
-
-def alike(products: list[Products]) -> bool:
-    """Whether all query heads of a group meet their keys through the same maps."""
-    first = products[0].matrices
-    return all(
-        p.matrices is first or (p.matrices.shape == first.shape and torch.allclose(p.matrices, first, atol=1e-9))
-        for p in products
-    )
 
 
 def gain_pairs(products: tuple[Products, ...]) -> list[tuple[list[int], list[int]]]:
@@ -268,8 +325,7 @@ def gain_pairs(products: tuple[Products, ...]) -> list[tuple[list[int], list[int
         return x
 
     for p in products:
-        linked = (p.matrices.abs().amax(0) > 1e-8).nonzero().tolist()
-        for a, b in linked:
+        for a, b in p.entries.tolist():
             parent[top(("left", int(p.left[a])))] = top(("right", int(p.right[b])))
     groups: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
     for side, coordinate in list(parent):

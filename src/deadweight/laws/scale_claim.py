@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.laws.claim import Claim, Motion
-from deadweight.laws.shift_claim import node_value
+from deadweight.laws.claim import Claim, normal
+from deadweight.laws.point import Motion, Point, Values
 from deadweight.laws.spaces import gain_site
 from deadweight.proof.opsets import CONVOLUTIONS
 from deadweight.proof.steps import Blocked, Step
 from deadweight.proof.weights import numbered, uses_of, weight_view
-
-Values = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,29 +32,45 @@ class ScaleClaim(Claim):
     channel: int  # its axis of channels
     shift: str | None  # β's parameter; None where nothing constant is added before γ
 
-    def motions(self, graph: Graph, values: Values, inputs: Values) -> Iterator[Motion]:
-        offset = self.offset(graph, values, inputs)
-        gain = node_value(graph, values, inputs, self.factor).reshape(-1)
+    def motions(self, point: Point) -> Iterator[Motion]:
         for c in range(self.dof):
-            motion: Motion = {self.weight: only(values[self.weight], self.output, c)}
-            motion |= {b: only(values[b], 0, c) for b in self.biases}
-            motion[self.node] = -only(gain, 0, c).reshape(values[self.node].shape)
-            if self.shift is not None:
-                motion[self.shift] = only(offset, 0, c).reshape(values[self.shift].shape)
-            yield motion
+            yield self.scaled(point, torch.eye(self.dof, dtype=torch.float64)[c])
 
-    def offset(self, graph: Graph, values: Values, inputs: Values) -> Tensor:
-        """γ·k: what the product is, per channel, when the linear map gives nothing."""
-        silent = {n: torch.zeros_like(v) if n in (self.weight, *self.biases) else v for n, v in values.items()}
-        found = node_value(graph, silent, inputs, self.product).movedim(self.channel, 0)
+    def direction(self, point: Point, generator: torch.Generator) -> Motion:
+        return self.scaled(point, normal(generator, self.dof))
+
+    def scaled(self, point: Point, rates: Tensor) -> Motion:
+        """Channel c grows at its rate."""
+        gain = point.value(self.factor).reshape(-1)
+        motion: Motion = {self.weight: point.values[self.weight] * self.along_channels(point, rates)}
+        motion |= {b: point.values[b] * rates for b in self.biases}
+        motion[self.node] = -(gain * rates).reshape(point.values[self.node].shape)
+        if self.shift is not None:
+            motion[self.shift] = (self.offset(point) * rates).reshape(point.values[self.shift].shape)
+        return motion
+
+    def member(self, point: Point, generator: torch.Generator) -> Values:
+        """Every channel times a factor of its own, undone in the gain."""
+        s = torch.rand(self.dof, generator=generator, dtype=torch.float64) + 0.5
+        values, gain = point.values, point.value(self.factor).reshape(-1)
+        moved = {self.weight: values[self.weight] * self.along_channels(point, s)}
+        moved |= {bias: values[bias] * s for bias in self.biases}
+        moved[self.node] = values[self.node] + (gain / s - gain).reshape(values[self.node].shape)
+        if self.shift is not None:
+            taken = self.offset(point) * (1 - 1 / s)
+            moved[self.shift] = values[self.shift] + taken.reshape(values[self.shift].shape)
+        return moved
+
+    def along_channels(self, point: Point, factors: Tensor) -> Tensor:
+        return factors.reshape([-1 if a == self.output else 1 for a in range(point.values[self.weight].ndim)])
+
+    def offset(self, point: Point) -> Tensor:
+        """γ·k: what the product is, per channel, when the linear map and its biases give nothing."""
+        linear = point.graph.nodes[self.steps[0].node]
+        silent = point.at({b: torch.zeros_like(point.values[b]) for b in self.biases})
+        nothing = torch.zeros(linear.shape, dtype=torch.float64)
+        found = silent.value(self.product, {linear.name: nothing}).movedim(self.channel, 0)
         return found.reshape(found.shape[0], -1)[:, 0]
-
-
-def only(value: Tensor, axis: int, place: int) -> Tensor:
-    """The slice at one place, and zeros elsewhere."""
-    found = torch.zeros(value.shape, dtype=torch.float64)
-    found.select(axis, place).copy_(value.select(axis, place))
-    return found
 
 
 def scale_claims(graph: Graph, code: str, name: str, *, statistics: bool) -> Iterator[ScaleClaim]:
@@ -183,18 +197,3 @@ def shift_behind(graph: Graph, product: Node, channel: int) -> str | None:
 
 def output_axis(node: Node) -> int:
     return 1 if node.op in CONVOLUTIONS else len(node.shape) - 1
-
-
-def scaled_parameters(claim: ScaleClaim, graph: Graph, values: Values, inputs: Values, s: Tensor) -> dict[str, Tensor]:
-    """The parameters after scaling channel c by s_c: a finite motion."""
-    moved = dict(values)
-    gain = node_value(graph, values, inputs, claim.factor).reshape(-1)
-    axes = [-1 if a == claim.output else 1 for a in range(values[claim.weight].ndim)]
-    moved[claim.weight] = values[claim.weight] * s.reshape(axes)
-    for bias in claim.biases:
-        moved[bias] = values[bias] * s
-    moved[claim.node] = values[claim.node] + (gain / s - gain).reshape(values[claim.node].shape)
-    if claim.shift is not None:
-        taken = (claim.offset(graph, values, inputs) * (1 - 1 / s)).reshape(values[claim.shift].shape)
-        moved[claim.shift] = values[claim.shift] + taken
-    return moved

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph, Node
-from deadweight.laws.claim import Claim, Motion
+from deadweight.laws.claim import Claim, normal
+from deadweight.laws.point import Motion, Point, Values
 from deadweight.proof.absorb import Absorber
+from deadweight.proof.labels import compact
 from deadweight.proof.reading import CentredReader, centred_reader
 from deadweight.proof.weights import weight_view
+
+FAR = 3.0  # parameters are of order one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,21 +32,35 @@ class ShiftClaim(Claim):
     lost: str | None = None  # the linear node, when the source is the direction that LayerNorm removed
     profile: str | None = None
 
-    def motions(self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Motion]:
-        for group in self.groups.unique().tolist():
-            if group:
-                yield self.complete(graph, values, inputs, self.source_motion(graph, values, inputs, group))
+    def motions(self, point: Point) -> Iterator[Motion]:
+        for group in self.numbers():
+            yield self.complete(point, self.source_motion(point, {group: 1.0}))
 
-    def source_motion(
-        self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor], group: int
-    ) -> Motion:
+    def direction(self, point: Point, generator: torch.Generator) -> Motion:
+        groups = self.numbers()
+        amounts = dict(zip(groups, normal(generator, len(groups)).tolist(), strict=True))
+        return self.complete(point, self.source_motion(point, amounts))
+
+    def member(self, point: Point, generator: torch.Generator) -> Values:
+        """Shifts are linear in their source: a long way along a direction is as good as a short one."""
+        return {n: point.values[n] + FAR * t for n, t in self.direction(point, generator).items()}
+
+    def numbers(self) -> list[int]:
+        return [group for group in compact(self.groups).unique().tolist() if group]
+
+    def source_motion(self, point: Point, amounts: Mapping[int, float]) -> Motion:
+        """The source moves, each group by its own amount."""
+        by_group = torch.zeros(max(amounts, default=0) + 1, dtype=torch.float64)
+        by_group[list(amounts)] = torch.tensor(list(amounts.values()), dtype=torch.float64)
+        graph = point.graph
         if self.lost is not None:
-            amounts = torch.zeros(graph.nodes[self.lost].shape[-1], dtype=torch.float64)
-            amounts[group - 1] = 1.0
-            return {self.node: lost_motion(graph, graph.nodes[self.lost], values, inputs, amounts, unit=False)}
-        motion = (self.groups == group).to(torch.float64).expand(graph.nodes[self.node].shape)
+            rows = torch.zeros(graph.nodes[self.lost].shape[-1], dtype=torch.float64)
+            rows[[g - 1 for g in amounts]] = by_group[list(amounts)]
+            return {self.node: lost_motion(point, graph.nodes[self.lost], rows, unit=False)}
+        moving = torch.where(self.groups < len(by_group), self.groups, 0)
+        motion = by_group[compact(moving)].expand(graph.nodes[self.node].shape)
         if self.profile is not None:
-            scale = node_value(graph, values, inputs, self.profile).reshape(-1)
+            scale = point.value(self.profile).reshape(-1)
             shape = [-1 if n == len(scale) and i == self.output_axis(graph) else 1 for i, n in enumerate(motion.shape)]
             motion = motion / scale.reshape(shape)
         return {self.node: motion.clone()}
@@ -55,38 +70,27 @@ class ShiftClaim(Claim):
         users = graph.users[self.node]
         return graph.nodes[self.node].shape.__len__() - 1 if users and users[0].op == "aten.t" else 0
 
-    def complete(
-        self, graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor], motion: Motion
-    ) -> Motion:
+    def complete(self, point: Point, motion: Motion) -> Motion:
         """Add what each absorber must do, measured in forward mode at the place where it takes the shift over."""
         if not self.absorbers:
             return motion
         by_node = {a.node: a for a in self.absorbers}
         found: Motion = dict(motion)
-        with forward_ad.dual_level():
-            duals = {
-                name: forward_ad.make_dual(values[name], motion[name]) if name in motion else value
-                for name, value in values.items()
-            }
 
-            def watch(node: Node, value: Any) -> Any:
-                if node.name not in by_node:
-                    return value
-                primal, tangent = forward_ad.unpack_dual(value)
-                if tangent is not None:
-                    moved = undo(graph, by_node[node.name], tangent, values, inputs)
-                    name = by_node[node.name].parameter
-                    found[name] = found[name] + moved if name in found else moved
-                return primal
+        def take(node: Node, tangent: Tensor) -> bool:
+            if node.name in by_node:
+                moved = undo(point, by_node[node.name], tangent)
+                name = by_node[node.name].parameter
+                found[name] = found[name] + moved if name in found else moved
+            return node.name in by_node
 
-            evaluate(graph, duals, inputs, watch)
+        point.tangents(motion, (step.node for step in self.steps), take)
         return found
 
 
-def undo(
-    graph: Graph, absorber: Absorber, tangent: Tensor, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
-) -> Tensor:
+def undo(point: Point, absorber: Absorber, tangent: Tensor) -> Tensor:
     """The motion of the absorbing parameter that cancels this tangent."""
+    graph = point.graph
     shape = graph.nodes[absorber.parameter].shape
     index = absorber.index.expand(tangent.shape).reshape(-1)
     size = shape[-1] if absorber.kind == "table" else int(index.max()) + 1
@@ -96,8 +100,7 @@ def undo(
     if absorber.kind == "table":
         return -amounts.expand(shape).clone()
     if absorber.kind == "lost":
-        node = linear_of(graph, absorber.parameter)
-        return -lost_motion(graph, node, values, inputs, amounts, unit=True)
+        return -lost_motion(point, linear_of(graph, absorber.parameter), amounts, unit=True)
     return -amounts.reshape(shape)
 
 
@@ -108,49 +111,25 @@ def linear_of(graph: Graph, parameter: str) -> Node:
     return node
 
 
-def lost_motion(
-    graph: Graph,
-    node: Node,
-    values: Mapping[str, Tensor],
-    inputs: Mapping[str, Tensor],
-    amounts: Tensor,
-    *,
-    unit: bool,
-) -> Tensor:
+def lost_motion(point: Point, node: Node, amounts: Tensor, *, unit: bool) -> Tensor:
     """u(1/γ)ᵀ, scaled for `unit` so that the output moves by exactly `amounts`."""
-    reader = centred_reader(graph, node)
+    reader = centred_reader(point.graph, node)
     assert reader is not None
-    gain, shift = affine_values(graph, values, inputs, reader)
+    gain, shift = affine_values(point, reader)
     row = 1 / gain
     scale = (shift / gain).sum() if unit else 1.0
     motion = torch.outer(amounts / scale, row)
-    view = weight_view(graph, node)
+    view = weight_view(point.graph, node)
     return motion if view is None or view.output == 0 else motion.T
 
 
-def affine_values(
-    graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor], reader: CentredReader
-) -> tuple[Tensor, Tensor]:
-    width = graph.nodes[reader.core].shape[-1]
+def affine_values(point: Point, reader: CentredReader) -> tuple[Tensor, Tensor]:
+    """γ and β of the norm behind a reader."""
+    width = point.graph.nodes[reader.core].shape[-1]
     gain = torch.ones(width, dtype=torch.float64)
     shift = torch.zeros(width, dtype=torch.float64)
     if reader.gain is not None:
-        gain = node_value(graph, values, inputs, reader.gain).reshape(-1)
+        gain = point.value(reader.gain).reshape(-1)
     if reader.shift is not None:
-        shift = node_value(graph, values, inputs, reader.shift).reshape(-1)
+        shift = point.value(reader.shift).reshape(-1)
     return gain, shift
-
-
-def node_value(graph: Graph, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor], name: str) -> Tensor:
-    """The value of one node that depends on parameters alone."""
-    if name in values:
-        return values[name].to(torch.float64)
-    found: dict[str, Tensor] = {}
-
-    def watch(node: Node, value: Any) -> Any:
-        if node.name == name:
-            found[name] = value
-        return value
-
-    evaluate(graph, values, inputs, watch)
-    return found[name]

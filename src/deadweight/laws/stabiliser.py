@@ -72,10 +72,10 @@ def blocks_of(graph: Graph, number: int, claim: Claim, taken: Taken) -> Iterator
     """The blocks of a gauge that are wider than one: a single coordinate is always written."""
     if isinstance(claim, ContractionClaim):
         for part in claim.parts:
-            if part.count > 1:
-                block = Block(number, part.count, entry=part.entry)
-                settle(block, graph, claim.sites, part.left, taken, writes=True, grain=part.grain)
-                settle(block, graph, claim.sites, (part.right,), taken, writes=False, grain=part.grain)
+            if part.part.count > 1:
+                block = Block(number, part.part.count, entry=part.part.entry)
+                settle(block, graph, claim.sites, part.left, taken, writes=True, grain=part.part.grain)
+                settle(block, graph, claim.sites, (part.right,), taken, writes=False, grain=part.part.grain)
                 yield block
     elif isinstance(claim, TurnClaim) and not claim.scalar and not any(s.role == "gain" for s in claim.sites):
         present = torch.cat([s.coordinate.reshape(-1) for s in claim.sites]).unique()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Graph
-from deadweight.laws.claim import Claim, Motion
-from deadweight.laws.shift_claim import node_value
+from deadweight.laws.action import Blockwise, Element, direction, transformed
+from deadweight.laws.claim import Claim, normal
+from deadweight.laws.point import Motion, Point, Values
 from deadweight.proof.turn import Site
 
-Values = Mapping[str, Tensor]
+SIZE = 0.5  # of U·Vᵀ in a random member 1 + U·Vᵀ: well away from a singular one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,33 +26,71 @@ class TurnClaim(Claim):
     fixes_ones: bool = False
     scalar: bool = False
 
-    def motions(self, graph: Graph, values: Values, inputs: Values) -> Iterator[Motion]:
+    def motions(self, point: Point) -> Iterator[Motion]:
         if self.scalar:
-            yield scaling(self.sites, graph, values, inputs)
+            yield scaling(self.sites, point, 1.0, -1.0)
             return
-        for generator in self.generators():
-            yield act(self.sites, generator, graph, values, inputs)
+        for element in self.basis():
+            yield direction(self.sites, element, point.values, point.value)
 
-    def generators(self) -> Iterator[Tensor]:
-        """A basis of the Lie algebra, as matrices over coordinates 0 … D (row and column 0 are empty)."""
-        size = len(self.blocks)
-        present = sorted({int(c) for s in self.sites for c in s.coordinate.reshape(-1)} - {0})
-        for block in self.blocks[present].unique().tolist():
-            members = [c for c in present if int(self.blocks[c]) == block]
-            yield from block_generators(size, members, rotations=self.rotations, fixes_ones=self.fixes_ones)
+    def direction(self, point: Point, generator: torch.Generator) -> Motion:
+        if self.scalar:
+            return scaling(self.sites, point, 1.0, -1.0)
+        parts = [self.random_part(index, generator) for index in self.by_size()]
+        return direction(self.sites, tuple(parts), point.values, point.value)
+
+    def member(self, point: Point, generator: torch.Generator) -> Values:
+        if self.scalar:
+            return {n: point.values[n] + t for n, t in scaling(self.sites, point, 0.5, 1 / 1.5 - 1).items()}
+        parts = [self.random_member(index, generator) for index in self.by_size()]
+        return transformed(self.sites, tuple(parts), point.values, point.value)
+
+    def by_size(self) -> list[Tensor]:
+        """The blocks, those of one size together: coordinates (blocks, n)."""
+        present = torch.cat([s.coordinate.reshape(-1) for s in self.sites]).unique()
+        present = present[present != 0]
+        order = self.blocks[present].argsort(stable=True)
+        sizes = self.blocks[present].unique(return_counts=True)[1].tolist()
+        blocks = present[order].split(sizes)
+        return [torch.stack([b for b in blocks if len(b) == n]) for n in sorted(set(sizes))]
+
+    def basis(self) -> Iterator[Element]:
+        """A basis of the Lie algebra: all matrix units, or antisymmetric ones for rotations."""
+        for index in self.by_size():
+            frame = self.frame(index.shape[1])
+            for block in index:
+                for a in range(frame.shape[1]):
+                    for b in range(a + 1 if self.rotations else 0, frame.shape[1]):
+                        yield (plane(block[None], frame[:, [a]], frame[:, [b]], rotations=self.rotations),)
+
+    def frame(self, n: int) -> Tensor:
+        """Orthonormal vectors that may be mixed: all, or those that sum to zero."""
+        return complement_of_ones(n) if self.fixes_ones else torch.eye(n, dtype=torch.float64)
+
+    def random_part(self, index: Tensor, generator: torch.Generator) -> Blockwise:
+        a, b = (self.random_vectors(index, generator) for _ in range(2))
+        return plane(index, a, b, rotations=self.rotations)
+
+    def random_member(self, index: Tensor, generator: torch.Generator) -> Blockwise:
+        """1 + U·Vᵀ: two reflections for rotations; else of rank one, not too far from 1."""
+        a, b = (self.random_vectors(index, generator) for _ in range(2))
+        if not self.rotations:
+            return Blockwise(index, SIZE * a, b)
+        a, b = a / a.norm(dim=1, keepdim=True), b / b.norm(dim=1, keepdim=True)
+        angle = (a * b).sum(1, keepdim=True)
+        return Blockwise(index, torch.cat([a, b], 2), torch.cat([4 * angle * b - 2 * a, -2 * b], 2))
+
+    def random_vectors(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        """One vector of about length 1 for each block."""
+        drawn = normal(generator, *index.shape, 1)
+        drawn = drawn - drawn.mean(1, keepdim=True) if self.fixes_ones else drawn
+        return drawn / index.shape[1] ** 0.5
 
 
-def block_generators(size: int, members: list[int], *, rotations: bool, fixes_ones: bool) -> Iterator[Tensor]:
-    """GL(n): all matrix units. Rotations: antisymmetric ones, within the complement of all-ones if that is fixed."""
-    frame = torch.zeros(size, len(members), dtype=torch.float64)
-    frame[members, range(len(members))] = 1.0
-    if fixes_ones:
-        frame = frame @ complement_of_ones(len(members))
-    n = frame.shape[1]
-    for a in range(n):
-        for b in range(a + 1 if rotations else 0, n):
-            unit = torch.outer(frame[:, a], frame[:, b])
-            yield unit - unit.T if rotations else unit
+def plane(index: Tensor, a: Tensor, b: Tensor, *, rotations: bool) -> Blockwise:
+    """a·bᵀ, or a·bᵀ − b·aᵀ, on every block."""
+    a, b = (x.expand(len(index), -1, -1) for x in (a, b))
+    return Blockwise(index, torch.cat([a, b], 2), torch.cat([b, -a], 2)) if rotations else Blockwise(index, a, b)
 
 
 def complement_of_ones(n: int) -> Tensor:
@@ -62,39 +100,13 @@ def complement_of_ones(n: int) -> Tensor:
     return torch.linalg.qr(square)[0][:, 1:]
 
 
-def act(sites: tuple[Site, ...], generator: Tensor, graph: Graph, values: Values, inputs: Values) -> Motion:
-    """How each site's parameter moves when the space turns by the generator."""
+def scaling(sites: tuple[Site, ...], point: Point, written: float, read: float) -> Motion:
+    """Writers grow and readers shrink, each in proportion to itself."""
     motion: Motion = {}
     for site in sites:
-        moved = site_motion(site, generator, graph, values, inputs)
-        motion[site.parameter] = motion[site.parameter] + moved if site.parameter in motion else moved
+        parameter = point.values[site.parameter]
+        value = parameter if site.value is None else point.value(site.value)
+        value = value.reshape(parameter.shape).movedim(site.axis, -1) * (site.coordinate != 0)
+        value = (value * (read if site.role == "in" else written)).movedim(-1, site.axis)
+        motion[site.parameter] = motion[site.parameter] + value if site.parameter in motion else value
     return motion
-
-
-def scaling(sites: tuple[Site, ...], graph: Graph, values: Values, inputs: Values) -> Motion:
-    """Writers grow, readers shrink, each in proportion to itself."""
-    motion: Motion = {}
-    for site in sites:
-        value = values[site.parameter] if site.value is None else node_value(graph, values, inputs, site.value)
-        value = value.reshape(values[site.parameter].shape).movedim(site.axis, -1) * (site.coordinate != 0)
-        value = (value if site.role != "in" else -value).movedim(-1, site.axis)
-        motion[site.parameter] = motion[site.parameter] + value if site.parameter in motion else value.clone()
-    return motion
-
-
-def site_motion(site: Site, generator: Tensor, graph: Graph, values: Values, inputs: Values) -> Tensor:
-    parameter = values[site.parameter].to(torch.float64)
-    if site.role == "gain":
-        assert site.value is not None
-        scales = torch.diagonal(generator)[site.coordinate]
-        return (node_value(graph, values, inputs, site.value).reshape(-1) * scales).reshape(parameter.shape)
-    matrix = generator[site.coordinate][:, site.coordinate]
-    if site.copy is not None:
-        matrix = matrix * (site.copy[:, None] == site.copy[None, :])
-    if site.gain is not None:
-        gain = node_value(graph, values, inputs, site.gain).reshape(-1)
-        gain = 1 / gain if site.role == "behind" else gain
-        matrix = matrix * gain[:, None] / gain[None, :]
-    along = parameter.movedim(site.axis, -1)
-    moved = -along @ matrix if site.role == "in" else along @ matrix.T
-    return moved.movedim(-1, site.axis)

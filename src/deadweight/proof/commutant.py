@@ -1,231 +1,340 @@
-"""The group that leaves q·k unchanged: a null space.
+"""The group that leaves q·k unchanged, by exact linear algebra.
 
 Between projection and product stand linear maps R_t that may depend on the position t. The pairs (X, Y) with
-Xᵀ·M + M·Y = 0 for every M = R_iᵀ·R_j are the Lie algebra. Where one M is invertible Y follows from X, and X runs over
-the matrices that commute with all N = M·M₀⁻¹: block by block, by Schur's lemma.
+Xᵀ·M + M·Y = 0 for every M = R_iᵀ·R_j are the Lie algebra. Where one M₀ is invertible Y follows from X, and X runs over
+the matrices that commute with all N = M·M₀⁻¹. The coordinates fall into components that no M links; like components
+(those that a change of basis takes into each other) may be mixed, by Schur's lemma, with the matrices that commute with
+one of them as entries. Numbers are elements of a finite field, so components, ranks and dimensions are exact.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from deadweight.proof.form import Form, Slot
+from deadweight.proof import field
+from deadweight.proof.form import Form
+from deadweight.proof.labels import fold
 
 POSITIONS = 12
-TOLERANCE = 1e-8  # of numbers of order one, in float64
 WIDEST = 16  # coordinates that positions mix with each other: rotary mixes two
 
 
 @dataclass(frozen=True)
 class Products:
-    """For one head: the coordinates of both sides, and M for several pairs of positions."""
+    """For one head: the coordinates of both sides, and M for several pairs of positions, where it is not 0."""
 
     left: Tensor  # coordinates of the queries' space, sorted
     right: Tensor
-    matrices: Float64[Tensor, "pairs left right"]
+    entries: Int64[Tensor, "entries 2"]  # places among the coordinates of both sides
+    values: Int64[Tensor, "pairs entries"]  # elements of the field
+
+    def like(self, other: Products) -> bool:
+        """Whether both heads meet through the same maps, each on its own coordinates."""
+        if self.values is other.values:
+            return True
+        sizes = len(self.left) == len(other.left) and len(self.right) == len(other.right)
+        return sizes and torch.equal(self.entries, other.entries) and torch.equal(self.values, other.values)
+
+    def flipped(self) -> Products:
+        return Products(self.right, self.left, self.entries.flip(1), self.values)
+
+
+def merged(products: Sequence[Products]) -> Products:
+    """All the maps of several products of the same coordinates."""
+    first = products[0]
+    if len(products) == 1:
+        return first
+    codes = [p.entries[:, 0] * len(first.right) + p.entries[:, 1] for p in products]
+    every = torch.cat(codes).unique()
+    rows = []
+    for p, code in zip(products, codes, strict=True):
+        wide = torch.zeros(len(p.values), len(every), dtype=torch.int64)
+        wide[:, torch.searchsorted(every, code)] = p.values
+        rows.append(wide)
+    entries = torch.stack([every // len(first.right), every % len(first.right)], 1)
+    return Products(first.left, first.right, entries, torch.cat(rows))
 
 
 def head_products(left: Form, right: Form) -> list[Products]:
     """M for every head, from the forms of a product's two operands (… i r) and (… r j); like heads share one tensor."""
-    left, right = some_positions(left, -2), some_positions(right, -1)
-    shape = torch.broadcast_shapes(left.slots[0].factor.shape[:-2], right.slots[0].factor.shape[:-2])
-    known: dict[bytes, Tensor] = {}
-    heads: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Tensor]] = {}
-    for place in torch.cartesian_prod(*[torch.arange(n) for n in shape]).reshape(-1, len(shape)).tolist():
-        a, b = head(left, place, transpose=False), head(right, place, transpose=True)
-        rows, columns = coordinates_of(a), coordinates_of(b)
-        pattern = pattern_of(a, rows) + pattern_of(b, columns)
+    a, b = Side.of(left, transpose=False), Side.of(right, transpose=True)
+    shape = torch.broadcast_shapes(a.batch, b.batch)
+    a, b = a.expanded(shape), b.expanded(shape)
+    known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    heads: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Products]] = {}
+    for place in first_of_each(a.names, b.names):
+        rows, columns = a.coordinates_at(place), b.coordinates_at(place)
+        pattern = (a.pattern(place, rows), b.pattern(place, columns))
         if pattern not in known:
-            known[pattern] = torch.einsum("irx,jry->ijxy", dense(a, rows), dense(b, columns)).flatten(0, 1)
-        heads.setdefault((tuple(rows.tolist()), tuple(columns.tolist())), []).append(known[pattern])
-    return [
-        Products(torch.tensor(r), torch.tensor(c), found[0] if len(found) == 1 else torch.cat(found))
-        for (r, c), found in heads.items()
-    ]
+            known[pattern] = meet(a, b, place, rows, columns)
+        key = (tuple(rows.tolist()), tuple(columns.tolist()))
+        heads.setdefault(key, []).append(Products(rows, columns, *known[pattern]))
+    return [merged(found) for found in heads.values()]
 
 
-def some_positions(form: Form, axis: int) -> Form:
+def first_of_each(*names: Tensor) -> list[int]:
+    """Places with the first of each combination of names."""
+    kinds = torch.unique(torch.stack(names, 1), dim=0, return_inverse=True)[1]
+    return sorted({kind: place for place, kind in reversed(list(enumerate(kinds.tolist())))}.values())
+
+
+@dataclass(frozen=True)
+class Side:
+    """One operand: (slots, places, positions, contracted) coordinates and factors, each position's vector with first
+    factor 1: a number that multiplies a whole vector narrows no group."""
+
+    batch: tuple[int, ...]
+    coordinate: Tensor
+    factor: field.Elements
+
+    @classmethod
+    def of(cls, form: Form, *, transpose: bool) -> Side:
+        coordinate = torch.stack(torch.broadcast_tensors(*[s.coordinate for s in form.slots]))
+        factor = torch.stack(torch.broadcast_tensors(*[s.factor for s in form.slots]))
+        if transpose:
+            coordinate, factor = coordinate.transpose(-1, -2), factor.transpose(-1, -2)
+        index = some_positions(factor)
+        coordinate, factor = coordinate.index_select(-2, index), normalised(factor.index_select(-2, index))
+        batch = tuple(coordinate.shape[1:-2])
+        flat = (len(coordinate), -1, *coordinate.shape[-2:])
+        return cls(batch, coordinate.reshape(flat), factor.reshape(flat))
+
+    def expanded(self, batch: tuple[int, ...]) -> Side:
+        """For every place of a broadcast batch."""
+        every = torch.arange(torch.Size(self.batch).numel()).reshape(self.batch).expand(batch).reshape(-1)
+        return Side(batch, self.coordinate[:, every], self.factor[:, every])
+
+    @cached_property
+    def names(self) -> Tensor:
+        """A label for each place: equal where coordinates and factors are."""
+        both = torch.stack([self.coordinate * 2 + 1, self.factor * 2 + 2]).movedim(2, 0).flatten(1)
+        return fold(both, 1)
+
+    def coordinates_at(self, place: int) -> Tensor:
+        coordinate, factor = self.coordinate[:, place], self.factor[:, place]
+        return coordinate[(coordinate != 0) & (factor != 0)].unique()
+
+    def pattern(self, place: int, coordinates: Tensor) -> int:
+        """What makes two heads alike: the same factors on coordinates numbered from their own first."""
+        numbers = torch.searchsorted(coordinates, self.coordinate[:, place].contiguous())
+        numbers = torch.where(self.coordinate[:, place] == 0, -1, numbers)
+        return int(fold(torch.stack([numbers * 2 + 3, self.factor[:, place] * 2 + 2]).flatten(), 0))
+
+
+def normalised(factor: field.Elements) -> field.Elements:
+    """Every position's vector (slots, …, positions, contracted) divided by its first factor that is not 0."""
+    vectors = factor.movedim(0, -1).flatten(-2)
+    first = vectors.gather(-1, (vectors != 0).to(torch.int8).argmax(-1, keepdim=True))
+    return field.times(factor, field.inverse(first).movedim(-1, 0).unsqueeze(-1))
+
+
+def some_positions(factor: field.Elements) -> Tensor:
     """One position of every kind, a dozen at most: of more kinds, so many generic ones tell as much as all."""
-    factors = torch.stack([s.factor for s in form.slots]).movedim(axis, 0).flatten(1)
-    first = factors.abs().argmax(1, keepdim=True)
-    shape = (factors / factors.gather(1, first).where(factors.gather(1, first) != 0, torch.ones(()))).round(decimals=9)
-    kinds = torch.unique(shape, dim=0, return_inverse=True)[1]
-    places = [int((kinds == k).nonzero()[0]) for k in kinds.unique()]
-    places = sorted(places + [p for p in (0, len(factors) - 1) if p not in places])
-    chosen = torch.tensor([places[i * (len(places) - 1) // (POSITIONS - 1)] for i in range(POSITIONS)]).unique()
-    index = chosen if len(places) > POSITIONS else torch.tensor(places)
-    keep = lambda x: x.index_select(axis, index)  # noqa: E731
-    return form.with_slots([Slot(keep(s.coordinate), keep(s.factor)) for s in form.slots])
+    rows = normalised(factor).movedim(-2, 0).flatten(1)
+    places = first_of_each(fold(rows + 1, 1))
+    places = sorted({*places, 0, len(rows) - 1})
+    if len(places) <= POSITIONS:
+        return torch.tensor(places)
+    return torch.tensor([places[i * (len(places) - 1) // (POSITIONS - 1)] for i in range(POSITIONS)]).unique()
 
 
-Head = list[tuple[Tensor, Tensor]]  # (positions, contracted) coordinates and factors, slot by slot
-
-
-def head(form: Form, place: list[int], *, transpose: bool) -> Head:
-    found = []
-    for slot in form.slots:
-        parts = []
-        for value in (slot.coordinate, slot.factor):
-            index = tuple(p if n > 1 else 0 for p, n in zip(place, value.shape[:-2], strict=True))
-            parts.append(value[index].T if transpose else value[index])
-        found.append((parts[0], parts[1]))
-    return found
-
-
-def coordinates_of(slots: Head) -> Tensor:
-    found = torch.cat([c[f != 0].reshape(-1) for c, f in slots]).unique()
-    return found[found != 0]
-
-
-def pattern_of(slots: Head, coordinates: Tensor) -> bytes:
-    """What makes two heads alike: the same factors on coordinates numbered from their own first."""
-    return b"".join(
-        torch.searchsorted(coordinates, c.contiguous()).numpy().tobytes() + f.contiguous().numpy().tobytes()
-        for c, f in slots
-    )
-
-
-def dense(slots: Head, coordinates: Tensor) -> Tensor:
-    """(positions, contracted, coordinates): the linear map as a matrix for every position."""
-    out = torch.zeros(*slots[0][0].shape, max(len(coordinates), 1), dtype=torch.float64)
-    for coordinate, factor in slots:
-        valid = coordinate != 0
-        inside = torch.where(valid, coordinate, coordinates[:1]).contiguous()
-        where = torch.searchsorted(coordinates, inside).unsqueeze(-1)
-        out.scatter_add_(-1, where, torch.where(valid, factor, 0.0).unsqueeze(-1))
-    return out
+def meet(a: Side, b: Side, place: int, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_r aᵢᵣ·bⱼᵣ for all pairs of positions, as entries and values."""
+    codes, values = [], []
+    for x, s in zip(a.coordinate[:, place], a.factor[:, place], strict=True):
+        for y, t in zip(b.coordinate[:, place], b.factor[:, place], strict=True):
+            product = field.times(s[:, None, :], t[None, :, :])  # pairs i, j and what is contracted
+            there = (x != 0)[:, None, :] & (y != 0)[None, :, :]
+            row = torch.searchsorted(rows, x.contiguous()).clamp_max(len(rows) - 1)
+            column = torch.searchsorted(columns, y.contiguous()).clamp_max(len(columns) - 1)
+            codes.append((row[:, None, :] * len(columns) + column[None, :, :]).flatten(0, 1))
+            values.append(torch.where(there, product, 0).flatten(0, 1))
+    code, value = torch.cat(codes, 1), torch.cat(values, 1)
+    every = code[value != 0].unique()
+    where = torch.searchsorted(every, code).clamp_max(max(len(every) - 1, 0))
+    found = torch.zeros(len(value), len(every), dtype=torch.int64)
+    found = field.add_at(found, where, torch.where(every[where] == code, value, 0)) if len(every) else found
+    kept = (found != 0).any(0)
+    entries = torch.stack([every[kept] // len(columns), every[kept] % len(columns)], 1)
+    return entries, found[:, kept].contiguous()
 
 
 @dataclass(frozen=True)
 class Part:
-    """Like components of a head: their group is all matrices of `count` by `count` entries, of `entry` dimensions each.
+    """Like components of a head. Its group is all matrices of `count` by `count` entries, of `entry` dimensions each.
 
-    An entry is a real number, or a complex one for rotary planes; one real vector is `grain` columns of entries.
-    `left` and `right` are the places of the components among the coordinates of both sides.
+    With Z a matrix of such entries E, X has the blocks Tₖ·E·Tₗ⁻¹ on the left coordinates and Y the blocks −Wₗ·F·Wₖ⁻¹ on
+    the right ones, where F stands for E there. One real vector is `grain` columns of entries.
     """
 
-    count: int
-    entry: int
-    grain: int
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    left: Int64[Tensor, "count n"]  # places of each component among the coordinates of its side
+    right: Int64[Tensor, "count n"]
+    left_basis: Float64[Tensor, "count n n"]  # T
+    right_basis: Float64[Tensor, "count n n"]  # W
+    left_entries: Float64[Tensor, "entry n n"]  # E
+    right_entries: Float64[Tensor, "entry n n"]  # F
+
+    @property
+    def count(self) -> int:
+        return len(self.left)
+
+    @property
+    def entry(self) -> int:
+        return len(self.left_entries)
+
+    @property
+    def grain(self) -> int:
+        return max(1, self.left.shape[1] // self.entry)
 
     @property
     def dimension(self) -> int:
         return self.count * self.count * self.entry
 
 
+@dataclass(frozen=True)
+class Component:
+    """Coordinates that some M links, directly or through others; N and M₀ on them."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    maps: Int64[Tensor, "pairs n n"]  # N
+    first: Int64[Tensor, "n n"]  # M₀
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The same for like components: size and traces."""
+        return (len(self.left), *field.total(torch.diagonal(self.maps, dim1=-2, dim2=-1), [-1]).tolist())
+
+
 def commutant(products: Products) -> list[Part] | None:
-    """The group of one head, part by part; None if no M is square and invertible."""
-    first = best_map(products)
-    if first is None:
+    """The group of one head, part by part; None if no M is square and invertible, or too many coordinates are mixed."""
+    components = components_of(products)
+    if components is None:
         return None
-    relative = relative_to(first, products)
-    classes: dict[tuple[float, ...], list[list[int]]] = {}
-    for component in connected(relative.abs().amax(0) > TOLERANCE):
-        block = relative[:, component][:, :, component]
-        trace = tuple(round(float(t), 6) for t in torch.diagonal(block, dim1=-2, dim2=-1).sum(-1))
-        classes.setdefault((float(len(component)), *trace), []).append(component)
-    return [part_of(alike, relative, first) for alike in classes.values()]
-
-
-def part_of(components: list[list[int]], relative: Tensor, first: Tensor) -> Part:
-    size = len(components[0])
-    entry = endomorphisms(relative[:, components[0]][:, :, components[0]])
-    left = [i for component in components for i in component]
-    right = (first[left].abs().amax(0) > TOLERANCE).nonzero().reshape(-1).tolist()
-    return Part(len(components), entry, max(1, size // entry), tuple(left), tuple(right))
+    classes: dict[tuple[int, ...], list[Component]] = {}
+    for component in components:
+        classes.setdefault(component.key, []).append(component)
+    return [part for alike in classes.values() for part in parts_of(alike)]
 
 
 def commutant_dimension(products: Products) -> int | None:
-    """The dimension of the group for one head; None if no M is square and invertible."""
+    """The dimension of the group for one head; None if it is not known."""
     parts = commutant(products)
     return None if parts is None else sum(part.dimension for part in parts)
 
 
-def relative_maps(products: Products) -> Tensor | None:
-    """N = M·M₀⁻¹ for every pair of positions."""
-    first = best_map(products)
-    return None if first is None else relative_to(first, products)
-
-
-def relative_to(first: Tensor, products: Products) -> Tensor:
-    return products.matrices @ torch.linalg.inv(first)
-
-
-def best_map(products: Products) -> Tensor | None:
-    """The M that is most safely inverted."""
-    m = products.matrices
-    if m.shape[1] != m.shape[2]:
+def components_of(products: Products) -> list[Component] | None:
+    linked = connected(products)
+    if any(len(rows) != len(columns) or len(rows) > WIDEST for rows, columns in linked):
         return None
-    best = max(range(len(m)), key=lambda i: float(torch.linalg.cond(m[i]).reciprocal()))
-    return None if float(torch.linalg.cond(m[best])) > 1e10 else m[best]
+    blocks = [dense(products, rows, columns) for rows, columns in linked]
+    for pair in range(len(products.values)):
+        inverses = [inverted(block[pair]) for block in blocks]
+        if all(found is not None for found in inverses):
+            return [
+                Component(tuple(rows), tuple(columns), multiplied(block, back), block[pair])
+                for (rows, columns), block, back in zip(linked, blocks, inverses, strict=True)
+                if back is not None
+            ]
+    return None
 
 
-def connected(pattern: Tensor) -> list[list[int]]:
-    """Coordinates that some N links, directly or through others."""
-    n, seen, found = len(pattern), set[int](), []
-    links = (pattern | pattern.T).tolist()
-    for start in range(n):
-        if start in seen:
-            continue
-        stack, component = [start], []
-        seen.add(start)
-        while stack:
-            a = stack.pop()
-            component.append(a)
-            for b in range(n):
-                if links[a][b] and b not in seen:
-                    seen.add(b)
-                    stack.append(b)
-        found.append(sorted(component))
-    return found
+def inverted(matrix: Tensor) -> Tensor | None:
+    if len(matrix) == 1:
+        return field.inverse(matrix) if bool(matrix) else None
+    return field.inverted(matrix)
 
 
-def endomorphisms(block: Tensor) -> int:
-    """How many independent matrices commute with every N of one component; at least the multiples of 1 do."""
-    n = block.shape[-1]
-    if n == 1 or n > WIDEST:
-        return 1
-    eye = torch.eye(n, dtype=torch.float64)
-    _, singular, basis = torch.linalg.svd(block.flatten(1), full_matrices=False)
-    basis = basis[singular > TOLERANCE * float(singular[0])].reshape(-1, n, n)
-    rows = [torch.kron(eye, b) - torch.kron(b.T.contiguous(), eye) for b in basis]
-    singular = torch.linalg.svdvals(torch.cat(rows))
-    return n * n - int((singular > TOLERANCE).sum())
+def multiplied(block: Tensor, matrix: Tensor) -> Tensor:
+    return field.times(block, matrix) if len(matrix) == 1 else field.matmul(block, matrix)
 
 
-def solutions(products: list[Products], size: int) -> list[Tensor]:
-    """A basis of all (X, Y) at once, as matrices over coordinates: for narrow models, by singular values."""
-    pairs = sorted({(int(a), int(b)) for p in products for side in (p.left, p.right) for a in side for b in side})
-    number = {pair: i for i, pair in enumerate(pairs)}
-    rows = [equations(p, number) for p in products]
-    if not rows:
-        return []
-    _, singular, basis = torch.linalg.svd(torch.linalg.qr(torch.cat(rows), mode="r")[1])
-    rank = int((singular > TOLERANCE * float(singular[0])).sum())
-    found = []
-    for vector in basis[rank:]:
-        matrix = torch.zeros(size + 1, size + 1, dtype=torch.float64)
-        for (a, b), i in number.items():
-            matrix[a, b] = vector[i]
-        found.append(matrix)
-    return found
+def dense(products: Products, rows: list[int], columns: list[int]) -> Int64[Tensor, "pairs n n"]:
+    """M on one component."""
+    row, column = ({c: i for i, c in enumerate(side)} for side in (rows, columns))
+    inside = [(e, row[a], column[b]) for e, (a, b) in enumerate(products.entries.tolist()) if a in row]
+    out = torch.zeros(len(products.values), len(rows), len(columns), dtype=torch.int64)
+    for entry, i, j in inside:
+        out[:, i, j] = products.values[:, entry]
+    return out
 
 
-def equations(products: Products, number: dict[tuple[int, int], int]) -> Float64[Tensor, "rows unknowns"]:
-    """Xᵀ·M + M·Y = 0, entry (a, b) by entry: Σ_c X[c, a]·M[c, b] + M[a, c]·Y[c, b]."""
-    m = products.matrices
-    x, y = (
-        torch.tensor([[number[int(i), int(j)] for j in side] for i in side]) for side in (products.left, products.right)
-    )
-    rows = torch.zeros(*m.shape, len(number), dtype=torch.float64)
-    shape = (*m.shape, m.shape[1])
-    rows.scatter_add_(-1, x.T[None, :, None, :].expand(shape), m.transpose(1, 2)[:, None, :, :].expand(shape))
-    shape = (*m.shape, m.shape[2])
-    rows.scatter_add_(-1, y.T[None, None, :, :].expand(shape), m[:, :, None, :].expand(shape))
-    return rows.flatten(0, 2)
+def connected(products: Products) -> list[tuple[list[int], list[int]]]:
+    """Left and right places that entries link, directly or through others; a place without entries stands alone."""
+    n = len(products.left)
+    parent = list(range(n + len(products.right)))
+
+    def top(x: int) -> int:
+        while parent[x] != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        return x
+
+    for a, b in products.entries.tolist():
+        parent[top(a)] = top(n + b)
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for x in range(len(parent)):
+        groups.setdefault(top(x), ([], []))[x >= n].append(x if x < n else x - n)
+    return list(groups.values())
+
+
+def parts_of(alike: list[Component]) -> Iterator[Part]:
+    """One part for all components that a rational change of basis takes into the first; the others by themselves."""
+    first, rest = alike[0], list[Component]()
+    entries = commuting(first.maps, first.maps)
+    mirrored = [field.matmul(field.matmul(field.inverted_or_fail(first.first), e.T), first.first) for e in entries]
+    e, f = field.as_real(entries), field.as_real(torch.stack(mirrored))
+    if e is None or f is None:
+        return  # undecided: a group that depends on the numbers drawn is none
+    members, bases = [], []
+    for component in alike:
+        basis = change_of_basis(first, component, len(entries))
+        if basis is None:
+            rest.append(component)
+        else:
+            members.append(component)
+            bases.append(basis)
+    left, right = (torch.tensor([getattr(m, side) for m in members]) for side in ("left", "right"))
+    yield Part(left, right, torch.stack([t for t, _ in bases]), torch.stack([w for _, w in bases]), e, f)
+    if rest:
+        yield from parts_of(rest)
+
+
+def change_of_basis(first: Component, other: Component, entry: int) -> tuple[Tensor, Tensor] | None:
+    """T with N·T = T·N₁ for all pairs, and W = M₀⁻¹·T⁻ᵀ·M₀₁, as real matrices; None if there are none."""
+    if other is first:
+        eye = torch.eye(len(first.left), dtype=torch.float64)
+        return eye, eye
+    homs = commuting(other.maps, first.maps)
+    if len(homs) != entry:
+        return None
+    for t in [*homs, field.total(homs, [0])]:
+        back, inverse = field.inverted(t.T.contiguous()), field.inverted(other.first)
+        if back is not None and inverse is not None:
+            w = field.matmul(field.matmul(inverse, back), first.first)
+            real = field.as_real(t), field.as_real(w)
+            return None if real[0] is None or real[1] is None else (real[0], real[1])
+    return None
+
+
+def commuting(a: Int64[Tensor, "pairs n n"], b: Int64[Tensor, "pairs n n"]) -> Int64[Tensor, "found n n"]:
+    """A basis of all T with A·T = T·B for every pair."""
+    n = a.shape[-1]
+    space = torch.eye(n * n, dtype=torch.int64)
+    if n == 1:
+        return space.reshape(1, 1, 1) if torch.equal(a, b) else space[:0].reshape(0, 1, 1)
+    span = field.echelon(torch.cat([a.flatten(1), b.flatten(1)], 1))[0]  # what the pairs span: few matrices
+    for row in span:
+        x, y = row[: n * n].reshape(n, n), row[n * n :].reshape(n, n)
+        found = space.reshape(-1, n, n)
+        wrong = field.minus(field.matmul(x, found), field.matmul(found, y)).flatten(1)  # found × n²
+        space = field.matmul(field.null_space(wrong.T.contiguous()), space)
+        if not len(space):
+            break
+    return field.echelon(space)[0].reshape(-1, n, n)

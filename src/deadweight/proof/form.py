@@ -1,9 +1,9 @@
 """Linear forms: a traced value as a linear image of vectors in one space, coordinate by coordinate.
 
 A basis proof turns every vector of a space by the same matrix. An element of a tensor that is Σ_k aₖ·x[cₖ] is kept as
-slots (cₖ, aₖ): which coordinate, and with which factor. Factors are random numbers that stand for what the graph would
-compute there (one number per identity label and position), so that two factors agree exactly when they are equal for
-all inputs, up to an event of probability zero.
+slots (cₖ, aₖ): which coordinate, and with which factor. Factors are random elements of a finite field that stand for
+what the graph would compute there (one element per identity label and position): two factors are equal if they are for
+all inputs, and otherwise differ but for a probability of about 2⁻⁶⁰. Nothing is rounded.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from deadweight.proof.labels import Labels, scramble
+from deadweight.proof import field
 
 MAX_SLOTS = 4
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A coordinate (0: none) and a factor for each element."""
+    """A coordinate (0: none) and a factor, an element of the field, for each element."""
 
     coordinate: Int64[Tensor, ...]
-    factor: Float64[Tensor, ...]
+    factor: field.Elements
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,10 @@ class Form:
         return replace(self, slots=tuple(slots))
 
 
-def numbers(labels: Labels) -> Float64[Tensor, ...]:
-    """A generic number for each label, between 0.5 and 1.5."""
-    bits = (scramble(labels) >> 12) & ((1 << 52) - 1)
-    return bits.to(torch.float64) / (1 << 52) + 0.5
-
-
-def scaled(form: Form, factor: Tensor | float) -> Form:
-    return form.with_slots(
-        [Slot(s.coordinate.expand((s.factor * factor).shape), s.factor * factor) for s in form.slots]
-    )
+def scaled(form: Form, factor: field.Elements | int) -> Form:
+    """The form times an element of the field, or one for each element of the value."""
+    slots = [(s.coordinate, field.times(s.factor, factor)) for s in form.slots]
+    return form.with_slots([Slot(coordinate.expand(product.shape), product) for coordinate, product in slots])
 
 
 def added(left: Form, right: Form, shape: tuple[int, ...]) -> Form | None:
@@ -61,7 +55,7 @@ def added(left: Form, right: Form, shape: tuple[int, ...]) -> Form | None:
         extra = Slot(extra.coordinate.expand(shape), extra.factor.expand(shape))
         for i, slot in enumerate(slots):
             if torch.equal(slot.coordinate, extra.coordinate):
-                slots[i] = Slot(slot.coordinate, slot.factor + extra.factor)
+                slots[i] = Slot(slot.coordinate, field.plus(slot.factor, extra.factor))
                 break
         else:
             slots.append(extra)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.form import Form, Slot, lines, numbers
+from deadweight.proof import field as exact
+from deadweight.proof.form import Form, Slot, lines
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import fold, fresh
 from deadweight.proof.steps import Blocked, Step, refuse_large
@@ -159,8 +160,8 @@ class TurnWalk:
         own = fresh((*node.shape[:-1], 1), node.name, "vector")
         if node.op.startswith("aten.conv"):
             own = fresh((node.shape[0], 1, *node.shape[2:]), node.name, "vector")
-        factor = numbers(own).expand(node.shape)
-        self.forms[node.name] = Form((Slot(coordinate, torch.where(coordinate == 0, 0.0, factor)),))
+        factor = exact.generic(own).expand(node.shape)
+        self.forms[node.name] = Form((Slot(coordinate, torch.where(coordinate == 0, 0, factor)),))
         self.note(node, "the space is written here", self.forms[node.name])
 
     def step(self, node: Node) -> None:
@@ -184,8 +185,9 @@ class TurnWalk:
         found = self.forms.get(value.name) if isinstance(value, Ref) else None
         return found if isinstance(found, Form) else None
 
-    def numbers_of(self, ref: Ref) -> Tensor:
-        return numbers(self.identity.of(ref))
+    def numbers_of(self, ref: Ref) -> exact.Elements:
+        """What stands for a value that is not turned: one random element for each of its numbers."""
+        return exact.generic(self.identity.of(ref))
 
     def read(self, node: Node, view: WeightView, axis: int, form: Form) -> None:
         """A linear map reads the space: it undoes the turn, copy by copy."""
@@ -214,8 +216,7 @@ class TurnWalk:
 
 def copies_of(coordinate: Tensor, factor: Tensor) -> Tensor:
     """A number per column: one copy has equal factors, and every coordinate once at most."""
-    bits = fold(factor.contiguous().view(torch.int64) | 1, 0)
-    alike = torch.unique(bits, return_inverse=True)[1]
+    alike = torch.unique(fold(factor + 1, 0), return_inverse=True)[1]  # + 1: a label of 0 would vanish
     seen: dict[tuple[int, int], int] = {}
     repeats = []
     for key in zip(alike.tolist(), coordinate.tolist(), strict=True):

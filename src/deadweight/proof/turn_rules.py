@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import torch
 
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Node, Ref
-from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, numbers, scaled
+from deadweight.proof import field
+from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
 from deadweight.proof.labels import fresh
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, SHAPE
@@ -67,8 +69,7 @@ def run_slot(walk: TurnWalk, node: Node, k: int) -> Any:
         form = walk.forms.get(name)
         if isinstance(form, Form) and k < len(form.slots):
             return getattr(form.slots[k], attribute)
-        dtype = torch.int64 if attribute == "coordinate" else torch.float64
-        return torch.zeros(walk.graph.nodes[name].shape, dtype=dtype)
+        return torch.zeros(walk.graph.nodes[name].shape, dtype=torch.int64)
 
     coordinate, factor = (move(walk.graph, node, lambda n, a=a: part(n, a)) for a in ("coordinate", "factor"))  # type: ignore[misc]
     if isinstance(coordinate, (list, tuple)):
@@ -93,7 +94,7 @@ def index(walk: TurnWalk, node: Node) -> Form:
     zeros = [None if i is None else torch.zeros(walk.graph.node(i).shape, dtype=torch.int64) for i in node.args[1]]
     coordinate = node.target(slot.coordinate, zeros)
     uniform(walk, node, slot)
-    factor = numbers(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
+    factor = field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
     return form.with_slots([Slot(coordinate, factor)])
 
 
@@ -109,8 +110,8 @@ def uniform(walk: TurnWalk, node: Node, slot: Slot) -> None:
 def addition(walk: TurnWalk, node: Node) -> Form:
     """A sum of vectors of the space is a vector of the space; an added parameter turns along."""
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
-    alpha = float(node.kwargs.get("alpha", 1)) * (-1.0 if node.op == "aten.sub" else 1.0)
-    right = right if right is None or alpha == 1 else scaled(right, alpha)
+    alpha = node.kwargs.get("alpha", 1) * (-1 if node.op == "aten.sub" else 1)
+    right = right if right is None or alpha == 1 else scaled(right, element(node, alpha))
     if left is not None and right is not None:
         if left.gain != right.gain:
             raise Blocked(node.name, node.op, "it adds values behind different gains")
@@ -160,7 +161,15 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
 @turn_rule("aten.neg")
 def negation(walk: TurnWalk, node: Node) -> Form:
     """The opposite vector turns alike."""
-    return scaled(walk.forms[node.args[0].name], -1.0)
+    return scaled(walk.forms[node.args[0].name], field.P - 1)
+
+
+def element(node: Node, number: Any) -> int:
+    """A constant factor as an element of the field."""
+    try:
+        return field.of(number)
+    except (TypeError, ValueError) as error:
+        raise Blocked(node.name, node.op, f"the factor {number} is no finite number") from error
 
 
 @turn_rule("aten.mul", "aten.div")
@@ -173,14 +182,16 @@ def product(walk: TurnWalk, node: Node) -> Form:
         raise Blocked(node.name, node.op, "the divisor turns, or the quotient is rounded")
     form, other = (left, node.args[1]) if left is not None else (right, node.args[0])
     assert form is not None
+    divides = node.op == "aten.div"
     if not isinstance(other, Ref):
-        value = float(other)
-        return scaled(form, 1 / value if node.op == "aten.div" else value)
+        factor = torch.tensor(element(node, other))
+        return scaled(form, field.inverse(factor) if divides else factor)
     if node.op == "aten.mul" and is_gain(walk, node, form, other):
         return Form(form.slots, other.name)
     if walk.scalar and not walk.graph.depends[other.name][1]:
         return form
-    return scaled(form, walk.numbers_of(other).expand(node.shape))
+    factor = walk.numbers_of(other)
+    return scaled(form, (field.inverse(factor) if divides else factor).expand(node.shape))
 
 
 def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
@@ -221,7 +232,7 @@ def matmul(walk: TurnWalk, node: Node) -> Form | None:
     if not torch.equal(slot.coordinate, slot.coordinate.narrow(axis, 0, 1).expand_as(slot.coordinate)):
         raise Blocked(node.name, node.op, "it mixes coordinates with data")
     weights = walk.numbers_of(other)
-    factor = torch.matmul(slot.factor, weights) if left is not None else torch.matmul(weights, slot.factor)
+    factor = field.matmul(slot.factor, weights) if left is not None else field.matmul(weights, slot.factor)
     coordinate = slot.coordinate.narrow(axis, 0, 1).expand(node.shape)
     return form.with_slots([Slot(coordinate, factor)])
 
@@ -254,14 +265,13 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
         raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
     walk.turned.rotations = True
     walk.turned.fixes_ones |= node.op == "core.layer"
-    factor = numbers(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
+    factor = field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
     return form.with_slots([Slot(slot.coordinate, factor)])
 
 
 @turn_rule("aten.mean", "aten.sum")
 def reduction(walk: TurnWalk, node: Node) -> Form:
     """A mean of vectors over positions turns alike."""
-    assert node.target is not None
     form = walk.forms[node.args[0].name]
     slot = form.single
     rank = slot.coordinate.ndim if slot else 0
@@ -272,7 +282,14 @@ def reduction(walk: TurnWalk, node: Node) -> Form:
     if not all(torch.equal(slot.coordinate, slot.coordinate.narrow(a, 0, 1).expand_as(slot.coordinate)) for a in axes):
         raise Blocked(node.name, node.op, "it sums over coordinates")
     coordinate = slot.coordinate.amin(axes).reshape(node.shape)
-    return form.with_slots([Slot(coordinate, node.target(slot.factor, *node.args[1:], **node.kwargs))])
+    factor = field.total(slot.factor, axes).reshape(node.shape)
+    if node.op == "aten.mean":
+        factor = field.times(factor, field.of(Fraction(node_count(node), slot.factor.numel())))
+    return form.with_slots([Slot(coordinate, factor)])
+
+
+def node_count(node: Node) -> int:
+    return torch.Size(node.shape).numel()
 
 
 @turn_rule("aten.masked_fill", "aten.where")
@@ -291,7 +308,7 @@ def masked(walk: TurnWalk, node: Node) -> Form:
 @turn_rule("aten.dropout")
 def dropout(walk: TurnWalk, node: Node) -> Form:
     """Dropout multiplies each element by a random factor of its own."""
-    return scaled(walk.forms[node.args[0].name], numbers(fresh(node.shape, node.name)))
+    return scaled(walk.forms[node.args[0].name], field.generic(fresh(node.shape, node.name)))
 
 
 @turn_rule("output")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deadweight.laws.claim import Claim
-from deadweight.laws.dw009_query_key_basis import ContractionClaim, alike, by_keys
+from deadweight.laws.dw009_query_key_basis import ContractionClaim, HeadPart
 from deadweight.laws.turn_claim import TurnClaim
-from deadweight.proof.commutant import TOLERANCE, Products, connected, relative_maps
 from deadweight.proof.turn import Site
 from deadweight.reduce.facts import Fact, IdentityBlocks
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index
@@ -230,7 +229,7 @@ class KeyBasis(BasisRewrite):
     claim: ContractionClaim
 
     def meetings(self) -> list[Meeting]:
-        return [m for shared in by_keys(list(self.claim.products)) for m in free_parts(shared)]
+        return [m for parts in by_head(self.claim.parts) for m in free_part(parts)]
 
     def heads(self) -> list[list[int]]:
         return [m.keys for m in self.meetings()]
@@ -267,30 +266,24 @@ def turns(meeting: Meeting, block: Tensor) -> Iterator[tuple[list[int], Tensor]]
         yield queries, turn
 
 
-def free_parts(shared: list[Products]) -> Iterator[Meeting]:
+def free_part(parts: list[HeadPart]) -> Iterator[Meeting]:
     """The coordinates of a key head that may be mixed at will: all without rotary positions, else the unrotated."""
-    first = shared[0]
-    relative = relative_maps(first)
-    if relative is None or not alike(shared):
-        return
-    alone = [c[0] for c in connected(relative.abs().amax(0) > TOLERANCE) if len(c) == 1]
-    kinds: dict[tuple[float, ...], list[int]] = {}
-    for c in alone:
-        kinds.setdefault(tuple(round(float(t), 6) for t in relative[:, c, c]), []).append(c)
-    if not kinds:
-        return
-    left = max(kinds.values(), key=len)
-    linked = first.matrices[:, left].abs().amax(dim=(0, 1)) > TOLERANCE
-    right = linked.nonzero().reshape(-1).tolist()
-    strangers = [i for i in range(len(first.left)) if i not in left]
-    if len(right) != len(left) or (
-        strangers and bool((first.matrices[:, strangers][:, :, right].abs() > TOLERANCE).any())
-    ):
-        return
-    best = max(first.matrices, key=lambda m: float(m[left][:, right].abs().max()))
-    yield Meeting(
-        [int(first.right[i]) for i in right], [[int(p.left[i]) for i in left] for p in shared], best[left][:, right]
-    )
+    single = [p for p in parts if p.keys.shape[1] == 1]
+    if single:
+        widest = max(single, key=lambda p: p.part.count)
+        scales = 1 / widest.part.right_basis[:, 0, 0]  # W = M₀₁/M₀
+        yield Meeting(widest.right.tolist(), [q.tolist() for q in widest.left], torch.diag(scales))
+
+
+def by_head(parts: Iterable[HeadPart]) -> list[list[HeadPart]]:
+    """The parts of every key head: parts of one head share the query heads, and follow each other."""
+    heads: list[list[HeadPart]] = []
+    for part in parts:
+        if heads and heads[-1][0].head == part.head:
+            heads[-1].append(part)
+        else:
+            heads.append([part])
+    return heads
 
 
 @dataclass(frozen=True, kw_only=True)

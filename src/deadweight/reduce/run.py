@@ -110,6 +110,9 @@ def prepare(
         raise DeadweightError(
             f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}"
         ) from error
+    if graph.specialised:
+        name = printable(source.name)
+        raise DeadweightError(f"{name} is proved for one path only and not reduced: {graph.specialised[0]}")
     found = proved(source, graph, complete=False, say=say, evidence=False)
     if any(c.code == "DW015" for c in found.claims) and source.blocks:
         source = open_model(model, collapsed=False, **options)

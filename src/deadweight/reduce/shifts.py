@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph
+from deadweight.laws.point import Point
 from deadweight.laws.shift_claim import ShiftClaim, undo
 from deadweight.proof.absorb import Absorber
 from deadweight.proof.opsets import SHAPE
@@ -59,7 +60,7 @@ class ShiftRewrite(Rewrite):
         for absorber in self.claim.absorbers:
             if absorber.node in amounts:
                 name = self.name(absorber.parameter)
-                moved = tensors[name] + undo(self.graph, absorber, amounts[absorber.node], {}, {})
+                moved = tensors[name] + undo(Point(self.graph, {}, {}), absorber, amounts[absorber.node])
                 dead = self.notes.dead.get(name)
                 tensors[name] = moved if dead is None else torch.where(dead, 0.0, moved)
 

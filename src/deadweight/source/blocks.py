@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Blocks:
 
 
 def collapse(module: nn.Module, record: Record) -> tuple[Blocks, ...]:
-    """Cut every long list of repeated blocks, in place, and say what was cut, after one recorded run of the model."""
+    """Cut every long list of repeated blocks, in place, and say what was cut, after a recorded run of it or a copy."""
     cut = []
     for path, blocks in record.lists.items():
         uses = record.uses_of(path, len(blocks))
@@ -66,7 +66,7 @@ def collapse(module: nn.Module, record: Record) -> tuple[Blocks, ...]:
         kept, representatives = shortest_prefix(kinds)
         if kept < len(blocks):
             cut.append(Blocks(path, kept, representatives))
-            short = list(blocks)[:kept]
+            short = list(cast(List, module.get_submodule(path)))[:kept]
             whole = nn.Sequential(*short) if isinstance(blocks, nn.Sequential) else nn.ModuleList(short)
             replace_list(module, path, whole)
     return tuple(cut)
@@ -87,9 +87,12 @@ def is_long_list(found: List) -> bool:
     return type(found) in (nn.ModuleList, nn.Sequential) and len(found) > LEAST and all(map(is_block, found))
 
 
-def is_block(module: nn.Module) -> bool:
-    """More than one layer inside: not a bare linear map or norm, whose lists are often indexed from outside."""
-    return sum(1 for m in module.modules() if any(True for _ in m.parameters(recurse=False))) > 1
+def is_block(module: nn.Module | None) -> bool:
+    """More than one layer inside: not a bare linear map or norm, whose lists are often indexed from outside.
+
+    Lists may hold None where a layer is switched off.
+    """
+    return module is not None and sum(1 for m in module.modules() if any(True for _ in m.parameters(recurse=False))) > 1
 
 
 class Record(TorchDispatchMode):
@@ -139,13 +142,16 @@ class Record(TorchDispatchMode):
     @contextmanager
     def skimming(self) -> Iterator[Record]:
         blocks = [b for found in self.lists.values() for b in found]
+        own = [vars(block).get("forward") for block in blocks]
         for block in blocks:
             block.forward = partial(self.call, block, block.forward)
         try:
             yield self
         finally:
-            for block in blocks:
+            for block, forward in zip(blocks, own, strict=True):
                 del block.forward
+                if forward is not None:
+                    block.forward = forward
 
     def call(self, block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         path, place = self.places[id(block)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from deadweight.errors import DeadweightError
+from deadweight.source.copies import share_tensors
 from deadweight.source.hugging import Built, eager
 from deadweight.source.text import printable, reason
 
@@ -36,31 +38,35 @@ def from_spec(spec: str) -> Built:
 
 def from_module(module: nn.Module, *, name: str = "", inputs: Any = None) -> Built:
     """A copy that shares its parameters: switching it to eager attention and eval leaves the user's own alone."""
+    module = _eager(module, name)
     _refuse_lazy(module, name)
-    clone, notes = _structure(module)
+    clone = share_tensors(module)
     config = getattr(clone, "config", None) if hasattr(clone, "main_input_name") else None
     if config is not None:
         eager(clone)
-    return Built(name or type(module).__name__, clone, config, notes, inputs)
+    return Built(name or type(module).__name__, clone, config, (), inputs)
+
+
+def _eager(module: nn.Module, name: str) -> nn.Module:
+    """The module that torch.compile was given; refuses one that TorchScript has compiled."""
+    while type(module).__name__ == "OptimizedModule":  # by name: importing the class takes a second
+        module = module.get_submodule("_orig_mod")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise DeadweightError(
+            f"{printable(name or type(module).__name__)} is a TorchScript module, which cannot be traced; "
+            "expected the eager module that it was made from"
+        )
+    return module
 
 
 def _refuse_lazy(module: nn.Module, name: str) -> None:
     """Lazy modules have no shapes before their first forward."""
-    for parameter, value in module.named_parameters():
-        if isinstance(value, nn.parameter.UninitializedParameter):
+    for tensor, value in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(value, (UninitializedParameter, UninitializedBuffer)):
             raise DeadweightError(
-                f"{printable(parameter)} of {printable(name or type(module).__name__)} has no shape yet; "
+                f"{printable(tensor)} of {printable(name or type(module).__name__)} has no shape yet; "
                 "expected an initialised module: run a lazy module forward once"
             )
-
-
-def _structure(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    renormed = {id(p) for m in module.modules() if getattr(m, "max_norm", None) is not None for p in m.parameters()}
-    kept = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in renormed]  # running changes those
-    try:
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in kept}), ()
-    except (TypeError, RuntimeError, AttributeError, NotImplementedError, copy.Error) as error:
-        return module, (f"the module cannot be copied and is used itself ({reason(error)})",)
 
 
 def _find(spec: str) -> Any:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.source import factory, hugging
 from deadweight.source.blocks import Blocks, Record, collapse
+from deadweight.source.copies import copy_tensors, share_tensors
 from deadweight.source.examples import example_inputs, left_out, run
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.text import printable, reason
+from deadweight.source.trial import Untouched, WrittenTo, run_or_refuse
 
 REFUSED = "no example input that was tried runs: "
 
@@ -59,9 +63,22 @@ def open_model(
     """
     made = _built(spec, weights=weights, trust_remote_code=trust_remote_code)
     given = inputs if inputs is not None else made.inputs
+    options: dict[str, Any] = {"training": training, "length": length, "collapsed": collapsed}
+    own = [] if not isinstance(spec, nn.Module) else [*spec.parameters(), *spec.buffers()]
+    try:
+        with Untouched(own) if own else nullcontext():
+            return _opened(made, given, **options)
+    except WrittenTo:  # running it changes parameters or buffers: those of a copy
+        return _opened(replace(made, module=copy_tensors(made.module)), given, **options)
+
+
+def _opened(made: hugging.Built, given: Any, *, training: bool, length: int | None, collapsed: bool) -> Source:
     shapes = {name: tuple(p.shape) for name, p in made.module.named_parameters()}
     if not collapsed:
         return replace(as_source(made, given, training=training, length=length), shapes=shapes)
+    if given is not None:
+        source = as_source(made, given, training=training)
+        return replace(source, blocks=tried(source), shapes=shapes)
     record = Record(made.module)
     with record.skimming():
         source = as_source(made, given, training=training, length=length)
@@ -70,6 +87,33 @@ def open_model(
         except Exception:  # noqa: BLE001 - a model that does not run is traced whole, and says there why
             record.reset()
     return replace(source, blocks=collapse(source.module, record), shapes=shapes)
+
+
+def tried(source: Source) -> tuple[Blocks, ...]:
+    """Run a copy of the model once on its user's inputs, refuse those that fail, and cut repeated blocks.
+
+    A copy, because a forward may keep something for the next call.
+    """
+    trial = share_tensors(source.module)
+    record = Record(trial)
+    try:
+        with record.skimming():
+            record.watch(lambda watch: called(trial, source, watch))
+    except Exception:  # noqa: BLE001 - said below, by the model itself
+        record.reset()
+        if source.has_weights:
+            run_or_refuse(source.name, lambda: called(share_tensors(source.module), source))
+    return collapse(source.module, record)
+
+
+@torch.no_grad()
+def called(module: nn.Module, source: Source, watch: AbstractContextManager[Any] | None = None) -> Any:
+    """The model's output for exactly these inputs; without weights, its shapes."""
+    if not source.has_weights:
+        return run(module, source.inputs, watch)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (source.args, source.kwargs))
+    with watch or nullcontext():
+        return module(*args, **kwargs)
 
 
 def open_complete(spec: Any, **options: Any) -> Source:

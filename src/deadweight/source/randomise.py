@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 
 from deadweight.errors import DeadweightError
+from deadweight.source.copies import copy_tensors
 from deadweight.source.text import printable
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -20,7 +19,7 @@ def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
     Norm gains are 1 + 0.3 n, biases 0.5 n, embeddings 0.5 n, weights n / sqrt(fan in), with n standard normal.
     """
     _refuse_meta(module)
-    clone = copy.deepcopy(module).double()
+    clone = copy_tensors(module).double()
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
     with torch.no_grad():

@@ -1,0 +1,39 @@
+"""Evidence for a graph of one path: numbers with which that path can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from deadweight.graph.bind import bind
+from deadweight.graph.evaluate import as_float64, evaluate
+from deadweight.graph.node import Graph
+from deadweight.source.model import Source
+
+Values = dict[str, Tensor]
+Draw = Callable[[int], Values]
+
+
+def on_path(graph: Graph, values: Values, draw: Draw, source: Source) -> tuple[Values, Draw]:
+    """These parameters and inputs; where a graph of one path does not run on them, those that it was traced on."""
+    if not graph.specialised:
+        return values, draw
+    example = bind(graph, source.inputs.args, source.inputs.kwargs)
+    traced = {name: as_float64(tensor.detach()) for name, tensor in graph.tensors.items()}
+    kept = values if runs(graph, values, example) else traced
+
+    def drawn(seed: int) -> Values:
+        inputs = draw(seed)
+        return inputs if runs(graph, kept, inputs) else example
+
+    return kept, drawn
+
+
+def runs(graph: Graph, values: Values, inputs: Values) -> bool:
+    """Whether shapes fit: the number of tokens that an expert gets is part of the path."""
+    try:
+        evaluate(graph, values, inputs)
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""What a trace on values says nothing about: parameters that its path does not read as a whole.
+
+An expert that got no token, or a branch that was not taken, looks unused in such a graph. It is not a parameter of it
+then, but a constant, so that no law speaks of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Graph, Node, substitute
+
+MOST_NAMES = 3  # that a note lists
+VIEWS = {"view", "reshape", "_unsafe_view", "t", "transpose", "permute", "select", "slice", "split", "unsqueeze"}
+VIEWS |= {"squeeze", "expand", "chunk", "unbind", "narrow", "split_with_sizes", "unflatten", "flatten", "numpy_T"}
+COPIES = {"clone", "alias", "contiguous", "detach", "_to_copy", "to", "type_as", "lift_fresh_copy"}
+
+
+def keep_what_is_read(graph: Graph) -> Graph:
+    """The same graph, whose parameters are those that it reads entirely, and that no empty tensor meets."""
+    if not graph.specialised:
+        return graph
+    partly = [name for name in graph.parameters if not bool(elements_read(graph, name).all())]
+    unread = sorted({*partly, *beside_nothing(graph)}, key=list(graph.nodes).index)
+    if not unread:
+        return dataclasses.replace(graph, unused=())
+    nodes = graph.nodes | {name: dataclasses.replace(graph.nodes[name], op="buffer") for name in unread}
+    parameters = {node: name for node, name in graph.parameters.items() if node not in unread}
+    note = f"not examined, since this path does not read all of them: {listed([graph.parameters[n] for n in unread])}"
+    specialised = (*graph.specialised, note)
+    return dataclasses.replace(graph, nodes=nodes, parameters=parameters, unused=(), specialised=specialised)
+
+
+def listed(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def elements_read(graph: Graph, name: str) -> Tensor:
+    """For each element of a parameter, whether an operation computes with it or an output holds it."""
+    shape = graph.nodes[name].shape
+    seen = torch.zeros(torch.Size(shape).numel(), dtype=torch.bool)
+    for read in leaves_read(graph, name, torch.arange(len(seen)).reshape(shape)):
+        seen[read.reshape(-1)] = True
+    return seen
+
+
+def leaves_read(graph: Graph, name: str, elements: Any) -> Iterator[Tensor]:
+    """The elements that reach an operation which is not a view or a copy."""
+    if name in graph.outputs and isinstance(elements, Tensor):
+        yield elements
+    for reader in graph.users[name]:
+        moved = through_view(reader, name, elements)
+        if moved is not None:
+            yield from leaves_read(graph, reader.name, moved)
+        elif reader.name in graph.live and isinstance(elements, Tensor):
+            yield elements
+
+
+def through_view(node: Node, name: str, elements: Any) -> Any:
+    """The elements as a view or copy arranges them; None for other operations."""
+    kind = node.op.removeprefix("aten.")
+    if node.op == "getitem":
+        return elements[node.args[1]]
+    if kind in COPIES:
+        return elements
+    if kind not in VIEWS or node.target is None or set(node.inputs) != {name}:
+        return None
+    return node.target(*substitute(node.args, lambda _: elements), **node.kwargs)
+
+
+def beside_nothing(graph: Graph) -> set[str]:
+    """Parameters that meet an empty tensor, directly or after operations on parameters alone."""
+    stack = [name for node in graph.nodes.values() if 0 in node.shape for name in node.inputs]
+    found: set[str] = set()
+    while stack:
+        name = stack.pop()
+        if name not in found and graph.depends[name] == (True, False):
+            found.add(name)
+            stack.extend(graph.nodes[name].inputs)
+    return {name for name in found if name in graph.parameters and 0 not in graph.nodes[name].shape}

@@ -1,0 +1,221 @@
+"""A trace on real numbers, for models whose Python asks for values.
+
+The graph is that of the path which the example takes. Tensors stay operations of the graph; only numbers that Python
+took out of them are constants. So that these hide nothing, every value that was asked for and that depends on a
+parameter becomes an output: what leaves it alone leaves the path alone. A float that was taken out is refused, since
+Python may compute with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from linecache import getline
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils import _pytree as pytree
+
+from deadweight.graph.attention import decompositions
+from deadweight.graph.layout import Description
+from deadweight.graph.program import Program, TraceError
+from deadweight.graph.structure import input_names, tensors_in
+
+aten = torch.ops.aten
+TORCH = str(Path(torch.__file__).parent)
+LAYERS = str(Path(torch.nn.__file__).parent)
+OURS = str(Path(__file__).parent)
+NUMBERS = {aten.item.default, aten._local_scalar_dense.default}
+MOST_PLACES = 4  # that a note names
+
+
+@dataclass(frozen=True)
+class Question:
+    """A place where Python asked for values, and what they depend on."""
+
+    place: str  # file:line: the line
+    operands: tuple[str, ...]  # the nodes whose values decide the answer
+    parameters: bool
+    inputs: tuple[str, ...]
+    number: torch.dtype | None  # of a number that was taken out; None for a shape, or for yes or no
+
+    def __str__(self) -> str:
+        return f"{' and '.join(self.inputs + ('parameters',) * self.parameters)} at {self.place}"
+
+
+def trace_on_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
+    """The operations that the module runs on these inputs; the module itself is left as it is only if it is a copy."""
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    stored = {**parameters, **buffers}
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    names = input_names(module, args, kwargs)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    n_returned = 0
+
+    def run(tensors: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+        nonlocal n_returned
+        note_lines()
+        filled = list(leaves)
+        for place, tensor in zip(places, given, strict=True):
+            filled[place] = tensor
+        call = pytree.tree_unflatten(filled, spec)
+        found = list(tensors_in(torch.func.functional_call(module, dict(zip(stored, tensors, strict=True)), *call)))
+        n_returned = len(found)
+        return [*found, *given, *([] if module.training else tensors[len(parameters) :])]
+
+    recorded = record(run, [t.detach() for t in stored.values()], [leaves[i].detach() for i in places])
+    holders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
+    rename(holders, [*map(stored_name, stored), *(names[i] for i in places)])
+    questions = asked(recorded, holders[: len(parameters)], holders[len(stored) :])
+    refuse_hidden_numbers(questions)
+    kept = dict(zip((node.name for node in holders), stored, strict=False))
+    return Program(
+        graph=recorded.graph,
+        root=recorded,
+        parameters={node: name for node, name in kept.items() if name in parameters},
+        constants={node: buffers[name] for node, name in kept.items() if name in buffers},
+        buffers={node: name for node, name in kept.items() if name in persistent(module)},
+        inputs=tuple(node.name for node in holders[len(stored) :]),
+        outputs=(*written(recorded, n_returned), *(name for q in questions if q.parameters for name in q.operands)),
+        specialised=(note(list(dict.fromkeys(map(str, questions)))),),
+    )
+
+
+def record(run: Callable[..., Any], *tensors: list[Tensor]) -> torch.fx.GraphModule:
+    """The operations as torch.export would write them down: before composite ones fall apart, without mutations."""
+    functional = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
+    options: dict[str, Any] = {"tracing_mode": "real", "pre_dispatch": True, "_error_on_data_dependent_ops": False}
+    return make_fx(functional, decomposition_table=decompositions(), **options)(*tensors)
+
+
+def note_lines() -> None:
+    """Let the running tracer remember for every operation which line of code asked for it."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    create = mode.tracer.create_node
+
+    def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = create(*args, **kwargs)
+        node.meta["line"] = calling_line()
+        return node
+
+    mode.tracer.create_node = create_node  # type: ignore[method-assign]
+
+
+def calling_line() -> str:
+    """file:line: text, of the innermost code that is not the tracer's: the user's, a library's, or torch.nn's."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if (not file.startswith((TORCH, OURS, "<")) or file.startswith(LAYERS)) and "contextlib" not in file:
+            return f"{short_path(file)}:{frame.f_lineno}: {getline(file, frame.f_lineno).strip()}"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def short_path(file: str) -> str:
+    """The path from the folder of packages or the working directory on."""
+    path = Path(file)
+    for root in (*map(Path, sys.path[1:]), Path.cwd()):
+        if root.is_absolute() and path.is_relative_to(root) and root != Path(root.anchor):
+            return str(path.relative_to(root))
+    return str(Path(*path.parts[-3:]))
+
+
+def rename(nodes: list[torch.fx.Node], names: list[str]) -> None:
+    for node, name in zip(nodes, names, strict=True):
+        node._rename(name)
+
+
+def stored_name(name: str) -> str:
+    return f"p_{name.replace('.', '_')}"
+
+
+def persistent(module: nn.Module) -> set[str]:
+    return set(module.state_dict(keep_vars=True))
+
+
+def written(recorded: torch.fx.GraphModule, n_returned: int) -> list[str]:
+    """What is returned, and what stands in inputs and buffers afterwards if it was written there."""
+    (values,) = recorded.graph.output_node().args
+    assert isinstance(values, (list, tuple))
+    returned, after = values[:n_returned], values[n_returned:]
+    nodes = [*returned, *(value for value in after if getattr(value, "op", "") == "call_function")]
+    return list(dict.fromkeys(node.name for node in nodes if isinstance(node, torch.fx.Node)))
+
+
+Origins = dict[torch.fx.Node, tuple[bool, tuple[str, ...]]]  # whether it depends on parameters, and on which inputs
+
+
+def asked(
+    recorded: torch.fx.GraphModule, parameters: list[torch.fx.Node], inputs: list[torch.fx.Node]
+) -> list[Question]:
+    """Every place where the answer of an operation depends on values, and the values on parameters or inputs."""
+    origins: Origins = dict.fromkeys(parameters, (True, ())) | {node: (False, (node.name,)) for node in inputs}
+    found: list[Question] = []
+    for node in recorded.graph.nodes:
+        sources = [origins[n] for n in node.all_input_nodes if n in origins]
+        names = tuple(dict.fromkeys(name for _, names in sources for name in names))
+        origins.setdefault(node, (any(p for p, _ in sources), names))
+        if sources and node.op == "call_function" and reads_values(recorded, node):
+            found.append(question(node, origins))
+    return [q for q in found if q.parameters or q.inputs]
+
+
+def reads_values(recorded: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Whether torch cannot tell the shape of the result, or the result itself, from shapes alone."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+
+    def described(operand: torch.fx.Node) -> Any:
+        return Description(value_of(recorded, operand))
+
+    shadows = torch.fx.node.map_arg((node.args, node.kwargs), described)
+    with FakeTensorMode():
+        args, kwargs = pytree.tree_map_only(Description, Description.tensor, shadows)
+        try:
+            node.target(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - torch has many words for it
+            return True
+    return False
+
+
+def value_of(recorded: torch.fx.GraphModule, node: torch.fx.Node) -> Tensor:
+    return getattr(recorded, str(node.target)) if node.op == "get_attr" else node.meta["val"]
+
+
+def question(node: torch.fx.Node, origins: Origins) -> Question:
+    """What decides a shape is a mask or an index where there is one; of other questions all operands count."""
+    operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+    discrete = [n for n in operands if not n.meta["val"].is_floating_point() and not n.meta["val"].is_complex()]
+    number = operands[0].meta["val"].dtype if node.target in NUMBERS else None
+    if isinstance(node.meta.get("val"), (Tensor, list, tuple)) and discrete:
+        operands = discrete
+    known = [origins[n] for n in operands]
+    inputs = tuple(dict.fromkeys(name for _, names in known for name in names))
+    names = tuple(n.name for n in operands)
+    return Question(node.meta.get("line", "an unknown line"), names, any(p for p, _ in known), inputs, number)
+
+
+def refuse_hidden_numbers(questions: list[Question]) -> None:
+    """Raise if Python took out a float that parameters or inputs decide: it may compute with it, unseen."""
+    for q in questions:
+        if q.number is not None and (q.number.is_floating_point or q.number.is_complex):
+            raise TraceError(
+                f"a {str(q.number).removeprefix('torch.')} number is taken out of a tensor that depends on {q}; "
+                "expected tensors there: arithmetic on Python numbers is not followed"
+            )
+
+
+def note(places: list[str]) -> str:
+    """What a reader of the findings must know."""
+    more = len(places) - MOST_PLACES
+    shown = "; ".join(places[:MOST_PLACES]) + (f"; and {more} more places" if more > 0 else "")
+    told = f"; Python asks for values of {shown}" if places else ""
+    return f"traced on the example inputs' values: findings hold for inputs that take the same path{told}"

@@ -1,0 +1,74 @@
+"""One run of a model on its example inputs, before anything long begins: what fails, and where."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from deadweight.errors import DeadweightError
+from deadweight.source.text import printable, reason
+
+TORCH = str(Path(torch.__file__).parent)
+OURS = str(Path(__file__).parents[1])
+
+
+class WrittenTo(BaseException):
+    """A forward was about to change one of the user's own tensors. No code that tries something may catch it."""
+
+
+class Untouched(TorchDispatchMode):
+    """Raises WrittenTo before an operation writes to the memory of these tensors."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.storages = {storage(t) for t in tensors if not t.is_meta} - {None}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and any(map(self.is_users, written(func, args, kwargs or {}))):
+            raise WrittenTo(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def is_users(self, leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and leaf.numel() > 0 and storage(leaf) in self.storages
+
+
+def storage(tensor: Tensor) -> int | None:
+    """Where the memory of a tensor begins; None for tensors without memory of their own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operation writes to."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    marked = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return pytree.tree_leaves([given.get(name) for name in marked])
+
+
+def run_or_refuse(name: str, run: Callable[[], Any]) -> Any:
+    """The result of a run; raises DeadweightError with the exception and the line of code that raised it."""
+    try:
+        return run()
+    except Exception as error:
+        raise DeadweightError(
+            f"{printable(name)} does not run on its example inputs ({reason(error)}, at {raising_line(error)}); "
+            "expected inputs that its forward takes"
+        ) from error
+
+
+def raising_line(error: BaseException) -> str:
+    """file:line of the user's code that failed; of torch's where no other code ran."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
+    own = [f for f in frames if not f.filename.startswith((TORCH, "<"))]
+    last = (own or frames)[-1] if frames else None
+    return f"{printable(Path(last.filename).name)}:{last.lineno}" if last is not None else "an unknown line"
