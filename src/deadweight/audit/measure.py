@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.account import Account, account
-from deadweight.audit.checker import node_values, replay
-from deadweight.audit.evidence import Draw, Values, claim_evidence, gradients, zero_elements
+from deadweight.audit.checker import replay
+from deadweight.audit.evidence import Draw, Gradients, claim_evidence, gradients
 from deadweight.audit.finding import Completeness, Unknown
 from deadweight.audit.path import on_path
 from deadweight.errors import DeadweightError
@@ -25,6 +25,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
+from deadweight.laws.point import Point, Values
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import element_wise
@@ -107,20 +108,19 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
 def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
     """Replay and test every claim of the clone; list the zeros that nobody claims."""
     grads = gradients(clone.graph, clone.values, clone.draw)
-    if not grads:
+    if not grads.draws:
         measured.notes += ("no gradients were taken: they are not finite for any inputs drawn",)
-    inputs = clone.draw(2)
-    known = node_values(clone.graph, clone.values, inputs)
-    exact = without_epsilon(clone.graph)
-    exact_grads = gradients(exact, clone.values, clone.draw) if any_epsilon(clone) else grads
+    point = Point(clone.graph, clone.values, clone.draw(2))
+    for place, fault in replay(clone.prover.claims, point).items():
+        claim = clone.prover.claims[place]
+        measured.faults[key_of(clone.graph, claim)] = fault
+        why = f"{claim.code}: the proof does not replay: {fault}"
+        measured.unexplained += (Unknown(clone.graph.parameters[claim.node], None, why),)
+    without = Point(without_epsilon(clone.graph), clone.values, point.inputs)
+    without_grads = gradients(without.graph, clone.values, clone.draw) if any_epsilon(clone) else grads
     for claim in clone.prover.claims:
-        fault = replay(clone.graph, claim, clone.values, inputs, known)
-        if fault is not None:
-            measured.faults[key_of(clone.graph, claim)] = fault
-            why = f"{claim.code}: the proof does not replay: {fault}"
-            measured.unexplained += (Unknown(clone.graph.parameters[claim.node], None, why),)
-        seen = (exact, exact_grads) if claim.tier == "epsilon" else (clone.graph, grads)
-        found = claim_evidence(seen[0], claim, clone.values, clone.draw, seen[1])
+        seen = (without, without_grads) if claim.tier == "epsilon" else (point, grads)
+        found = claim_evidence(claim, *seen)
         if found is not None:
             key = key_of(clone.graph, claim)
             for alias in (key, (*key[:2], -1)):
@@ -180,9 +180,9 @@ def drawer(graph: Graph, source: Source) -> Draw:
     return draw
 
 
-def unexplained(source: Source, clone: Clone, grads: list[Values]) -> Iterator[Unknown]:
+def unexplained(source: Source, clone: Clone, grads: Gradients) -> Iterator[Unknown]:
     """Zero gradients of biases, gains and weights that no claim covers. Tables are left out: rows may not be drawn."""
-    for name, zero in zero_elements(clone.graph, grads).items():
+    for name, zero in grads.zero_elements().items():
         if any(r.op == "aten.embedding" for r in clone.graph.users[name]):
             continue
         for claim in clone.prover.claims:

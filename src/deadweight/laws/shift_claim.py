@@ -13,7 +13,7 @@ from deadweight.laws.claim import Claim, normal
 from deadweight.laws.point import Motion, Point, Values
 from deadweight.proof.absorb import Absorber
 from deadweight.proof.labels import compact
-from deadweight.proof.reading import CentredReader, centred_reader
+from deadweight.proof.reading import centred_reader
 from deadweight.proof.weights import weight_view
 
 FAR = 3.0  # parameters are of order one
@@ -42,8 +42,17 @@ class ShiftClaim(Claim):
         return self.complete(point, self.source_motion(point, amounts))
 
     def member(self, point: Point, generator: torch.Generator) -> Values:
-        """Shifts are linear in their source: a long way along a direction is as good as a short one."""
-        return {n: point.values[n] + FAR * t for n, t in self.direction(point, generator).items()}
+        """Shifts are linear in their source: a long way along a direction is as good as a short one.
+
+        Only a weight that takes over along the direction that LayerNorm lost does so times Σ(β/γ), which β changes.
+        """
+        motion = {n: FAR * t for n, t in self.direction(point, generator).items()}
+        ahead = point.at({n: point.values[n] + t for n, t in motion.items()})
+        for absorber in self.absorbers:
+            if absorber.kind == "lost":
+                node = linear_of(point.graph, absorber.parameter)
+                motion[absorber.parameter] *= lost_scale(point, node) / lost_scale(ahead, node)
+        return {n: point.values[n] + t for n, t in motion.items()}
 
     def numbers(self) -> list[int]:
         return [group for group in compact(self.groups).unique().tolist() if group]
@@ -113,18 +122,22 @@ def linear_of(graph: Graph, parameter: str) -> Node:
 
 def lost_motion(point: Point, node: Node, amounts: Tensor, *, unit: bool) -> Tensor:
     """u(1/γ)ᵀ, scaled for `unit` so that the output moves by exactly `amounts`."""
-    reader = centred_reader(point.graph, node)
-    assert reader is not None
-    gain, shift = affine_values(point, reader)
-    row = 1 / gain
-    scale = (shift / gain).sum() if unit else 1.0
-    motion = torch.outer(amounts / scale, row)
+    gain, _ = affine_values(point, node)
+    motion = torch.outer(amounts / (lost_scale(point, node) if unit else 1.0), 1 / gain)
     view = weight_view(point.graph, node)
     return motion if view is None or view.output == 0 else motion.T
 
 
-def affine_values(point: Point, reader: CentredReader) -> tuple[Tensor, Tensor]:
-    """γ and β of the norm behind a reader."""
+def lost_scale(point: Point, node: Node) -> Tensor:
+    """Σ(β/γ): what the direction 1/γ adds to a reader's output."""
+    gain, shift = affine_values(point, node)
+    return (shift / gain).sum()
+
+
+def affine_values(point: Point, node: Node) -> tuple[Tensor, Tensor]:
+    """γ and β of the norm that a linear map reads."""
+    reader = centred_reader(point.graph, node)
+    assert reader is not None
     width = point.graph.nodes[reader.core].shape[-1]
     gain = torch.ones(width, dtype=torch.float64)
     shift = torch.zeros(width, dtype=torch.float64)
