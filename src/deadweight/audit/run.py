@@ -22,6 +22,7 @@ from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
 from deadweight.laws.prover import Prover
 from deadweight.source.model import Source, open_model
+from deadweight.source.real import with_values
 from deadweight.threads import one_thread
 
 TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live direction gives about 1
@@ -77,6 +78,8 @@ def traced(source: Source, model: Any, inputs: Any, options: dict[str, Any]) -> 
     try:
         return source, canonical(trace(source.module, source.args, source.kwargs))
     except TraceError:
+        if (real := with_values(source)) is not None:
+            return source, canonical(trace(real.module, real.args, real.kwargs))
         if not source.blocks:
             raise
     whole = open_model(model, inputs=inputs, collapsed=False, **options)

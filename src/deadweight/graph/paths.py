@@ -23,10 +23,12 @@ COPIES = {"clone", "alias", "contiguous", "detach", "_to_copy", "to", "type_as",
 
 def keep_what_is_read(graph: Graph) -> Graph:
     """The same graph, whose parameters are those that it reads entirely, and that no empty tensor meets."""
+    beside = beside_nothing(graph)
+    graph = with_known_empties(graph)
     if not graph.specialised:
-        return graph
+        return graph  # what it does not read, no input reads
     partly = [name for name in graph.parameters if not bool(elements_read(graph, name).all())]
-    unread = sorted({*partly, *beside_nothing(graph)}, key=list(graph.nodes).index)
+    unread = sorted({*partly, *beside}, key=list(graph.nodes).index)
     if not unread:
         return dataclasses.replace(graph, unused=())
     nodes = graph.nodes | {name: dataclasses.replace(graph.nodes[name], op="buffer") for name in unread}
@@ -34,6 +36,14 @@ def keep_what_is_read(graph: Graph) -> Graph:
     note = f"not examined, since this path does not read all of them: {listed([graph.parameters[n] for n in unread])}"
     specialised = (*graph.specialised, note)
     return dataclasses.replace(graph, nodes=nodes, parameters=parameters, unused=(), specialised=specialised)
+
+
+def with_known_empties(graph: Graph) -> Graph:
+    """A tensor without elements is a constant, whatever it is computed from: the path fixes its shape."""
+    empty = [n for n in graph.nodes.values() if 0 in n.shape and n.target is not None and n.dtype is not None]
+    nodes = graph.nodes | {n.name: Node(n.name, "buffer", shape=n.shape, dtype=n.dtype) for n in empty}
+    tensors = graph.tensors | {n.name: torch.empty(n.shape, dtype=n.dtype) for n in empty}
+    return dataclasses.replace(graph, nodes=nodes, tensors=tensors)
 
 
 def listed(names: list[str]) -> str:

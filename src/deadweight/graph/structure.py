@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from deadweight.graph.program import TraceError
-
-PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, range)
+from deadweight.source.inputs import PLAIN, fields_of, path_name
 
 
 def tensors_in(value: Any, _depth: int = 0) -> Iterator[Tensor]:
@@ -33,28 +30,6 @@ def tensors_in(value: Any, _depth: int = 0) -> Iterator[Tensor]:
             )
 
 
-def fields_of(leaf: Any) -> dict[str, Any]:
-    """The fields of an object that pytree does not look into."""
-    if isinstance(leaf, (*PLAIN, Tensor, type)) or callable(leaf):
-        return {}
-    if isinstance(leaf, Mapping):
-        return {str(key): value for key, value in leaf.items()}
-    if dataclasses.is_dataclass(leaf):
-        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-    return dict(vars(leaf)) if hasattr(leaf, "__dict__") else {}
-
-
-def refuse_hidden_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise if an input holds tensors that would pass for constants."""
-    for path, leaf in pytree.tree_flatten_with_path((args, dict(kwargs)))[0]:
-        hidden = [name for name, value in fields_of(leaf).items() if isinstance(value, Tensor)]
-        if hidden:
-            raise TraceError(
-                f"input {path_name(path)} is a {type(leaf).__name__} that holds tensors ({', '.join(hidden)}); "
-                "expected tensors in tuples, lists or dicts, or a class known to torch.export.register_dataclass"
-            )
-
-
 def input_names(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     """One name for every leaf of the inputs: its argument's, and where in it the leaf stands."""
     try:
@@ -68,9 +43,3 @@ def input_names(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         rest = path[2:] if first != "args" else path[1:]
         names.append("_".join([first, *(path_name((key,)) for key in rest)]))
     return names
-
-
-def path_name(path: Any) -> str:
-    """The place of a leaf in words that may be part of a name."""
-    words = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
-    return "_".join("".join(c if c.isalnum() else "_" for c in word) for word in words)

@@ -18,10 +18,10 @@ from deadweight.graph.attention import decompositions
 from deadweight.graph.node import Graph
 from deadweight.graph.paths import keep_what_is_read
 from deadweight.graph.program import GraphBuilder, Program, TraceError, of_export, tied_names
-from deadweight.graph.structure import refuse_hidden_inputs
 from deadweight.graph.values import trace_on_values
 from deadweight.silence import silenced
 from deadweight.source.copies import share_tensors
+from deadweight.source.inputs import Inputs, refuse_hidden_tensors
 
 __all__ = ["TraceError", "first_line", "tied_names", "trace"]
 
@@ -33,7 +33,7 @@ def trace(module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, An
     says where. The module is left as it is, also by a forward that keeps something for the next call.
     """
     given = dict(kwargs or {})
-    refuse_hidden_inputs(args, given)
+    refuse_hidden_tensors(Inputs(args, given))
     try:
         return built(module, export(share_tensors(module), args, given))
     except TraceError as refusal:

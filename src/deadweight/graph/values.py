@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from deadweight.graph.attention import decompositions
@@ -32,6 +33,7 @@ TORCH = str(Path(torch.__file__).parent)
 LAYERS = str(Path(torch.nn.__file__).parent)
 OURS = str(Path(__file__).parent)
 NUMBERS = {aten.item.default, aten._local_scalar_dense.default}
+DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 MOST_PLACES = 4  # that a note names
 
 
@@ -65,7 +67,9 @@ def trace_on_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         for place, tensor in zip(places, given, strict=True):
             filled[place] = tensor
         call = pytree.tree_unflatten(filled, spec)
-        found = list(tensors_in(torch.func.functional_call(module, dict(zip(stored, tensors, strict=True)), *call)))
+        with WithoutIdleDropout():
+            result = torch.func.functional_call(module, dict(zip(stored, tensors, strict=True)), *call)
+        found = list(tensors_in(result))
         n_returned = len(found)
         return [*found, *given, *([] if module.training else tensors[len(parameters) :])]
 
@@ -83,7 +87,7 @@ def trace_on_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         buffers={node: name for node, name in kept.items() if name in persistent(module)},
         inputs=tuple(node.name for node in holders[len(stored) :]),
         outputs=(*written(recorded, n_returned), *(name for q in questions if q.parameters for name in q.operands)),
-        specialised=(note(list(dict.fromkeys(map(str, questions)))),),
+        specialised=(note(list(dict.fromkeys(map(str, questions)))),) if questions else (),
     )
 
 
@@ -92,6 +96,17 @@ def record(run: Callable[..., Any], *tensors: list[Tensor]) -> torch.fx.GraphMod
     functional = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
     options: dict[str, Any] = {"tracing_mode": "real", "pre_dispatch": True, "_error_on_data_dependent_ops": False}
     return make_fx(functional, decomposition_table=decompositions(), **options)(*tensors)
+
+
+class WithoutIdleDropout(TorchFunctionMode):
+    """Dropout that is off hands on its input itself, and what is then written to the one is written to the other."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+        if getattr(func, "__name__", "") in DROPOUTS and not training:
+            return args[0]
+        return func(*args, **kwargs)
 
 
 def note_lines() -> None:
@@ -217,5 +232,5 @@ def note(places: list[str]) -> str:
     """What a reader of the findings must know."""
     more = len(places) - MOST_PLACES
     shown = "; ".join(places[:MOST_PLACES]) + (f"; and {more} more places" if more > 0 else "")
-    told = f"; Python asks for values of {shown}" if places else ""
-    return f"traced on the example inputs' values: findings hold for inputs that take the same path{told}"
+    path = "traced on the example inputs' values: findings hold for inputs that take the same path"
+    return f"{path}; Python asks for values of {shown}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +11,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from deadweight.errors import DeadweightError
+
 Path = tuple[Any, ...]
+PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, range)
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ class Inputs:
 
 
 def _redrawn(leaf: torch.Tensor, span: Span | None, generator: torch.Generator) -> torch.Tensor:
-    if leaf.dtype == torch.bool or leaf.numel() == 0:
-        return leaf
+    if leaf.dtype == torch.bool or leaf.numel() == 0 or not bool(torch.isfinite(leaf).all()):
+        return leaf  # a mask of infinities says what is hidden
     if leaf.is_floating_point() or leaf.is_complex():
         spread = float(leaf.abs().double().pow(2).mean().sqrt()) or 1.0
         return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) * spread
@@ -81,10 +86,10 @@ def as_inputs(given: Any) -> Inputs:
     if isinstance(given, Inputs):
         return given
     if isinstance(given, Mapping):
-        return Inputs(kwargs=_on_cpu(dict(given)))
+        return refuse_hidden_tensors(Inputs(kwargs=_on_cpu(dict(given))))
     if isinstance(given, (tuple, list)):
-        return Inputs(args=_on_cpu(tuple(given)))
-    return Inputs(args=(_on_cpu(given),))
+        return refuse_hidden_tensors(Inputs(args=_on_cpu(tuple(given))))
+    return refuse_hidden_tensors(Inputs(args=(_on_cpu(given),)))
 
 
 def _on_cpu(tree: Any) -> Any:
@@ -96,3 +101,32 @@ def _with_values(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_meta:
         return tensor.detach().cpu().clone()  # a model that works in place must not reach the user's own
     return torch.empty(tensor.shape, dtype=tensor.dtype).fill_(tensor.is_floating_point())
+
+
+def refuse_hidden_tensors(inputs: Inputs) -> Inputs:
+    """The inputs; raises if one of them holds tensors where nobody looks, which would pass for constants."""
+    for path, leaf in pytree.tree_flatten_with_path((inputs.args, inputs.kwargs))[0]:
+        hidden = [name for name, value in fields_of(leaf).items() if isinstance(value, torch.Tensor)]
+        if hidden:
+            raise DeadweightError(
+                f"input {path_name(path)} is a {type(leaf).__name__} that holds tensors ({', '.join(hidden)}); "
+                "expected tensors in tuples, lists or dicts, or a class known to torch.export.register_dataclass"
+            )
+    return inputs
+
+
+def fields_of(leaf: Any) -> dict[str, Any]:
+    """The fields of an object that pytree does not look into."""
+    if isinstance(leaf, (*PLAIN, torch.Tensor, type)) or callable(leaf):
+        return {}
+    if isinstance(leaf, Mapping):
+        return {str(key): value for key, value in leaf.items()}
+    if dataclasses.is_dataclass(leaf):
+        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    return dict(vars(leaf)) if hasattr(leaf, "__dict__") else {}
+
+
+def path_name(path: Any) -> str:
+    """The place of a leaf in words that may be part of a name."""
+    words = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
+    return "_".join("".join(c if c.isalnum() else "_" for c in word) for word in words)

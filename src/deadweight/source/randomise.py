@@ -20,17 +20,22 @@ def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
     """
     _refuse_meta(module)
     clone = copy_tensors(module).double()
+    return fill(clone, seed)
+
+
+@torch.no_grad()
+def fill(module: nn.Module, seed: int = 0) -> nn.Module:
+    """The module itself, with random parameters."""
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
-    with torch.no_grad():
-        for owner in clone.modules():
-            _free_gradients(owner)
-            _randomise_statistics(owner, generator)
-            for name, parameter in owner.named_parameters(recurse=False):
-                if id(parameter) not in seen and parameter.is_floating_point():
-                    seen.add(id(parameter))
-                    parameter.copy_(_generic(owner, name, parameter, generator))
-    return clone
+    for owner in module.modules():
+        _free_gradients(owner)
+        _randomise_statistics(owner, generator)
+        for name, parameter in owner.named_parameters(recurse=False):
+            if id(parameter) not in seen and parameter.is_floating_point():
+                seen.add(id(parameter))
+                parameter.copy_(_generic(owner, name, parameter, generator))
+    return module
 
 
 def _generic(owner: nn.Module, name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
