@@ -26,6 +26,7 @@ LARGEST = (
     1000  # unknowns of linked blocks that are solved for; beyond, their turns are counted as if each moved nothing
 )
 ZERO = 1e-9  # singular values of random equations: rounding leaves about 1e-15
+GAP = 1e3  # between the smallest that counts and the largest that does not
 
 
 @dataclass(eq=False)
@@ -205,7 +206,17 @@ def together(group: list[Block], still: set[Block], most: int) -> int:
         for _ in range(slices * source.copies * target.copies):
             weight = torch.randn(target.block.size, source.block.size, generator=generator, dtype=torch.float64)
             rows.append(equation(ends, source.block, target.block, weight))
-    return rows[0].shape[1] - int(torch.linalg.matrix_rank(torch.cat(rows), rtol=ZERO))
+    rank = certain_rank(torch.cat(rows))
+    return most if rank is None else rows[0].shape[1] - rank
+
+
+def certain_rank(matrix: Tensor) -> int | None:
+    """The rank, where a wide gap parts the singular values that count from those that rounding leaves; else None."""
+    values = torch.linalg.svdvals(matrix)
+    live = int((values > ZERO * values[0]).sum()) if len(values) and float(values[0]) else 0
+    if 0 < live < len(values) and float(values[live]) * GAP > float(values[live - 1]):
+        return None
+    return live
 
 
 Ends = dict[Block, tuple[Tensor, Tensor]]

@@ -18,6 +18,7 @@ from deadweight.threads import inverse
 
 SWAPS = 200
 POOL = 512  # columns
+COARSE = 1e6
 
 
 def common_columns(blocks: list[Tensor], allowed: Tensor) -> Tensor:
@@ -29,10 +30,15 @@ def common_columns(blocks: list[Tensor], allowed: Tensor) -> Tensor:
     largest shares are looked at.
     """
     rows = torch.stack([orthonormal(b) for b in blocks])  # heads × n × d
-    share = torch.where(allowed, rows.square().sum(1).amin(0), -1.0)
-    pool = share.topk(min(len(share), max(POOL, 4 * rows.shape[1]))).indices.sort().values
+    share = coarse(torch.where(allowed, rows.square().sum(1).amin(0), -1.0))
+    pool = share.argsort(descending=True, stable=True)[: max(POOL, 4 * rows.shape[1])].sort().values
     few, can = rows[:, :, pool].contiguous(), allowed[pool]
     return pool[swapped(few, greedy(few, can), can).sort().values]
+
+
+def coarse(share: Tensor) -> Tensor:
+    """Shares to six digits: of columns that are as good as each other the first is taken, however sums are rounded."""
+    return (share * COARSE).round()
 
 
 def orthonormal(block: Tensor) -> Tensor:
@@ -52,7 +58,7 @@ def greedy(rows: Tensor, allowed: Tensor) -> Tensor:
     spanned = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])  # heads × taken × n, orthonormal
     for i in range(rows.shape[1]):
         smallest = torch.where(open_, share.amin(0), -1.0)
-        best = int(smallest.argmax())
+        best = int(coarse(smallest).argmax())
         if float(smallest[best]) <= 1e-12:
             raise NotDone("no set of columns is invertible in every head")
         taken.append(best)
@@ -81,8 +87,8 @@ def swapped(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
         cost[:, ~allowed] = torch.inf
         cost[:, columns] = torch.inf
         cost = torch.where(torch.isfinite(cost), cost, torch.inf)
-        out, into = divmod(int(cost.argmin()), cost.shape[1])
-        if not float(cost[out, into]) < float(size.sum()) * (1 - 1e-9):
+        out, into = divmod(int(coarse(cost / size.sum()).argmin()), cost.shape[1])
+        if not float(cost[out, into]) < float(size.sum()) * (1 - 1 / COARSE):
             break
         columns[out] = into
     return columns

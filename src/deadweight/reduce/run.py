@@ -26,6 +26,7 @@ from deadweight.reduce.plan import Layout, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import (
+    EXACT,
     FLOORS,
     LENGTH,
     Subject,
@@ -303,7 +304,7 @@ class Trial:
         if not rewrites:
             return True
         own = relative(self.outputs(self.written(*self.changed(rewrites))), self.truth)
-        return all(e <= max(FLOORS * f, 1e-13) for e, f in zip(own, self.floor, strict=True))
+        return all(e <= max(FLOORS * f, EXACT) for e, f in zip(own, self.floor, strict=True))
 
     def outputs(self, module: nn.Module) -> list[list[Tensor]]:
         """What the reduced model returns; code that looks into its layers may find less there than it expects."""

@@ -46,7 +46,7 @@ class Error:
 
     @property
     def same(self) -> bool:
-        noise = max(FLOORS * (self.floor or 0.0), 1e-13)
+        noise = max(FLOORS * (self.floor or 0.0), EXACT)  # float64 has no noise that would matter
         within = self.own is None or self.floor is None or self.own <= noise
         return self.float64 <= (max(EXACT, noise) if self.stored else EXACT) and within
 
