@@ -46,3 +46,8 @@ def test_tokens_are_drawn_over_the_whole_span_but_for_the_avoided() -> None:
 def test_nested_inputs_are_drawn_too() -> None:
     (pair,), _ = drawn(as_inputs(((torch.zeros(3), torch.ones(2)),)))
     assert pair[0].shape == (3,) and pair[1].shape == (2,) and not torch.equal(pair[1], torch.ones(2))
+
+
+def test_a_mask_of_infinities_stays() -> None:
+    mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+    assert torch.equal(drawn(as_inputs(mask))[0][0], mask)

@@ -47,7 +47,10 @@ def trace(module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, An
 
 def built(module: nn.Module, program: Program) -> Graph:
     try:
-        return GraphBuilder(module, program).build()
+        graph = GraphBuilder(module, program).build()
+        if not graph.outputs:
+            raise TraceError("forward returns no tensor; expected at least one")
+        return graph
     except (RuntimeError, TypeError, ValueError) as error:  # shapes that depend on the data
         raise error if isinstance(error, TraceError) else TraceError(first_line(error)) from error
 

@@ -109,7 +109,7 @@ def refuse_hidden_tensors(inputs: Inputs) -> Inputs:
         hidden = [name for name, value in fields_of(leaf).items() if isinstance(value, torch.Tensor)]
         if hidden:
             raise DeadweightError(
-                f"input {path_name(path)} is a {type(leaf).__name__} that holds tensors ({', '.join(hidden)}); "
+                f"input {path_name(path[1:])} is a {type(leaf).__name__} that holds tensors ({', '.join(hidden)}); "
                 "expected tensors in tuples, lists or dicts, or a class known to torch.export.register_dataclass"
             )
     return inputs

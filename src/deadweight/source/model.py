@@ -20,7 +20,7 @@ from deadweight.source.examples import example_inputs, left_out, run
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.text import printable, reason
-from deadweight.source.trial import Untouched, WrittenTo, run_or_refuse
+from deadweight.source.trial import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
 
 REFUSED = "no example input that was tried runs: "
 
@@ -77,8 +77,7 @@ def _opened(made: hugging.Built, given: Any, *, training: bool, length: int | No
     if not collapsed:
         return replace(as_source(made, given, training=training, length=length), shapes=shapes)
     if given is not None:
-        source = as_source(made, given, training=training)
-        return replace(source, blocks=tried(source), shapes=shapes)
+        return replace(tried(as_source(made, given, training=training)), shapes=shapes)
     record = Record(made.module)
     with record.skimming():
         source = as_source(made, given, training=training, length=length)
@@ -89,13 +88,13 @@ def _opened(made: hugging.Built, given: Any, *, training: bool, length: int | No
     return replace(source, blocks=collapse(source.module, record), shapes=shapes)
 
 
-def tried(source: Source) -> tuple[Blocks, ...]:
-    """Run a copy of the model once on its user's inputs, refuse those that fail, and cut repeated blocks.
+def tried(source: Source) -> Source:
+    """The source with repeated blocks cut, after one run of a copy on its user's inputs; refuses those that fail.
 
     A copy, because a forward may keep something for the next call.
     """
     trial = share_tensors(source.module)
-    record = Record(trial)
+    record, held = Record(trial), held_tensors(trial)
     try:
         with record.skimming():
             record.watch(lambda watch: called(trial, source, watch))
@@ -103,7 +102,8 @@ def tried(source: Source) -> tuple[Blocks, ...]:
         record.reset()
         if source.has_weights:
             run_or_refuse(source.name, lambda: called(share_tensors(source.module), source))
-    return collapse(source.module, record)
+    notes = kept_note(held, held_tensors(trial))
+    return replace(source, blocks=collapse(source.module, record), notes=source.notes + notes)
 
 
 @torch.no_grad()

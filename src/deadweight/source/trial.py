@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +17,7 @@ from deadweight.source.text import printable, reason
 
 TORCH = str(Path(torch.__file__).parent)
 OURS = str(Path(__file__).parents[1])
+OF_TORCH = set(vars(nn.Module()))
 
 
 class WrittenTo(BaseException):
@@ -53,6 +54,33 @@ def written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     given = dict(zip(names, args, strict=False)) | kwargs
     marked = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return pytree.tree_leaves([given.get(name) for name in marked])
+
+
+Held = dict[str, tuple[int, ...]]  # attribute to the identities of the tensors in it
+
+
+def held_tensors(module: nn.Module) -> Held:
+    """Attributes of all modules that hold tensors, alone or in containers; not those that a hook computes anew."""
+    found: Held = {}
+    for path, owner in module.named_modules():
+        computed = {getattr(hook, "name", None) for hook in owner._forward_pre_hooks.values()}
+        for name, value in vars(owner).items():
+            if name in OF_TORCH or name in computed:
+                continue
+            leaves = [id(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+            if leaves:
+                found[f"{path}.{name}".lstrip(".")] = tuple(leaves)
+    return found
+
+
+def kept_note(before: Held, after: Held) -> tuple[str, ...]:
+    """What a reader must know if a run left tensors behind."""
+    kept = [name for name, tensors in after.items() if before.get(name) != tensors]
+    if not kept:
+        return ()
+    more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
+    names = printable(", ".join(kept[:3]) + more)
+    return (f"forward keeps tensors after the call ({names}): findings are about what one call returns",)
 
 
 def run_or_refuse(name: str, run: Callable[[], Any]) -> Any:
