@@ -60,26 +60,40 @@ def replay(claims: Sequence[Claim], point: Point) -> dict[int, str]:
 
 
 def replay_motions(claims: dict[int, Claim], point: Point) -> dict[int, str]:
-    """Move along every claim, one after the other, and compare the outputs once; where they differ, each by itself."""
+    """Move along all claims and compare the outputs once; where they differ, along each by itself."""
     moved, faults = point, dict[int, str]()
-    for place, claim in claims.items():
-        generator = torch.Generator().manual_seed(place)
-        values = claim.member(moved, generator)
-        if claim.dof and not any(moves(values[n], moved.values[n]) for n in values):
-            faults[place] = "the motion it speaks of moves nothing"
-        moved = moved.at(values)
+    for batch in batches(claims):
+        changes: Values = {}
+        for place, claim in batch.items():
+            change = motion_of(place, claim, moved)
+            if claim.dof and not any(bool(t.any()) for t in change.values()):
+                faults[place] = "the motion it speaks of moves nothing"
+            changes |= {n: changes[n] + t if n in changes else t for n, t in change.items()}
+        moved = moved.at({n: moved.values[n] + t for n, t in changes.items()})
     if largest_difference(point.outputs, moved.outputs) < WHOLE:
         return faults
     for place, claim in claims.items():
-        after = point.at(claim.member(point, torch.Generator().manual_seed(place)))
+        change = motion_of(place, claim, point)
+        after = point.at({n: point.values[n] + t for n, t in change.items()})
         error = largest_difference(point.outputs, after.outputs)
         if not error < WHOLE:
             faults[place] = f"a finite motion changes the outputs by {error:.1e}"
     return faults
 
 
-def moves(after: Tensor, before: Tensor) -> bool:
-    return not torch.equal(after, before.to(after.dtype))
+def motion_of(place: int, claim: Claim, point: Point) -> Values:
+    """By how much parameters move along a random finite motion of a claim."""
+    moved = claim.member(point, torch.Generator().manual_seed(place))
+    return {n: t - point.values[n] for n, t in moved.items()}
+
+
+def batches(claims: dict[int, Claim]) -> list[dict[int, Claim]]:
+    """Claims of one law at a time: they move different parameters, or add to each other."""
+    found: dict[tuple[str, type, bool], dict[int, Claim]] = {}
+    for place, claim in claims.items():
+        key = (claim.code, type(claim), isinstance(claim, ShiftClaim) and claim.lost is not None)
+        found.setdefault(key, {})[place] = claim
+    return list(found.values())
 
 
 def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> str | None:

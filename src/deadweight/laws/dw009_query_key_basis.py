@@ -147,11 +147,12 @@ class Root:
 
 def find(prover: Prover) -> Iterator[Claim]:
     met: set[str] = set()  # products that an earlier claim speaks of
+    known: Known = []
     for node in prover.graph.nodes.values():
         if node.op == "aten.matmul" and all(isinstance(a, Ref) for a in node.args) and node.name not in met:
             roots = [root_of(prover.graph, ref.name) for ref in node.args]
             if roots[0] is not None and roots[1] is not None and roots[0].is_gain == roots[1].is_gain:
-                for claim in contraction(prover, node, roots[0], roots[1]):
+                for claim in contraction(prover, node, roots[0], roots[1], known):
                     met |= {step.node for step in claim.steps if step.op == "aten.matmul"}
                     yield claim
 
@@ -185,7 +186,7 @@ def as_root(graph: Graph, node: Node) -> Root | None:
     return None
 
 
-def contraction(prover: Prover, node: Node, query: Root, key: Root) -> Iterator[Claim]:
+def contraction(prover: Prover, node: Node, query: Root, key: Root, known: Known) -> Iterator[Claim]:
     """Turn both sides at once; everything they touch must be this product."""
     size = query.width + key.width
     coordinates = {}
@@ -201,7 +202,7 @@ def contraction(prover: Prover, node: Node, query: Root, key: Root) -> Iterator[
     turned = TurnWalk(prover.graph, prover.identity, writers, sites, size, contracts=True).run()
     only = turned.proved and bool(turned.contractions) and not turned.rotations
     if only and not bool(turned.blocks.any()) and not any(s.role == "in" for s in turned.sites):
-        yield from conclude(prover, query, key, turned, sites, coordinates[query.width])
+        yield from conclude(query, turned, sites, coordinates[query.width], known)
 
 
 def reaching(prover: Prover, root: Root, operand: str, offset: int) -> Tensor:
@@ -249,11 +250,9 @@ def add_root(graph: Graph, root: Root, coordinate: Tensor, writers: dict[str, Te
     sites.append(Site(view.parameter, "out", view.output, coordinate))
 
 
-def conclude(
-    prover: Prover, query: Root, key: Root, turned: Turned, sites: list[Site], coordinate: Tensor
-) -> Iterator[Claim]:
+def conclude(query: Root, turned: Turned, sites: list[Site], coordinate: Tensor, known: Known) -> Iterator[Claim]:
     products = one_way([p for c in turned.contractions for p in head_products(c.left, c.right)], query.width)
-    parts = [] if query.is_gain else head_parts(products)
+    parts = [] if query.is_gain else head_parts(products, known)
     dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.part.dimension for p in parts)
     if not dof:
         return
@@ -289,10 +288,12 @@ def one_way(products: list[Products], width: int) -> list[Products]:
     return [merged(same) for same in found.values()]
 
 
-def head_parts(products: list[Products]) -> list[HeadPart]:
+Known = list[tuple[Products, list[Part]]]  # groups that were computed before: layers are often alike
+
+
+def head_parts(products: list[Products], known: Known) -> list[HeadPart]:
     """The group over all heads, part by part; heads that share keys share one group. Empty if it is not known."""
     found: list[HeadPart] = []
-    known: list[tuple[Products, list[Part]]] = []
     for number, shared in enumerate(by_keys(products)):
         first = shared[0]
         parts = next((parts for before, parts in known if before.like(first)), None)

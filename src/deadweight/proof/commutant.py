@@ -233,7 +233,7 @@ def components_of(products: Products) -> list[Component] | None:
     linked = connected(products)
     if any(len(rows) != len(columns) or len(rows) > WIDEST for rows, columns in linked):
         return None
-    blocks = [dense(products, rows, columns) for rows, columns in linked]
+    blocks = dense_blocks(products, linked)
     for pair in range(len(products.values)):
         inverses = [inverted(block[pair]) for block in blocks]
         if all(found is not None for found in inverses):
@@ -255,14 +255,16 @@ def multiplied(block: Tensor, matrix: Tensor) -> Tensor:
     return field.times(block, matrix) if len(matrix) == 1 else field.matmul(block, matrix)
 
 
-def dense(products: Products, rows: list[int], columns: list[int]) -> Int64[Tensor, "pairs n n"]:
-    """M on one component."""
-    row, column = ({c: i for i, c in enumerate(side)} for side in (rows, columns))
-    inside = [(e, row[a], column[b]) for e, (a, b) in enumerate(products.entries.tolist()) if a in row]
-    out = torch.zeros(len(products.values), len(rows), len(columns), dtype=torch.int64)
-    for entry, i, j in inside:
-        out[:, i, j] = products.values[:, entry]
-    return out
+def dense_blocks(products: Products, linked: list[tuple[list[int], list[int]]]) -> list[Int64[Tensor, "pairs n n"]]:
+    """M on every component."""
+    home = {row: (k, i) for k, (rows, _) in enumerate(linked) for i, row in enumerate(rows)}
+    across = {column: j for _, columns in linked for j, column in enumerate(columns)}
+    pairs = len(products.values)
+    blocks = [torch.zeros(pairs, len(rows), len(columns), dtype=torch.int64) for rows, columns in linked]
+    for entry, (a, b) in enumerate(products.entries.tolist()):
+        k, i = home[a]
+        blocks[k][:, i, across[b]] = products.values[:, entry]
+    return blocks
 
 
 def connected(products: Products) -> list[tuple[list[int], list[int]]]:
@@ -287,6 +289,9 @@ def connected(products: Products) -> list[tuple[list[int], list[int]]]:
 def parts_of(alike: list[Component]) -> Iterator[Part]:
     """One part for all components that a rational change of basis takes into the first; the others by themselves."""
     first, rest = alike[0], list[Component]()
+    if len(first.left) == 1:
+        yield from single_parts(alike)
+        return
     entries = commuting(first.maps, first.maps)
     mirrored = [field.matmul(field.matmul(field.inverted_or_fail(first.first), e.T), first.first) for e in entries]
     e, f = field.as_real(entries), field.as_real(torch.stack(mirrored))
@@ -304,6 +309,20 @@ def parts_of(alike: list[Component]) -> Iterator[Part]:
     yield Part(left, right, torch.stack([t for t, _ in bases]), torch.stack([w for _, w in bases]), e, f)
     if rest:
         yield from parts_of(rest)
+
+
+def single_parts(alike: list[Component]) -> Iterator[Part]:
+    """The same for components of one coordinate each, which are alike because N is: T = 1, W = M₀₁/M₀."""
+    first = torch.cat([c.first.reshape(1) for c in alike])
+    ratios = field.times(field.inverse(first), first[:1])
+    real = [field.fraction(int(r)) for r in ratios]
+    members = [(c, float(r)) for c, r in zip(alike, real, strict=True) if r is not None]
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    left, right = (torch.tensor([getattr(c, side) for c, _ in members]) for side in ("left", "right"))
+    scales = torch.tensor([r for _, r in members], dtype=torch.float64).reshape(-1, 1, 1)
+    yield Part(left, right, one.expand_as(scales), scales, one, one)
+    if rest := [c for c, r in zip(alike, real, strict=True) if r is None]:
+        yield from single_parts(rest)
 
 
 def change_of_basis(first: Component, other: Component, entry: int) -> tuple[Tensor, Tensor] | None:

@@ -22,6 +22,7 @@ Elements = Int64[Tensor, "..."]  # each in 0 … P − 1
 
 LIMB = 16  # bits: four limbs hold an element
 LONGEST = 1 << 14  # terms of a sum of limb products: below 2⁴⁶, so float64 holds it with room for rounding away
+FEW = 2000  # elements that are faster inverted one by one
 LARGEST_RATIO = 1 << 14  # of a fraction's numerator and denominator: a generic element is one with probability 2⁻³²
 
 
@@ -75,8 +76,11 @@ def power(a: Elements, exponent: int) -> Elements:
 
 
 def inverse(a: Elements) -> Elements:
-    """1/a by Fermat; 0 for 0."""
-    return power(a, P - 2)
+    """1/a; 0 for 0. Few elements by Euclid, one by one; many together by Fermat."""
+    if a.numel() > FEW:
+        return power(a, P - 2)
+    found = [pow(x, -1, P) if x else 0 for x in a.reshape(-1).tolist()]
+    return torch.tensor(found, dtype=torch.int64).reshape(a.shape)
 
 
 def total(x: Elements, axes: Sequence[int]) -> Elements:
