@@ -5,8 +5,10 @@ import pytest
 import torch
 import transformers
 
+from deadweight.source.makers import MAKERS
 from deadweight.source.model import Source, open_model
-from deadweight.source.narrow import shallow_config
+from deadweight.source.narrow import narrow, narrow_config, shallow_config
+from deadweight.source.table import Size
 
 # type, class, and the inputs it gets with their shapes
 EXPECTED: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [
@@ -23,6 +25,90 @@ EXPECTED: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [
     ("layoutlm", "LayoutLMModel", {"input_ids": (1, 5), "token_type_ids": (1, 5), "bbox": (1, 5, 4)}),
 ]
 
+# The same of narrow clones, for inputs that are not text, images or sound alone.
+CLONES: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [
+    ("blip-2", "Blip2Model", {"pixel_values": (1, 3, 4, 4), "input_ids": (1, 5)}),
+    ("blip_2_qformer", "Blip2QFormerModel", {"query_embeds": (1, 5, 8), "encoder_hidden_states": (1, 5, 8)}),
+    (
+        "instructblip",
+        "InstructBlipModel",
+        {"pixel_values": (1, 3, 4, 4), "qformer_input_ids": (1, 5), "input_ids": (1, 5)},
+    ),
+    (
+        "idefics",
+        "IdeficsModel",
+        {"input_ids": (1, 5), "pixel_values": (1, 1, 3, 4, 4), "image_attention_mask": (1, 5, 1)},
+    ),
+    (
+        "kosmos-2",
+        "Kosmos2Model",
+        {"pixel_values": (1, 3, 4, 4), "input_ids": (1, 5), "image_embeds_position_mask": (1, 5)},
+    ),
+    (
+        "lxmert",
+        "LxmertModel",
+        {"input_ids": (1, 5), "token_type_ids": (1, 5), "visual_feats": (1, 5, 2048), "visual_pos": (1, 5, 4)},
+    ),
+    (
+        "muse_glimmer_assistant",
+        "MuseGlimmerAssistantModel",
+        {"noise_embeds": (1, 2, 8), "context_hidden_states": (1, 2, 40)},
+    ),
+    ("nemotron3_5_transcribe_word_timestamp", "Nemotron3_5TranscribeWordTimestampModel", {"inputs_embeds": (1, 5, 8)}),
+    ("perceiver", "PerceiverModel", {"inputs": (1, 5, 8)}),
+    ("gemma4_vision", "Gemma4VisionModel", {"pixel_values": (1, 36, 12), "pixel_position_ids": (1, 36, 2)}),
+    (
+        "siglip2_vision_model",
+        "Siglip2VisionModel",
+        {"pixel_values": (1, 16, 12), "pixel_attention_mask": (1, 16), "spatial_shapes": (1, 2)},
+    ),
+    ("minicpm_ocr_vision", "MiniCPMOcrVisionModel", {"pixel_values": (1, 3, 2, 32), "target_sizes": (1, 2)}),
+    ("exaone4_5_vision", "Exaone4_5_VisionModel", {"hidden_states": (16, 24), "grid_thw": (1, 3)}),
+    ("kimi_k25_vision", "Kimi_K25VisionModel", {"pixel_values": (16, 3, 2, 2), "grid_thw": (1, 3)}),
+    (
+        "video_llama_3_vision",
+        "VideoLlama3VisionModel",
+        {"pixel_values": (16, 12), "grid_thw": (1, 3), "merge_sizes": (1,)},
+    ),
+    (
+        "seggpt",
+        "SegGptModel",
+        {"pixel_values": (1, 3, 2, 4), "prompt_pixel_values": (1, 3, 2, 4), "prompt_masks": (1, 3, 2, 4)},
+    ),
+    ("speecht5", "SpeechT5Model", {"input_values": (1, 5, 8), "decoder_input_values": (1, 5, 8)}),
+    (
+        "audioflamingo3_encoder",
+        "AudioFlamingo3Encoder",
+        {"input_features": (1, 4, 10), "input_features_mask": (1, 10)},
+    ),
+    ("gemma3n_audio", "Gemma3nAudioEncoder", {"audio_mel": (1, 80, 128), "audio_mel_mask": (1, 80)}),
+    ("mimi_decoder", "MimiDecoderModel", {"latents": (1, 8, 5)}),
+    (
+        "informer",
+        "InformerModel",
+        {
+            "past_values": (1, 11),
+            "past_time_features": (1, 11, 0),
+            "past_observed_mask": (1, 11),
+            "future_values": (1, 4),
+            "future_time_features": (1, 4, 0),
+        },
+    ),
+    ("timesfm", "TimesFmModel", {"past_values": (1, 128), "past_values_padding": (1, 128), "freq": (1, 1)}),
+    (
+        "decision_transformer",
+        "DecisionTransformerModel",
+        {
+            "states": (1, 5, 17),
+            "actions": (1, 5, 4),
+            "rewards": (1, 5, 1),
+            "returns_to_go": (1, 5, 1),
+            "timesteps": (1, 5),
+        },
+    ),
+]
+ELSEWHERE = {"attention_mask", "pixel_values_videos", "task_inputs"}  # a mask is a last resort; the others are slow
+
 
 def opened(kind: str, architecture: str, folder: Path, **changes: Any) -> Source:
     config = shallow_config(transformers.CONFIG_MAPPING[kind](**changes))
@@ -38,6 +124,51 @@ def test_each_kind_of_model_gets_the_inputs_it_runs_with(
     source = opened(kind, architecture, tmp_path)
     tensors = {name: tuple(v.shape) for name, v in source.kwargs.items() if isinstance(v, torch.Tensor)}
     assert tensors == shapes and not any("no example input" in note for note in source.notes)
+
+
+def cloned(kind: str, architecture: str, folder: Path) -> Source:
+    config = narrow_config(transformers.CONFIG_MAPPING[kind](), Size())
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    return narrow(open_model(str(folder)))
+
+
+@pytest.mark.parametrize(("kind", "architecture", "shapes"), CLONES, ids=[row[0] for row in CLONES])
+def test_narrow_clones_run_with_inputs_of_every_kind(
+    kind: str, architecture: str, shapes: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    clone = cloned(kind, architecture, tmp_path)
+    assert {name: tuple(v.shape) for name, v in clone.kwargs.items() if isinstance(v, torch.Tensor)} == shapes
+    args, kwargs = clone.draw(torch.Generator().manual_seed(1))
+    outputs = torch.utils._pytree.tree_leaves(clone.module(*args, **kwargs))
+    assert any(isinstance(out, torch.Tensor) and torch.isfinite(out).all() for out in outputs)
+
+
+def test_every_input_name_has_a_model_that_is_tested_with_it() -> None:
+    tested = {name for _, _, shapes in (*EXPECTED, *CLONES) for name in shapes}
+    assert set(MAKERS) - tested == ELSEWHERE
+
+
+def test_an_image_has_as_many_placeholders_as_queries(tmp_path: Path) -> None:
+    clone = cloned("blip-2", "Blip2Model", tmp_path)
+    placeholders = clone.kwargs["input_ids"] == clone.config.image_token_index
+    assert int(placeholders.sum()) == clone.config.num_query_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "words"),
+    [
+        ("bark", "BarkModel", "it has no forward of its own"),
+        ("sam2_video", "Sam2VideoModel", "its forward requires inference_session, of which no example"),
+    ],
+)
+def test_a_model_that_cannot_be_given_an_example_says_why(
+    kind: str, architecture: str, words: str, tmp_path: Path
+) -> None:
+    config = narrow_config(transformers.CONFIG_MAPPING[kind](), Size())
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    assert any(words in note for note in open_model(str(tmp_path)).notes)
 
 
 def test_a_short_context_limits_the_length(tmp_path: Path) -> None:

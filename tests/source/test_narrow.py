@@ -8,6 +8,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, GPT2Config, LlamaConfig, Qwen2Config
 
 from deadweight.errors import DeadweightError
+from deadweight.source.loosen import loosen
 from deadweight.source.model import Source, open_model
 from deadweight.source.narrow import narrow, shallow_config
 
@@ -77,6 +78,32 @@ def test_an_encoder_without_pooler_stays_without() -> None:
     with torch.device("meta"):
         model = BertModel(BertConfig(type_vocab_size=1), add_pooling_layer=False)
     assert size(narrow(open_model(model))) == 1216
+
+
+def test_settings_that_the_model_refuses_to_narrow_stay_as_they_are(tmp_path: Path) -> None:
+    config = shallow_config(transformers.CONFIG_MAPPING["bit"]())  # its channels come in groups of 32
+    clone = narrow(opened(config, tmp_path, "BitModel"))
+    assert clone.config.num_groups == 32 and all(n % 32 == 0 for n in clone.config.hidden_sizes)
+
+
+def test_changes_that_are_refused_are_found_by_halving() -> None:
+    wide = {"num_heads": 4, "inner": {"hidden_size": 64, "groups": 32}, "vocab_size": 1000, "stage_names": ["a"]}
+    small = {"num_heads": 2, "inner": {"hidden_size": 8, "groups": 32}, "vocab_size": 11}
+    tried: list[dict[str, Any]] = []
+
+    def runs(values: dict[str, Any]) -> bool:
+        tried.append(values)
+        return bool(values["inner"]["hidden_size"] % values["inner"]["groups"] == 0)
+
+    kept = {"num_heads": 2, "inner": {"hidden_size": 64, "groups": 32}, "vocab_size": 11}
+    assert loosen(wide, small, runs) == kept and len(tried) <= 6
+    assert loosen(wide, small, runs, trials=0) == wide, "without trials nothing changes"
+
+
+def test_rotary_sections_that_the_code_assumes_are_written_out(tmp_path: Path) -> None:
+    config = shallow_config(transformers.CONFIG_MAPPING["qwen2_vl_text"]())
+    clone = narrow(opened(config, tmp_path, "Qwen2VLTextModel"))
+    assert clone.config.rope_parameters["mrope_section"] == [1, 1, 0]
 
 
 def test_every_position_of_the_clone_is_used(tmp_path: Path) -> None:

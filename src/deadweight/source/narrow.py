@@ -10,8 +10,18 @@ import torch
 from torch import nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source.examples import LENGTH, POSITIONS, example_inputs, run, setting
+from deadweight.source.examples import (
+    LENGTH,
+    POSITIONS,
+    candidates,
+    depends_on_data,
+    example_inputs,
+    first_that_runs,
+    run,
+)
 from deadweight.source.hugging import build
+from deadweight.source.loosen import loosen
+from deadweight.source.makers import setting
 from deadweight.source.model import Source
 from deadweight.source.randomise import randomise
 from deadweight.source.shrink import shallow, shrink
@@ -24,11 +34,16 @@ SIZES = (
     Size(8),
     Size(8, spare=2),
     Size(8, repeat=2),
+    Size(8, sections=True),
     Size(8, spare=8),
     Size(16, spare=2),
     Size(32, spare=2),
     Size(64, spare=2),
 )
+
+
+PARTLY = (Size(64, spare=2), Size(8, spare=2))  # sizes that single settings take, where the model allows it
+AFFORDABLE = 1_000_000  # parameters: up to here a trial is run with numbers
 
 
 def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int = 11) -> Source:
@@ -52,15 +67,58 @@ def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabula
             return _clone(source, narrow_config(source.config, size), seed, size.length)
         except Exception as error:  # noqa: BLE001 - a config that the model's own code refuses
             refusals.append(reason(error))
-    raise DeadweightError(
-        f"no narrow clone of {printable(source.name)} runs: width 8 fails with {refusals[0]}; "
-        f"the widest with {refusals[-1]}"
-    )
+    try:
+        return _clone(source, partly_narrow_config(source), seed, None)
+    except Exception as error:
+        raise DeadweightError(
+            f"no narrow clone of {printable(source.name)} runs: width 8 fails with {refusals[0]}; the widest with "
+            f"{refusals[-1]}; and with settings left as they are: {reason(error)}"
+        ) from error
 
 
 def narrow_config(config: Any, size: Size) -> Any:
     """The narrow config of the same class."""
     return _remade(config, shrink(config.to_dict(), size))
+
+
+def partly_narrow_config(source: Source) -> Any:
+    """The config with every setting narrow that the model runs with; the others stay as they are."""
+    assert source.config is not None, "a model without a config has no narrow one"
+    config = source.config.to_dict()
+    bases = (shallow(config, Size()), shallow(config, Size(repeat=2)), config)
+    kept = next((base for base in bases if _runs(source, base)), None)
+    if kept is None:
+        raise DeadweightError("it does not run at its own width either")
+    for size in PARTLY:
+        kept = loosen(kept, _smaller(kept, shrink(config, size)), lambda values: _runs(source, values))
+    return _remade(source.config, kept)
+
+
+def _smaller(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The other config, but nothing in it larger than it is already."""
+    out = dict(other)
+    for name, old in kept.items():
+        new = other.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            out[name] = _smaller(old, new)
+        elif isinstance(old, (int, float)) and isinstance(new, (int, float)) and new > old:
+            out[name] = old
+    return out
+
+
+def _runs(source: Source, values: dict[str, Any]) -> bool:
+    """Whether the model runs with this config: with numbers if it is small, else on the meta device."""
+    names = tuple(name for name, value in source.inputs.kwargs.items() if isinstance(value, torch.Tensor))
+    try:
+        config = _remade(source.config, dict(values))
+        module, _ = build(config, cls=type(source.module), **_options(source.module))
+        small = sum(p.numel() for p in module.parameters()) <= AFFORDABLE
+        if small:
+            module, _ = build(config, cls=type(source.module), device="cpu", **_options(source.module))
+        _, error = first_that_runs(module, candidates(module, module.config, only=names))
+    except Exception:  # noqa: BLE001 - a config that the model's own code refuses
+        return False
+    return error is None or (not small and depends_on_data(error))
 
 
 def shallow_config(config: Any, repeat: int = 1) -> Any:

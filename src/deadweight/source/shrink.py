@@ -128,6 +128,9 @@ def _shrink_rope(rope: dict[str, Any], size: Size, around: dict[str, Any]) -> di
     """Rotary settings: per-frequency lists are cut, and sections shared out over the frequencies that are left."""
     n_frequencies = size.head // 2
     out: dict[str, Any] = {}
+    if size.sections and "rope_type" in rope and "mrope_section" not in rope:
+        rope = rope | {"mrope_section": [0, 0, 0]}
+        n_frequencies //= 2 if _is_partial(rope, around) else 1
     for name, old in rope.items():
         if isinstance(old, dict):
             out[name] = _shrink_rope(old, size, around)

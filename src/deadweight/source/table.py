@@ -18,6 +18,7 @@ class Size:
     layers: int = 2
     repeat: int = 1  # layers of each kind
     vocabulary: int = 11
+    sections: bool = False  # rotary sections that the code assumes are written out
 
     @property
     def head(self) -> int:
@@ -112,7 +113,10 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "attention_hidden_size output_dim output_hidden_size shared_embedding_dim hidden_act_dim lru_width rnn_width "
         "embed_dims neck_hidden_sizes tdnn_dim xvector_output_dim codevector_dim proj_codevector_dim conv_channels "
         "router_hidden_size input_embedding_size output_embedding_size "
-        "output_channels backbone_hidden_size classifier_proj_size audio_hidden_size projector_hidden_size num_embeds",
+        "output_channels backbone_hidden_size classifier_proj_size audio_hidden_size projector_hidden_size num_embeds "
+        "condition_dim codebook_dim upsample_groups vector_quantization_hidden_dimension subsampling_conv_channels "
+        "output_proj_dims latent_dim d_latents d_latent encoder_hidden_dim projector_out_channels "
+        "embed_dim_per_stage backbone_channel_list fpn_hidden_size",
         lambda s, old, d: s.width,
     ),
     (
@@ -120,7 +124,8 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "num_encoder_attention_heads num_decoder_attention_heads num_attn_heads mamba_n_heads "
         "num_attention_heads_per_layer swa_num_attention_heads n_mamba_heads mamba_num_heads "
         "linear_num_value_heads linear_num_key_heads linear_num_heads index_n_heads n_attention_heads "
-        "decoder_num_attention_heads encoder_num_attention_heads num_swa_attention_heads linear_n_heads",
+        "decoder_num_attention_heads encoder_num_attention_heads num_swa_attention_heads linear_n_heads "
+        "num_attention_heads_per_stage",
         lambda s, old, d: s.heads,
     ),
     ("num_key_value_heads num_kv_heads n_head_kv kv_n_heads num_query_groups swa_num_key_value_heads", _kv_heads),
@@ -128,7 +133,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     (
         "d_kv dim_head attention_head_dim kv_channels d_head v_head_dim qk_head_dim attention_head_size "
         "linear_key_head_dim linear_value_head_dim linear_head_dim global_head_dim swa_head_dim num_heads_dim "
-        "query_pre_attn_scalar",
+        "query_pre_attn_scalar dim_bbox_projection",
         lambda s, old, d: s.head,
     ),
     ("qk_rope_head_dim qk_nope_head_dim rotary_dim", lambda s, old, d: s.head // 2),
@@ -159,6 +164,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     ),
     (DEPTH_NAMES, lambda s, old, d: s.layers),
     ("depths blocks_per_stage layer_depths num_register_tokens num_local_layers", lambda s, old, d: 1),
+    ("num_block_repeats", lambda s, old, d: 1),
     (
         "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts n_experts num_moe_experts "
         "zero_expert_num n_zero_experts",
@@ -172,10 +178,18 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     ("n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts n_groups", lambda s, old, d: 1),
     ("mamba_n_groups mamba_ngroups num_expert_group expert_group moe_latent_size n_hash_layers", lambda s, old, d: 1),
     (FIRST_NAMES, lambda s, old, d: 1),
+    (
+        "vision_feature_layer insert_layer_id window_block_indices global_attn_indexes fullatt_block_indexes "
+        "deepstack_visual_indexes",
+        lambda s, old, d: s.layers - 1,
+    ),
     (INTERVAL_NAMES, lambda s, old, d: 2),
     ("sliding_window sliding_window_size window_size_left attention_window_size", lambda s, old, d: 3),
     ("attention_chunk_size local_attention attention_window chunk_size mamba_chunk_size", lambda s, old, d: 4),
+    ("context_size num_queries num_query_tokens latent_query_num", lambda s, old, d: 4),
+    ("num_quantizers num_filters", lambda s, old, d: 4),
     ("index_topk index_block_size index_local_blocks", lambda s, old, d: 2),
+    ("index_kpool", lambda s, old, d: 1),
     (
         "relative_attention_num_buckets relative_attention_max_distance num_buckets "
         "position_bias_num_buckets position_bias_max_distance",
@@ -186,13 +200,14 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     ("time_step_rank mamba_dt_rank dt_rank", lambda s, old, d: 2),
     ("hidden_size_per_layer_input laurel_rank altup_num_inputs hc_lowrank rel_extent", lambda s, old, d: 4),
     ("image_size img_size", lambda s, old, d: s.image),
+    ("image_embedding_size", lambda s, old, d: s.image // 2),
     ("patch_size patch_sizes temporal_patch_size tubelet_size encoder_stride", lambda s, old, d: 2),
     ("prompt_types prompt_length segment_types", lambda s, old, d: 3),
     ("block_multiple_of", lambda s, old, d: 1),
     ("axial_pos_embds_dim", lambda s, old, d: s.width // 2),
     ("axial_pos_shape", lambda s, old, d: 4),
     ("num_frames frames_per_clip", lambda s, old, d: 2),
-    ("num_mel_bins input_feat_per_channel feature_projection_input_dim", lambda s, old, d: 4),
+    ("num_mel_bins input_feat_per_channel feature_projection_input_dim", lambda s, old, d: s.width // 2),
     ("num_conv_pos_embeddings", lambda s, old, d: 4),
     ("num_conv_pos_embedding_groups num_codevector_groups", lambda s, old, d: 2),
     ("max_length max_audio_length", lambda s, old, d: 4 * s.width),
@@ -224,6 +239,20 @@ MISSING: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 3, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "autoformer": {"prediction_length": 4},
+    "blip-2": {"image_token_index": 10},
+    "chameleon": {"vocabulary_map": {"<image>": 8}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
+    "diffusion_gemma_text": {"num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 12},
+    "emu3": {"vocabulary_map": {"<image>": 8, "<|extra_200|>": 9}},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]]},
+    "instructblip": {"image_token_index": 10},
+    "instructblipvideo": {"video_token_index": 10},
+    "hunyuan_vl_text": {"head_dim": 4},
+    "informer": {"prediction_length": 4},
+    "moonshine_streaming": {"num_key_value_heads": 2},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "time_series_transformer": {"prediction_length": 4},
     "esm": {"vocab_size": 11, "pad_token_id": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "qwen4_exp_text": {

@@ -1,0 +1,68 @@
+"""A config as narrow as its architecture allows: settings whose narrow value the model refuses keep their own.
+
+The table of names knows what most families call their widths, not which of them must divide or equal each other. Where
+the fully narrow config does not run, its changes are made in groups, and a group that the model refuses is halved: a
+few refusals among n changes cost few times log n trials. Trials are built on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from deadweight.source.table import TABLE
+
+Path = tuple[str, ...]
+Change = tuple[Path, Any]  # where, and the new value (GONE: the setting is left out)
+GONE = object()
+TRIALS = 24
+ORDER = {name: rank for rank, name in enumerate(TABLE)}
+
+
+def loosen(
+    wide: dict[str, Any], narrow: dict[str, Any], runs: Callable[[dict[str, Any]], bool], trials: int = TRIALS
+) -> dict[str, Any]:
+    """The wide config, which runs, with as many settings of the narrow one as leave it running."""
+    left = trials
+
+    def settle(config: dict[str, Any], group: list[Change]) -> dict[str, Any]:
+        nonlocal left
+        if not group or left <= 0:
+            return config
+        left -= 1
+        changed = apply(config, group)
+        if runs(changed):
+            return changed
+        half = len(group) // 2
+        return settle(settle(config, group[:half]), group[half:]) if half else config
+
+    return settle(wide, changes(wide, narrow))
+
+
+def changes(wide: dict[str, Any], narrow: dict[str, Any]) -> list[Change]:
+    """What makes the wide config narrow; heads come before the widths that they divide."""
+    return sorted(_differences(wide, narrow, ()), key=lambda change: -ORDER.get(change[0][-1], len(ORDER)))
+
+
+def _differences(wide: dict[str, Any], narrow: dict[str, Any], at: Path) -> Iterator[Change]:
+    for name in dict.fromkeys([*wide, *narrow]):
+        old, new = wide.get(name, GONE), narrow.get(name, GONE)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, (*at, name))
+        elif not _same(old, new):
+            yield (*at, name), new
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return list(old) == list(new)
+    return bool(old == new)
+
+
+def apply(config: dict[str, Any], group: list[Change]) -> dict[str, Any]:
+    """A copy of the config with these changes."""
+    for (name, *inner), value in group:
+        if inner:
+            value = apply(config[name], [(tuple(inner), value)])
+        config = {k: v for k, v in config.items() if k != name} | ({} if value is GONE else {name: value})
+    return config

@@ -1,0 +1,64 @@
+"""What a maker of example inputs is told, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deadweight.source.inputs import Span
+
+NESTED = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "thinker_config", "llm_config")
+
+
+@dataclass(frozen=True)
+class Need:
+    """The config, how many tokens there shall be, and the names of all inputs that are made together."""
+
+    config: Any
+    length: int
+    names: tuple[str, ...] = ()
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        return setting(self.config, *names, default=default)
+
+    def number(self, *names: str, default: int) -> int:
+        return int(first(self.get(*names, default=default)))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example tensor and the integers that may be drawn in its place (None: integers stay as they are)."""
+
+    value: torch.Tensor
+    span: Span | None = None
+    fixed: bool = False  # floats that stay as they are
+
+
+Maker = Callable[[Need], Example | None]  # None: not for such a config
+
+
+def holders(config: Any) -> Iterator[Any]:
+    """The config and those nested in it, the best known names first."""
+    yield config
+    others = [key for key in getattr(config, "sub_configs", None) or () if key not in NESTED]
+    for key in (*NESTED, *others):
+        if (inner := getattr(config, key, None)) is not None:
+            yield inner
+
+
+def setting(config: Any, *names: str, default: Any = None) -> Any:
+    """The first of these attributes that the config, or a config nested in it, holds."""
+    for holder in holders(config):
+        for name in names:
+            value = getattr(holder, name, None)
+            if value is not None:
+                return value
+    return default
+
+
+def first(value: Any) -> Any:
+    """A number from a number or from the first of a list of them."""
+    return value[0] if isinstance(value, (list, tuple)) and value else value

@@ -1,0 +1,83 @@
+"""Example sound: waves, spectrograms with bands or frames first, latents of codecs."""
+
+from __future__ import annotations
+
+import torch
+
+from deadweight.source.makers.need import Example, Need, first
+from deadweight.source.makers.text import WIDTHS
+
+N_SAMPLES = 3200
+BANDS = (
+    "feature_projection_input_dim",
+    "input_feat_per_channel",
+    "num_mel_bins",
+    "input_dim",
+    "input_feat_size",
+    "feature_size",
+)
+
+
+def wave(need: Need) -> Example | None:
+    """As many samples as the model's own convolutions make `length` frames of."""
+    kernels, strides = need.get("conv_kernel"), need.get("conv_stride")
+    if not isinstance(kernels, (list, tuple)) or not isinstance(strides, (list, tuple)):
+        return None
+    n_samples = need.length
+    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+        n_samples = (n_samples - 1) * stride + kernel
+    return Example(torch.randn(1, n_samples))
+
+
+def wave_by_channel(need: Need) -> Example:
+    return Example(torch.randn(1, need.number("audio_channels", default=1), N_SAMPLES))
+
+
+def bare_wave(need: Need) -> Example:
+    return Example(torch.randn(1, N_SAMPLES))
+
+
+def bands_first(need: Need) -> Example:
+    n_frames = 2 * need.number("max_source_positions", default=16 * need.length)
+    return Example(torch.randn(1, n_bands(need), n_frames))
+
+
+def frames_first(need: Need) -> Example:
+    n_frames = need.number("max_length", default=0) if hasattr(need.config, "frequency_stride") else 0
+    return Example(torch.randn(1, n_frames or 16 * need.length, n_bands(need)))
+
+
+def many_bands(need: Need) -> Example | None:
+    """Frames of 128 bands, where the config does not say how many."""
+    return Example(torch.randn(1, 16 * need.length, 128)) if need.get(*BANDS) is None else None
+
+
+def framed_image(need: Need) -> Example | None:
+    """A spectrogram as an image of one channel."""
+    if not isinstance(need.get("spec_size"), int):
+        return None
+    n_frames = need.number("spec_size", default=64) * (need.number("spec_size", default=64) // n_bands(need) or 1)
+    return Example(torch.randn(1, 1, n_frames, n_bands(need)))
+
+
+def n_bands(need: Need) -> int:
+    return need.number(*BANDS, default=80)
+
+
+def frame_mask(need: Need) -> Example:
+    """Which frames count: all, as many as the features have."""
+    features = frames_first(need).value.shape[1] if "audio_mel" in need.names else bands_first(need).value.shape[2]
+    return Example(torch.ones(1, features, dtype=torch.long))
+
+
+def frame_mask_of_frames_first(need: Need) -> Example:
+    return Example(torch.ones(1, frames_first(need).value.shape[1], dtype=torch.long))
+
+
+def nothing_masked(need: Need) -> Example:
+    return Example(torch.zeros(1, frames_first(need).value.shape[1], dtype=torch.bool))
+
+
+def latents(need: Need) -> Example:
+    """What a codec decodes: one vector per frame, vectors first."""
+    return Example(torch.randn(1, int(first(need.get(*WIDTHS, default=8))), need.length))
