@@ -3,12 +3,15 @@
 python benchmarks/coverage.py                                  all causal LM types
 python benchmarks/coverage.py --kind masked --kind base --json benchmarks/results/coverage.json
 python benchmarks/coverage.py --types llama,gpt2 --narrow
+python benchmarks/coverage.py --kind base --narrow --json benchmarks/results/coverage.json --redo nothing,crash,timeout
 python benchmarks/coverage.py --read benchmarks/results/coverage.json --markdown docs/coverage.md
 
 Each type's default config is cut to as few layers as show every kind of layer (widths stay) and built on the meta
 device; where that does not run the config is taken whole, and a default that is incomplete is taken narrow. Then it
 goes the way of every audit: open, trace, canonical form, search. A type without proofs falls back to evidence, the
-gradients of its narrow clone. Attempts already in the JSON file are kept: a run that was stopped goes on.
+gradients of its narrow clone. With --narrow the narrow clone is traced, and the model at its own width where no clone
+runs. A backbone of timm, which is not installed, is replaced by a ResNet of transformers. Attempts already in the JSON
+file are kept: a run that was stopped goes on; --redo makes those of some results again. Time is processor time.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import re
 import resource
 import signal
 import tempfile
@@ -53,10 +57,17 @@ KINDS = {
 }
 WORDS = {
     "proofs": "proofs",
+    "clean": "traced, and no law applies",
     "evidence": "evidence only (gradients, no proof)",
     "nothing": "not at all",
     "crash": "a crash, which is our bug",
     "timeout": "out of time",
+}
+CAUSES = {  # why a type is not audited: a pattern of the error, and the words for it
+    r"requires the (\w+) library": "its code needs the {} library, which is not installed here",
+    r"(it has no forward of its own[^;]*)": "{}",
+    r"(its forward requires \w+, of which no example can be made)": "{} from a config",
+    r"(Could not find \w+) neither": "{} in transformers: the mapping names a class that does not exist",
 }
 MEMORY = 14 << 30  # bytes of address space: a type that wants more fails by itself and not with the machine
 
@@ -83,9 +94,10 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
     """Open one type, trace it and search: the fields of an Attempt."""
     try:
         form, source = opened(kind, model_type)
-        source = narrow(source) if as_narrow else source
+        if as_narrow:
+            form, source = narrowed(form, source)
     except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
-        return {"status": "nothing", "reason": f"cannot be built: {reason(error)}"}
+        return {"status": "nothing", "reason": in_words(reason(error))}
     try:
         graph = canonical(trace(source.module, source.args, source.kwargs))
         claims = Counter(claim.code for claim in search(graph).claims)
@@ -95,15 +107,36 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
         where = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{reason(error)} in {Path(where.filename).name}:{where.lineno} {where.name}"
         return {"status": "crash", "reason": why, "form": form}
-    status = "proofs" if claims else "nothing"
-    why = "" if claims else "traced, and no law applies"
-    return {"status": status, "reason": why, "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
+    status = "proofs" if claims else "clean"
+    return {"status": status, "reason": "", "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
+
+
+def narrowed(form: str, source: Source) -> tuple[str, Source]:
+    """The narrow clone; the model at its own width where no clone runs."""
+    try:
+        return form, narrow(source)
+    except DeadweightError:
+        refusal = next((note.removeprefix(REFUSED) for note in source.notes if note.startswith(REFUSED)), None)
+        if refusal is not None:
+            raise
+        return f"{form}, at its own width", source
+
+
+def in_words(why: str) -> str:
+    """The cause of a failure in words, where it is a known one; else the error."""
+    why = re.sub(r"/\S+/config\.json", "its config", why)
+    for pattern, words in CAUSES.items():
+        if found := re.search(pattern, why):
+            return words.format(*found.groups())
+    return f"cannot be built: {why}"
 
 
 def without_proof(source: Source, why: str) -> dict[str, Any]:
     """What is left where torch.export fails: gradients, if the narrow clone runs."""
     try:
         unknown = list(untraced_evidence(source))
+    except DeadweightError as error:  # what a user would read, in one line
+        return {"status": "nothing", "reason": f"cannot be traced: {why}; {error}"}
     except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
         return {"status": "crash", "reason": f"evidence without a graph: {reason(error)}"}
     refused = next((u.why for u in unknown if u.parameter == "*"), None)
@@ -118,7 +151,20 @@ def forms(config: Any) -> dict[str, Callable[[], Any]]:
         "shallow, each layer twice": lambda: shallow_config(config, repeat=2),
         "whole": lambda: config,
         "narrow and completed": lambda: narrow_config(config, Size()),
+        "narrow, with rotary sections": lambda: narrow_config(config, Size(sections=True)),
+        "shallow, with a ResNet as its backbone": lambda: shallow_config(with_resnet(config)),
     }
+
+
+def with_resnet(config: Any) -> Any:
+    """The config with a ResNet of transformers in place of a backbone that needs timm."""
+    values = config.to_dict()
+    backbone = values.get("backbone_config") or {}
+    if backbone.get("model_type") != "timm_backbone":
+        raise DeadweightError("found no backbone of timm; expected one to be replaced")
+    stages = [f"stage{i}" for i in backbone.get("out_indices") or (4,)]
+    resnet = transformers.ResNetConfig(out_features=stages).to_dict()
+    return type(config).from_dict(values | {"backbone_config": resnet, "use_timm_backbone": False, "backbone": None})
 
 
 def opened(kind: str, model_type: str) -> tuple[str, Source]:
@@ -156,36 +202,36 @@ def _open(config: Any, class_name: str) -> Source:
 
 @contextlib.contextmanager
 def deadline(seconds: int) -> Iterator[None]:
-    """Raise Expired in the block after so many seconds."""
+    """Raise Expired in the block after so many seconds of processor time: others may use the machine as well."""
 
     def stop(signum: int, frame: Any) -> None:
         raise Expired(f"more than {seconds} s")
 
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    previous = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
-    start = time.monotonic()
+    start = time.process_time()
     try:
         with deadline(seconds):
             found = attempt(kind, model_type, as_narrow=as_narrow)
     except Expired as error:
         found = {"status": "timeout", "reason": str(error)}
     gc.collect()
-    return Attempt(kind, model_type, seconds=round(time.monotonic() - start, 2), **found)
+    return Attempt(kind, model_type, seconds=round(time.process_time() - start, 2), **found)
 
 
 def grouped(attempts: list[Attempt]) -> dict[tuple[str, str], list[str]]:
-    """(status, reason) to the types, without those that have proofs; the largest groups first."""
+    """(status, reason) to the types, without those that were searched with success; the largest groups first."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for a in attempts:
-        if a.status != "proofs":
+        if a.status not in ("proofs", "clean"):
             groups[a.status, a.reason].append(a.type)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
@@ -249,6 +295,7 @@ def main(
     limit: Annotated[int, typer.Option(help="at most so many types of each kind")] = 10_000,
     seconds: Annotated[int, typer.Option(help="for each type")] = 60,
     as_narrow: Annotated[bool, typer.Option("--narrow", help="trace narrow clones instead")] = False,
+    redo: Annotated[str, typer.Option(help="attempt these results of the JSON file again, comma-separated")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="write every attempt here")] = None,
     recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
     page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
@@ -264,19 +311,23 @@ def main(
     if recorded is not None:
         setting, attempts = read(recorded)
     else:
-        attempts = run(kind, types, limit, setting, json_file)
+        attempts = run(kind, types, limit, setting, json_file, redo)
     report(attempts, Console())
     if page is not None:
         page.write_text(markdown(attempts, setting), encoding="utf-8")
 
 
-def run(kinds: list[str], types: str, limit: int, setting: dict[str, Any], json_file: Path | None) -> list[Attempt]:
+def run(
+    kinds: list[str], types: str, limit: int, setting: dict[str, Any], json_file: Path | None, redo: str = ""
+) -> list[Attempt]:
     wanted = set(types.split(",")) if types else None
     todo = [(k, t) for k in kinds for t in [t for t in KINDS[k] if not wanted or t in wanted][:limit]]
     if not todo:
         raise DeadweightError(f"no type of {', '.join(kinds)} is called {types}")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     attempts = read(json_file)[1] if json_file is not None and json_file.exists() else []
+    again = {(a.kind, a.type) for a in attempts if a.status in redo.split(",")} & set(todo)
+    attempts = [a for a in attempts if (a.kind, a.type) not in again]
     done = {(a.kind, a.type) for a in attempts}
     for kind, model_type in track([pair for pair in todo if pair not in done], description="proving"):
         attempts.append(timed(kind, model_type, setting["seconds"], setting["narrow"]))
