@@ -329,8 +329,9 @@ def markdown(rows: list[Row], setting: record.Setting) -> str:
     lines = [
         "# Plain PyTorch modules: which get proofs",
         "",
-        f"`deadweight.audit(module, inputs)` on {len(tried)} modules that people write and use, each in a process of "
-        f"its own with {setting['seconds']:g} s and {setting['memory']:g} GiB. {setting['date']}, "
+        f"`deadweight.audit(module, inputs)` on {len(tried)} of the {setting['corpus']} modules of `benchmarks/corpus` "
+        f"that people write and use, each in a process of its own with {setting['seconds']:g} s and "
+        f"{setting['memory']:g} GiB. {setting['date']}, "
         f"{setting['cores']} CPU cores. Seconds (of CPU time, on one thread) and memory are those of the audit, beyond "
         "importing and building. Written by `benchmarks/modules.py`.",
         "",
@@ -346,8 +347,8 @@ def markdown(rows: list[Row], setting: record.Setting) -> str:
 
 
 def speed(rows: list[Row]) -> str:
-    """The median and the worst of the audits that came to an end."""
-    ended = [row for row in rows if row.outcome not in ("timeout", "out of memory", "not built")]
+    """The median and the worst of the audits that traced their module and came to an end."""
+    ended = [row for row in rows if row.outcome == "nothing found" or row.outcome.startswith("proofs")]
     if not ended:
         return ""
     slow, large = max(ended, key=lambda row: row.seconds), max(ended, key=lambda row: row.memory)
@@ -355,8 +356,9 @@ def speed(rows: list[Row]) -> str:
         statistics.median(values) for values in zip(*((r.seconds, r.memory) for r in ended), strict=True)
     )
     return (
-        f"Of the {len(ended)} audits that ended, the median takes {seconds:.1f} s and {memory / MIB:.0f} MiB, "
-        f"the slowest {slow.seconds:.0f} s ({slow.name}), the largest {large.memory / GIB:.1f} GiB ({large.name})."
+        f"Of the {len(ended)} audits that traced and ended, the median takes {seconds:.1f} s and "
+        f"{memory / MIB:.0f} MiB, the slowest {slow.seconds:.0f} s ({slow.name}), "
+        f"the largest {large.memory / GIB:.1f} GiB ({large.name})."
     )
 
 
@@ -377,12 +379,18 @@ def without_proofs(rows: list[Row]) -> list[str]:
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in rows:
         if row.outcome != "proofs":
-            groups[row.outcome, row.reason].append(row.name)
+            groups[row.outcome, kind(row.reason)].append(row.name)
     if not groups:
         return []
     lines = ["## Everything else than plain proofs", "", "| outcome | reason | modules |", "| --- | --- | --- |"]
     largest = sorted(groups.items(), key=lambda item: (list(OUTCOMES).index(item[0][0]), -len(item[1])))
     return [*lines, *(table_row(word, why, "; ".join(names)) for (word, why), names in largest), ""]
+
+
+def kind(reason: str) -> str:
+    """The reason without its numbers, so that modules that fail alike stand together; the record has them."""
+    plain = re.sub(r"RuntimeError: .*can't allocate memory.*", "out of memory", reason)
+    return re.sub(r"(?<![A-Za-z])\d[\d,.]*", "…", plain)
 
 
 def every_module(rows: list[Row]) -> list[str]:
@@ -464,6 +472,7 @@ def measure(
         "seconds": limits.seconds,
         "memory": limits.memory / GIB,
         "cores": os.cpu_count(),
+        "corpus": len(entries),
         "versions": versions(entries, limits),
     }
     keep = [Row(**row) for row in record.read(file)[1]] if resume and file.exists() else []

@@ -167,15 +167,15 @@ class UNet(nn.Module):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.enter, self.down = self.double(3, width), self.double(width, 2 * width)
-        self.middle = self.double(2 * width, 4 * width)
+        self.enter, self.down = self.convolutions(3, width), self.convolutions(width, 2 * width)
+        self.middle = self.convolutions(2 * width, 4 * width)
         self.rise = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
-        self.up = self.double(4 * width, 2 * width)
+        self.up = self.convolutions(4 * width, 2 * width)
         self.last = nn.ConvTranspose2d(2 * width, width, 2, 2)
-        self.leave = nn.Sequential(self.double(2 * width, width), nn.Conv2d(width, 2, 1))
+        self.leave = nn.Sequential(self.convolutions(2 * width, width), nn.Conv2d(width, 2, 1))
 
     @staticmethod
-    def double(i: int, o: int) -> nn.Sequential:
+    def convolutions(i: int, o: int) -> nn.Sequential:
         first = [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True)]
         return nn.Sequential(
             *first, nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True)

@@ -127,3 +127,9 @@ def test_recorded_rows_are_kept_and_skipped_ones_tried_again(
 def test_names_of_the_corpus_differ_and_are_more_than_a_hundred(bench: ModuleType) -> None:
     names = [entry.name for entry in bench.entries_of(bench.Limits())]
     assert len(set(names)) == len(names) > 100
+
+
+def test_the_page_is_what_the_record_says(bench: ModuleType) -> None:
+    setting, found = bench.record.read(ROOT / "benchmarks" / "results" / "modules.json")
+    page = bench.markdown([bench.Row(**row) for row in found], setting)
+    assert page == (ROOT / "docs" / "modules.md").read_text(encoding="utf-8")
