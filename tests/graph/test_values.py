@@ -167,6 +167,20 @@ def test_an_expert_without_tokens_is_not_examined() -> None:
     assert 0 < len(chosen) < 6 and kept == chosen
 
 
+class SometimesTwice(Base):
+    """A layer that all rows pass, and some a second time: in the example, none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        chosen = y[:, 0] > 100
+        return torch.cat([y, self.layer(y[chosen])])
+
+
+def test_a_layer_that_also_meets_no_rows_is_not_examined() -> None:
+    graph = trace(SometimesTwice(), (X,))
+    assert not {"layer.weight", "layer.bias"} & set(graph.parameters.values())
+
+
 def test_rows_that_the_path_does_not_read_keep_a_table_from_being_examined() -> None:
     assert "table" not in trace(Listed(), (X,)).parameters.values()
 
