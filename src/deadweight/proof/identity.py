@@ -8,9 +8,9 @@ import torch
 
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.labels import Labels, fresh, key, mix
+from deadweight.proof.labels import Labels, compact, fresh, key, mix
 from deadweight.proof.moving import move
-from deadweight.proof.opsets import FREE, INDEXED, POINTWISE, SHAPE
+from deadweight.proof.opsets import FREE, INDEXED, KEEPS_REPEATED, POINTWISE, SHAPE
 from deadweight.proof.steps import Blocked, refuse_large
 
 ELEMENTWISE = POINTWISE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}
@@ -34,7 +34,7 @@ class Identity:
         return self.known[name]
 
     def compute(self, node: Node) -> Any:
-        if node.op not in FREE:
+        if node.op not in FREE | KEEPS_REPEATED or node.op not in ELEMENTWISE | SHAPE:
             refuse_large(node)
         known = known_indices(self.graph, node)
         if known is not None and node.target is not None:
@@ -66,6 +66,7 @@ class Identity:
         if node.op == "aten.prelu" or torch.broadcast_shapes(node.shape, *shapes) != torch.Size(node.shape):
             return fresh(node.shape, node.name)  # operands meet along other axes than the last ones
         operands = [self.of(a).expand(node.shape) for a in node.args if isinstance(a, Ref)]
+        refuse_large(node, *(compact(operand).shape for operand in operands))
         constants = [a for a in node.args if not isinstance(a, Ref)]
         seed = torch.full((), key(node.op, *constants, *sorted(map(str, node.kwargs.items()))), dtype=torch.int64)
         positions = tuple(i for i, a in enumerate(node.args) if isinstance(a, Ref))

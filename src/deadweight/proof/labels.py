@@ -45,6 +45,14 @@ def compact(x: Tensor) -> Tensor:
     return x
 
 
+def plus(shape: tuple[int, ...], *labels: Labels) -> Labels:
+    """The sum, broadcast to a shape; what is repeated stays repeated."""
+    total = torch.zeros((1,) * len(shape), dtype=torch.int64)
+    for label in labels:
+        total = total + compact(label)
+    return total.expand(shape)
+
+
 def mix(label: Labels, *others: Labels | int) -> Labels:
     """The label of an amount that depends on `label` and `others`; 0 stays 0, for an amount times anything."""
     tensors = [torch.as_tensor(other, dtype=torch.int64) for other in others]

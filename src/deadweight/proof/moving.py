@@ -10,7 +10,7 @@ from torch import Tensor
 from deadweight.graph.constants import constant_value
 from deadweight.graph.node import Graph, Node, references, substitute
 from deadweight.proof.opsets import SHAPE_OF_ANOTHER
-from deadweight.proof.steps import Blocked
+from deadweight.proof.steps import Blocked, refuse_large
 
 
 def move(graph: Graph, node: Node, stand_in: Callable[[str], Tensor]) -> Any:
@@ -25,6 +25,8 @@ def move(graph: Graph, node: Node, stand_in: Callable[[str], Tensor]) -> Any:
     def lookup(name: str) -> Tensor:
         return stand_in(name) if name in carried or node.op in SHAPE_OF_ANOTHER else known(graph, node, name)
 
+    if node.op == "aten.reshape" and len(carried) == 1:
+        return reshaped(node, stand_in(next(iter(carried))))
     try:
         result = node.target(*substitute(node.args, lookup), **substitute(node.kwargs, lookup))
     except (RuntimeError, TypeError) as error:
@@ -32,6 +34,15 @@ def move(graph: Graph, node: Node, stand_in: Callable[[str], Tensor]) -> Any:
     if isinstance(result, Tensor) and tuple(result.shape) != node.shape:
         raise Blocked(node.name, node.op, "its elements cannot be followed one by one")
     return result
+
+
+def reshaped(node: Node, value: Tensor) -> Tensor:
+    """The same elements in another shape; repeated ones stay repeated where the new shape allows it."""
+    try:
+        return value.view(node.shape)
+    except RuntimeError:
+        refuse_large(node)
+        return value.reshape(node.shape)
 
 
 def known(graph: Graph, node: Node, name: str) -> Tensor:

@@ -29,6 +29,10 @@ unsqueeze
 # They hand out the same memory, seen otherwise: repeated labels stay repeated, however large the value is.
 FREE = names("t transpose permute unsqueeze squeeze expand slice select split chunk unbind narrow mT") | {"getitem"}
 
+# Their rules keep repeated labels repeated, and refuse what is too large themselves.
+KEEPS_REPEATED = names("add sub mul div neg matmul masked_fill where reshape log_softmax _log_softmax")
+KEEPS_REPEATED |= {"linear", "softmax", "core.layer", "core.rms", "core.batch", "core.instance", "output"}
+
 # f(x + s) = f(x) + s has no reason to hold, and they act on each element alone.
 POINTWISE = names("""
 __and__ __or__ abs atan atan2 bitwise_and bitwise_not bitwise_or ceil celu clamp clamp_max clamp_min

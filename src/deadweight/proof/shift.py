@@ -17,7 +17,7 @@ from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
-from deadweight.proof.opsets import FREE
+from deadweight.proof.opsets import FREE, KEEPS_REPEATED
 from deadweight.proof.steps import Blocked, Step, refuse_large
 
 MIXED = -1
@@ -110,7 +110,7 @@ class ShiftWalk:
         rule = RULES.get(node.op)
         if rule is None:
             raise Blocked(node.name, node.op, "no rule says how this operation passes a shift on")
-        if node.op not in FREE:
+        if node.op not in FREE | KEEPS_REPEATED:
             refuse_large(node)
         result = rule(self, node)
         if isinstance(result, Shift) and result.is_zero:
@@ -180,8 +180,10 @@ def describe(value: Any) -> str:
 
 
 def merge_sources(a: Tensor, b: Tensor) -> Tensor:
+    """Where each element's shift comes from, of two that are added (of one shape)."""
+    shape, a, b = a.shape, compact(a), compact(b)
     mixed = torch.where(a == b, a, torch.full((), MIXED, dtype=a.dtype))
-    return torch.where(a == 0, b, torch.where(b == 0, a, mixed))
+    return torch.where(a == 0, b, torch.where(b == 0, a, mixed)).expand(shape)
 
 
 def with_label(shift: Shift, label: Labels, *, fixed: bool = True) -> Shift:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from deadweight.graph.node import Node
 
 
@@ -26,10 +28,14 @@ class Step:
 LARGEST = 1 << 24  # elements of a value whose labels are told apart one by one: 128 MiB
 
 
-def refuse_large(node: Node) -> None:
-    """Values too large to label (expert weights gathered per token, say) block a proof instead of filling memory."""
-    if math.prod(node.shape) > LARGEST:
-        raise Blocked(node.name, node.op, f"{math.prod(node.shape):,} elements are too many to tell apart")
+def refuse_large(node: Node, *stored: tuple[int, ...]) -> None:
+    """Values too large to label (expert weights gathered per token, say) block a proof instead of filling memory.
+
+    `stored` are the shapes that labels really take: what is repeated along an axis is kept once.
+    """
+    count = math.prod(torch.broadcast_shapes(*stored)) if stored else math.prod(node.shape)
+    if count > LARGEST:
+        raise Blocked(node.name, node.op, f"{count:,} elements are too many to tell apart")
 
 
 class Blocked(Exception):

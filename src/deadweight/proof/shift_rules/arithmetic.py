@@ -7,10 +7,21 @@ from typing import Any
 import torch
 
 from deadweight.graph.node import Node, Ref
-from deadweight.proof.labels import Labels, constant_along, fold, fresh, key, mix, scramble, varying_along
+from deadweight.proof.labels import (
+    Labels,
+    compact,
+    constant_along,
+    fold,
+    fresh,
+    key,
+    mix,
+    plus,
+    scramble,
+    varying_along,
+)
 from deadweight.proof.opsets import CONVOLUTIONS, POINTWISE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, unknown_labels, with_label
-from deadweight.proof.steps import Blocked
+from deadweight.proof.steps import Blocked, refuse_large
 from deadweight.proof.stochastic import rows_sum_to_one
 
 WHOLE = 8  # factors up to this keep 61 of a label's 64 bits, whatever powers of two they hold
@@ -20,36 +31,39 @@ WHOLE = 8  # factors up to this keep 61 of a label's 64 bits, whatever powers of
 def addition(walk: ShiftWalk, node: Node) -> Shift:
     """Shifts of summands add; equal shifts of both sides of a difference cancel."""
     alpha = node.kwargs.get("alpha", 1)
-    label = torch.zeros(node.shape, dtype=torch.int64)
-    source = torch.zeros(node.shape, dtype=torch.int32)
-    fixed = True
+    labels, fixed = [], True
+    source = torch.zeros((), dtype=torch.int32).expand(node.shape)
     for argument, factor in ((node.args[0], 1), (node.args[1], -alpha if node.op == "aten.sub" else alpha)):
         shift = walk.get(argument)
         if shift is not None:
-            label = label + times(shift.label, factor).expand(node.shape)
+            labels.append(times(shift.label, factor).expand(node.shape))
             source = merge_sources(source, shift.source.expand(node.shape))
             fixed = fixed and shift.fixed
-    return Shift(renewed(label), source, fixed)
+    refuse_large(node, *(compact(label).shape for label in labels))
+    return Shift(renewed(plus(node.shape, *labels)), source, fixed)
 
 
 def times(label: Labels, factor: float) -> Labels:
     """An amount times a number: labels add, so a small whole number is a sum of so many."""
+    if factor == 1:
+        return label
     if isinstance(factor, int) and abs(factor) <= WHOLE:
-        return label * factor
+        return (compact(label) * factor).expand(label.shape)
     return mix(label, key(factor))
 
 
 def renewed(label: Labels) -> Labels:
     """The same labels, with a new one for each that doublings have emptied by half: 64 of them would make it 0."""
-    emptied = (label != 0) & ((label & 0xFFFFFFFF) == 0)
-    return torch.where(emptied, scramble(label), label) if bool(emptied.any()) else label
+    short = compact(label)
+    emptied = (short != 0) & ((short & 0xFFFFFFFF) == 0)
+    return torch.where(emptied, scramble(short), short).expand(label.shape) if bool(emptied.any()) else label
 
 
 @shift_rule("aten.neg")
 def negation(walk: ShiftWalk, node: Node) -> Shift:
     """The opposite shift."""
     shift = walk.shifts[node.args[0].name]
-    return with_label(shift, -shift.label)
+    return with_label(shift, times(shift.label, -1))
 
 
 @shift_rule("aten.mul")
@@ -78,6 +92,7 @@ def scaled(walk: ShiftWalk, node: Node, shift: Shift, factor: Any) -> Shift:
     if not isinstance(factor, Ref):
         return with_label(shift, mix(label, key(node.op, factor)))
     other = walk.identity.of(factor).expand(node.shape)
+    refuse_large(node, compact(label).shape, compact(other).shape)
     return with_label(shift, mix(label, key(node.op), other), fixed=not walk.depends_on_input(factor))
 
 
@@ -85,6 +100,7 @@ def both_shifted(walk: ShiftWalk, node: Node, left: Shift, right: Shift) -> Shif
     """(x + s)(y + t) − xy = s·y + x·t + s·t."""
     a, b = left.label.expand(node.shape), right.label.expand(node.shape)
     x, y = (walk.identity.of(arg).expand(node.shape) for arg in node.args[:2])
+    refuse_large(node)
     label = mix(a, y) + mix(b, x) + mix(mix(a, 1), b)
     sources = merge_sources(left.source.expand(node.shape), right.source.expand(node.shape))
     return Shift(torch.where((a == 0) & (b == 0), 0, label), sources, False)
@@ -94,18 +110,26 @@ def both_shifted(walk: ShiftWalk, node: Node, left: Shift, right: Shift) -> Shif
 def linear(walk: ShiftWalk, node: Node) -> Shift:
     """x ↦ W·x: rows with the same shift before have the same shift after, output by output."""
     x, weight = walk.get(node.args[0]), walk.get(node.args[1])
-    label = torch.zeros(node.shape, dtype=torch.int64)
-    fixed = True
+    labels, fixed = [], True
     if x is not None:
         outputs = fresh((node.shape[-1],), node.args[1].name)
-        label = label + mix(fold(x.label, -1).unsqueeze(-1).expand(node.shape), outputs)
+        lines = fold(x.label, -1).unsqueeze(-1)
+        refuse_large(node, compact(lines).shape, outputs.shape)
+        labels.append(mix(lines.expand(node.shape), outputs))
         fixed = x.fixed and not walk.depends_on_input(node.args[1])
     if weight is not None:
-        rows = fold(weight.label, -1).expand(node.shape)
-        label = label + mix(rows, fold(walk.identity.of(node.args[0]), -1).unsqueeze(-1))
+        rows = fold(weight.label, -1)
+        inputs = fold(walk.identity.of(node.args[0]), -1).unsqueeze(-1)
+        refuse_large(node, compact(rows).shape, compact(inputs).shape)
+        labels.append(mix(rows.expand(node.shape), inputs))
         fixed = False
-    source = torch.full((), MIXED, dtype=torch.int32).expand(node.shape)
-    return Shift(label, torch.where(label == 0, 0, source), fixed)
+    return mixed(plus(node.shape, *labels), fixed=fixed)
+
+
+def mixed(label: Labels, *, fixed: bool) -> Shift:
+    """A shift to which several elements of the source may have come."""
+    short = compact(label)
+    return Shift(label, torch.where(short == 0, 0, MIXED).to(torch.int32).expand(label.shape), fixed)
 
 
 @shift_rule(*CONVOLUTIONS)
@@ -145,32 +169,35 @@ def matmul(walk: ShiftWalk, node: Node) -> Shift:
     if handed_on and right is not None and constant_along(right.label, (-2,)):
         label = right.label.narrow(-2, 0, 1).expand(node.shape)
         return Shift(label, right.source.narrow(-2, 0, 1).expand(node.shape), right.fixed)
-    label, fixed = torch.zeros(node.shape, dtype=torch.int64), True
-    for shift, other, axis, _name in ((left, b, -1, a), (right, a, -2, b)):
+    labels, fixed = [], True
+    for shift, other, axis in ((left, b, -1), (right, a, -2)):
         if shift is not None:
-            label = label + contracted(walk, shift, other, axis, node.shape)
+            labels.append(contracted(walk, shift, other, axis, node))
             fixed = fixed and shift.fixed and not walk.graph.depends[other.name][1]
             suspect(walk, shift, axis)
     if left is not None and right is not None:
-        cross = mix(fold(left.label, -1).unsqueeze(-1).expand(node.shape), fold(right.label, -2).unsqueeze(-2))
-        label, fixed = label + cross, False
-    source = torch.full((), MIXED, dtype=torch.int32).expand(node.shape)
-    return Shift(label, torch.where(label == 0, 0, source), fixed)
+        lines = fold(left.label, -1).unsqueeze(-1), fold(right.label, -2).unsqueeze(-2)
+        refuse_large(node, *(compact(line).shape for line in lines))
+        labels.append(mix(lines[0].expand(node.shape), lines[1]))
+        fixed = False
+    return mixed(plus(node.shape, *labels), fixed=fixed)
 
 
-def contracted(walk: ShiftWalk, shift: Shift, other: Node, axis: int, out: tuple[int, ...]) -> Labels:
+def contracted(walk: ShiftWalk, shift: Shift, other: Node, axis: int, node: Node) -> Labels:
     """Σ_r s_r·y_r: named by the line of shifts and the line of unshifted numbers that meet."""
     other_axis = -2 if axis == -1 else -1
     moved = fold(shift.label, axis).unsqueeze(axis)
     partner = fold(walk.identity.of(other.name), other_axis).unsqueeze(other_axis)
-    return mix(moved.expand(out), partner)
+    refuse_large(node, compact(moved).shape, compact(partner).shape)
+    return mix(moved.expand(node.shape), partner)
 
 
 def suspect(walk: ShiftWalk, shift: Shift, axis: int) -> None:
     """Remember the source elements whose shift varies along the free axis: they are what a softmax may stumble on."""
     free = -2 if axis == -1 else -1
-    varying = shift.source[varying_along(shift.label, free)]
-    walk.outcome.suspects.update(int(s) for s in varying.unique() if s > 0)
+    if not constant_along(shift.label, (free,)):
+        varying = shift.source[varying_along(shift.label, free)]
+        walk.outcome.suspects.update(int(s) for s in varying.unique() if s > 0)
 
 
 @shift_rule("aten.dropout")

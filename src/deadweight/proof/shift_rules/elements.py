@@ -8,11 +8,11 @@ import torch
 
 from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.labels import constant_along, fold, mix
+from deadweight.proof.labels import compact, constant_along, fold, mix, plus
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import INDEXED, MINUS_INFINITY, SHAPE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule, unknown_labels, with_label
-from deadweight.proof.steps import Blocked
+from deadweight.proof.steps import Blocked, refuse_large
 
 REARRANGES_UNKNOWN = {"aten.cumsum", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.index_add"}
 REARRANGES_UNKNOWN |= {"aten.slice_scatter", "aten.select_scatter", "aten.index_copy", "aten.copy", "aten.triu"}
@@ -25,7 +25,8 @@ def shape(walk: ShiftWalk, node: Node) -> Any:
     if node.op == "getitem":
         return walk.shifts[node.args[0].name][node.args[1]]
     shifts = [walk.shifts[n] for n in node.inputs if n in walk.shifts]
-    zero = {n: torch.zeros(walk.graph.nodes[n].shape, dtype=torch.int64) for n in node.inputs if n not in walk.shifts}
+    none = torch.zeros((), dtype=torch.int64)
+    zero = {n: none.expand(walk.graph.nodes[n].shape) for n in node.inputs if n not in walk.shifts}
     label = move(walk.graph, node, lambda n: walk.shifts[n].label if n in walk.shifts else zero[n])
     source = move(walk.graph, node, lambda n: walk.shifts[n].source if n in walk.shifts else zero[n].to(torch.int32))
     fixed = all(s.fixed for s in shifts)
@@ -86,12 +87,15 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     moved = [s for s in shifts if s is not None]
     if len(kept) == 1:
         return with_label(moved[0], moved[0].label.expand(node.shape))
-    zero = torch.zeros(node.shape, dtype=torch.int64)
+    zero = torch.zeros((), dtype=torch.int64).expand(node.shape)
     labels = [zero if s is None else s.label.expand(node.shape) for s in shifts]
-    chosen = mix(labels[0], 1, walk.identity.of(mask)) + mix(labels[1], 2, walk.identity.of(mask))
-    label = torch.where(labels[0] == labels[1], labels[0], chosen)
+    masks = walk.identity.of(mask).expand(node.shape)
+    refuse_large(node, *(compact(x).shape for x in (*labels, masks)))
+    chosen = plus(node.shape, mix(labels[0], 1, masks), mix(labels[1], 2, masks))
+    first, second = compact(labels[0]), compact(labels[1])
+    label = torch.where(first == second, first, compact(chosen)).expand(node.shape)
     fixed = all(s.fixed for s in moved) and not walk.depends_on_input(mask)
-    return Shift(label, torch.full(node.shape, MIXED, dtype=torch.int32), fixed)
+    return Shift(label, torch.full((), MIXED, dtype=torch.int32).expand(node.shape), fixed)
 
 
 def minus_infinity(graph: Graph, value: Any) -> bool:
