@@ -20,7 +20,7 @@ from deadweight.laws.point import Motion, Point, Values
 
 Draw = Callable[[int], Values]
 DRAWS = 4
-MANY = 5_000_000  # parameters: from here on two draws of inputs are enough for all to be seen
+MANY = 5_000_000  # parameters: from here on fewer draws, for time and memory
 DIRECTIONS = 2  # random ones, per claim
 ROUNDING = 1e-13  # of the outputs' size: a whole gradient below that is what rounding leaves of none
 
@@ -54,7 +54,8 @@ class Gradients:
 def gradients(graph: Graph, values: Values, draw: Draw) -> Gradients:
     """The gradient of a random functional of the outputs, for several draws of inputs; those that are finite."""
     count = sum(values[n].numel() for n in graph.parameters)
-    found = [gradient(graph, values, draw(seed), seed) for seed in range(DRAWS if count < MANY else DRAWS // 2)]
+    draws = DRAWS if count < MANY else 2 if count < 4 * MANY else 1
+    found = [gradient(graph, values, draw(seed), seed) for seed in range(draws)]
     finite = [g for g in found if all(bool(torch.isfinite(x).all()) for x in g.values())]
     return Gradients(tuple(finite), tuple(typical_size(g) for g in finite))
 

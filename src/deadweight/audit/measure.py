@@ -34,7 +34,7 @@ from deadweight.source.model import Source
 from deadweight.source.narrow import narrow
 from deadweight.source.randomise import randomise
 
-AFFORDABLE = 20_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
+AFFORDABLE = 200_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
 MORE_WORDS = 41  # a first layer that sees single tokens needs more points than the narrow vocabulary has
 PATIENCE = 90.0  # seconds, after which no further draw is begun
 TRIES = 6  # draws of parameters for ReLU models: units that are never or always on add to the count

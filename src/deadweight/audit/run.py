@@ -13,6 +13,7 @@ from deadweight.audit.checker import structure
 from deadweight.audit.finding import Audit, Finding, Unknown
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
 from deadweight.audit.measure import Measured, measure, untraced_evidence
+from deadweight.audit.shorten import shortened
 from deadweight.audit.unknowns import unknowns
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical, read_as_probabilities
@@ -65,7 +66,7 @@ def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, comple
         raise DeadweightError(f"{source.name} has no parameters; expected a module with something to audit")
     say("tracing")
     try:
-        source, graph = traced(source, model, inputs, options)
+        source, graph = shortened(*traced(source, model, inputs, options))
     except TraceError as error:
         return untraced(source, str(error), time.perf_counter() - start)
     graph = read_as_probabilities(graph) if output == "probabilities" else graph

@@ -1,0 +1,100 @@
+"""Shorter examples: what is proved for two short sequences is proved for many long ones, if the model does the same.
+
+A model is traced on the example as given. Where batch or sequence are long it is traced again on a short one; if both
+traces are the same operations on the same values, differing only in sizes, the short one stands for the long one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from deadweight.errors import DeadweightError
+from deadweight.graph.canonical import canonical
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.trace import TraceError, trace
+from deadweight.source.inputs import Inputs
+from deadweight.source.model import Source
+
+LARGE = 1 << 18  # elements of a traced value: below, a shorter example gains nothing
+BATCH = 2
+LENGTH = 16
+
+
+def shortened(source: Source, graph: Graph) -> tuple[Source, Graph]:
+    """The model on a shorter example with its graph, if it does the same there; else as it was."""
+    if source.config is not None or graph.specialised or largest_value(graph) < LARGE:
+        return source, graph
+    for inputs in shorter_examples(source.inputs):
+        device = next(source.module.parameters()).device
+        args, kwargs = inputs.on(device)
+        try:
+            short = canonical(trace(source.module, args, kwargs))
+        except (TraceError, DeadweightError):
+            continue  # the model insists on its sizes
+        if same_program(graph, short):
+            return replace(source, inputs=inputs, args=args, kwargs=kwargs), short
+    return source, graph
+
+
+def largest_value(graph: Graph) -> int:
+    stored = ("parameter", "buffer")
+    return max((math.prod(n.shape) for n in graph.nodes.values() if n.op not in stored), default=0)
+
+
+def shorter_examples(inputs: Inputs) -> Iterator[Inputs]:
+    """Batch and sequence cut, then the batch alone, then the sequence alone."""
+    tensors = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, Tensor) and t.ndim > 1]
+    batch = {t.shape[0] for t in tensors if t.shape[0] > BATCH}
+    tokens = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool]
+    length = {t.shape[1] for t in tokens if t.shape[1] > 2 * LENGTH}
+    for sizes in ({**dict.fromkeys(length, LENGTH), **dict.fromkeys(batch, BATCH)}, dict.fromkeys(batch, BATCH)):
+        if sizes:
+            yield cut(inputs, sizes)
+    if length and batch:
+        yield cut(inputs, dict.fromkeys(length, LENGTH))
+
+
+def cut(inputs: Inputs, sizes: dict[int, int]) -> Inputs:
+    """Every axis of one of these lengths made shorter, in all tensors alike."""
+
+    def shorter(leaf: object) -> object:
+        if isinstance(leaf, Tensor):
+            for axis, size in enumerate(leaf.shape):
+                leaf = leaf.narrow(axis, 0, sizes.get(size, size))
+            return leaf.clone()
+        return leaf
+
+    args, kwargs = pytree.tree_map(shorter, (inputs.args, inputs.kwargs))
+    return Inputs(args, kwargs, inputs.spans)
+
+
+def same_program(one: Graph, other: Graph) -> bool:
+    """Whether two graphs are the same operations, node by node, on the same values; sizes aside."""
+    return one.outputs == other.outputs and [described(n) for n in one.nodes.values()] == [
+        described(n) for n in other.nodes.values()
+    ]
+
+
+def described(node: Node) -> tuple[object, ...]:
+    return node.name, node.op, str(node.target), len(node.shape), node.dtype, without_sizes((node.args, node.kwargs))
+
+
+def without_sizes(value: object) -> object:
+    """Arguments with whole numbers, which may be lengths, left out."""
+    if isinstance(value, (tuple, list)):
+        return [without_sizes(v) for v in value]
+    if isinstance(value, dict):
+        return {k: without_sizes(v) for k, v in value.items()}
+    return (
+        int
+        if isinstance(value, int) and not isinstance(value, bool)
+        else value
+        if isinstance(value, Ref)
+        else str(value)
+    )
