@@ -26,7 +26,7 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
         code=claim.code,
         law=claim.name,
         parameter=graph.parameters[claim.node],
-        slice=pieces(claim.index) if claim.axis == 0 or is_vector(shape) else None,
+        slice=stored_slice(graph, claim),
         elements=total if claim.index is None else total // shape[claim.axis] * len(claim.index),
         dof=claim.dof,
         verdict=claim.verdict,
@@ -35,6 +35,19 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
         proof=tuple(readable(graph, claim.steps)),
         note=claim.note,
     )
+
+
+def stored_slice(graph: Graph, claim: Claim) -> Pieces | None:
+    """The part along the first axis of what is stored, in runs; None for all of it."""
+    shape = graph.nodes[claim.node].shape
+    along = claim.axis == 0 or is_vector(shape)
+    piece = graph.pieces.get(claim.node)
+    if piece is None or not shape:
+        return pieces(claim.index) if along else None
+    start, stop = piece.ranges[0]
+    if not along or claim.index is None or piece.axis(claim.axis) != 0:
+        return ((start, stop),)
+    return pieces(claim.index + start)
 
 
 def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:

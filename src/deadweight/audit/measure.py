@@ -22,6 +22,7 @@ from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabi
 from deadweight.graph.cores import without_epsilon
 from deadweight.graph.evaluate import evaluate, largest_difference
 from deadweight.graph.node import Graph
+from deadweight.graph.pieces import stored_part
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
@@ -76,9 +77,14 @@ def key_of(graph: Graph, claim: Claim) -> tuple[str, str, int]:
 
 def part_of(graph: Graph, claim: Claim) -> int:
     """Where in a fused parameter the claim begins, in twelfths: the same in a narrow clone."""
-    if claim.index is None or not len(claim.index):
-        return 0
-    return int(12 * int(claim.index[0]) / graph.nodes[claim.node].shape[claim.axis])
+    first = 0 if claim.index is None or not len(claim.index) else int(claim.index[0])
+    shape, axis, start = graph.nodes[claim.node].shape, claim.axis, 0
+    size = shape[axis] if shape else 1
+    if claim.node in graph.pieces:
+        piece = graph.pieces[claim.node]
+        start = sum(a for a, _ in piece.ranges)  # tells the pieces of one parameter apart
+        size = max(b for _, b in piece.ranges) if start else size
+    return int(12 * (start + first) / size)
 
 
 def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
@@ -156,7 +162,7 @@ def named_tensors(graph: Graph, module: torch.nn.Module) -> Values:
     """The module's parameters under the graph's node names; buffers and constants as they were traced."""
     values = {n: widened(t) for n, t in graph.tensors.items()}
     for node, name in graph.parameters.items():
-        values[node] = widened(module.get_parameter(name))
+        values[node] = widened(stored_part(graph, node, module.get_parameter(name)))
     return values
 
 

@@ -74,17 +74,19 @@ def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, comple
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def traced(source: Source, model: Any, inputs: Any, options: dict[str, Any]) -> tuple[Source, Graph]:
+def traced(
+    source: Source, model: Any, inputs: Any, options: dict[str, Any], *, pieces: bool = True
+) -> tuple[Source, Graph]:
     """The graph of the collapsed model; of the whole one where the collapsed one cannot be traced."""
     try:
-        return source, canonical(trace(source.module, source.args, source.kwargs))
+        return source, canonical(trace(source.module, source.args, source.kwargs), pieces=pieces)
     except TraceError:
         if (real := with_values(source)) is not None:
-            return source, canonical(trace(real.module, real.args, real.kwargs))
+            return source, canonical(trace(real.module, real.args, real.kwargs), pieces=pieces)
         if not source.blocks:
             raise
     whole = open_model(model, inputs=inputs, collapsed=False, **options)
-    return whole, canonical(trace(whole.module, whole.args, whole.kwargs))
+    return whole, canonical(trace(whole.module, whole.args, whole.kwargs), pieces=pieces)
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,24 @@ from typing import Any
 
 import torch
 
+from deadweight.graph import recurrent as _recurrent  # noqa: F401  (registers the rewrites)
 from deadweight.graph.cores import CORES
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.graph.outputs import RETURNED
 from deadweight.graph.patterns import rms_pattern
-from deadweight.graph.rewriting import Canonicaliser, argument, rewrites
+from deadweight.graph.pieces import in_pieces
+from deadweight.graph.rewriting import Canonicaliser, argument, by_name, rewrites
 
 aten = torch.ops.aten
 PROBABILITIES = "output_probabilities"
 
 
-def canonical(graph: Graph) -> Graph:
-    """The same function in the canonical vocabulary, without the nodes that reach no output."""
-    return Canonicaliser(graph).run()
+def canonical(graph: Graph, *, pieces: bool = True) -> Graph:
+    """The same function in the canonical vocabulary, without the nodes that reach no output.
+
+    With `pieces`, a parameter that is read in disjoint slices becomes one parameter for each.
+    """
+    return Canonicaliser(in_pieces(graph) if pieces else graph).run()
 
 
 def read_as_probabilities(graph: Graph) -> Graph:
@@ -185,12 +190,6 @@ def native_batch_norm(make: Canonicaliser, node: Node) -> Ref | None:
     mean = None if given.get("training") else given.get("running_mean")
     x, weight, bias = source.args[:3]
     return batch_norm(make, node, x, weight, bias, mean, given.get("running_var"), given["eps"])
-
-
-def by_name(node: Node) -> dict[str, Any]:
-    """Arguments by the names of the operation's schema: overloads put them at different places."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 NATIVE_BATCH_NORMS = {

@@ -62,6 +62,30 @@ def substitute(value: Any, lookup: Callable[[str], Any]) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A slice of a stored parameter: a range along every axis; `squeezed` axes, of length one, are left out."""
+
+    ranges: tuple[tuple[int, int], ...]
+    squeezed: tuple[int, ...] = ()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        part = tensor[tuple(slice(*r) for r in self.ranges)]
+        return part.squeeze(self.squeezed) if self.squeezed else part
+
+    def within(self, inner: Piece) -> Piece:
+        """A slice of this slice, as a slice of the whole."""
+        kept = [a for a in range(len(self.ranges)) if a not in self.squeezed]
+        ranges = list(self.ranges)
+        for axis, (start, stop) in zip(kept, inner.ranges, strict=True):
+            ranges[axis] = (self.ranges[axis][0] + start, self.ranges[axis][0] + stop)
+        return Piece(tuple(ranges), tuple(sorted({*self.squeezed, *(kept[a] for a in inner.squeezed)})))
+
+    def axis(self, own: int) -> int:
+        """The stored axis that an axis of the piece is."""
+        return [a for a in range(len(self.ranges)) if a not in self.squeezed][own]
+
+
 @dataclass
 class Graph:
     """Nodes in execution order; `parameters` maps node names to state-dict names, `outputs` names what is returned."""
@@ -75,6 +99,7 @@ class Graph:
     unused: tuple[str, ...] = ()  # parameters no node reads
     training: bool = False
     buffers: dict[str, str] = field(default_factory=dict)  # stored buffers: node name to state-dict name
+    pieces: dict[str, Piece] = field(default_factory=dict)  # parameter nodes that are a slice of what is stored
     specialised: tuple[str, ...] = ()  # notes, where the graph is that of one path: Python asked for values
 
     def stored_name(self, node: str) -> str:

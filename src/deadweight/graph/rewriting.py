@@ -12,7 +12,8 @@ from deadweight.graph.node import Graph, Node, Ref, substitute
 from deadweight.graph.outputs import returned
 
 aten = torch.ops.aten
-Rewrite = Callable[["Canonicaliser", Node], "Ref | None"]
+Replacement = Ref | tuple[Ref, ...] | None  # of an operation with several results: one for each
+Rewrite = Callable[["Canonicaliser", Node], Replacement]
 REWRITES: dict[str, Rewrite] = {}
 
 
@@ -25,12 +26,13 @@ def rewrites(*ops: str) -> Callable[[Rewrite], Rewrite]:
 
 
 class Canonicaliser:
-    """One pass over the nodes; `alias` maps an old node to what stands for it now."""
+    """One pass over the nodes; `alias` maps an old node to what stands for it now, `results` to one for each result."""
 
     def __init__(self, graph: Graph) -> None:
         self.old = graph
         self.nodes: dict[str, Node] = {}
         self.alias: dict[str, str] = {}
+        self.results: dict[str, tuple[Ref, ...]] = {}
 
     def run(self) -> Graph:
         for node in self.old.nodes.values():
@@ -50,9 +52,14 @@ class Canonicaliser:
 
     def visit(self, node: Node) -> None:
         rewrite = REWRITES.get(node.op)
+        if node.op == "getitem" and node.args[0].name in self.results:
+            self.alias[node.name] = self.results[node.args[0].name][node.args[1]].name
+            return
         result = rewrite(self, node) if rewrite else None
         if result is None:
             self.nodes[node.name] = node
+        elif isinstance(result, tuple):
+            self.results[node.name] = result
         else:
             self.alias[node.name] = result.name
 
@@ -82,3 +89,9 @@ class Canonicaliser:
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     """An argument that may have been passed by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def by_name(node: Node) -> dict[str, Any]:
+    """Arguments by the names of the operation's schema: overloads put them at different places."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return dict(zip(names, node.args, strict=False)) | node.kwargs

@@ -106,7 +106,8 @@ def prepare(
     refuse_unfit(source, layout)
     try:
         say("tracing")
-        source, graph = traced(source, model, options["inputs"], {"trust_remote_code": options["trust_remote_code"]})
+        trusted = {"trust_remote_code": options["trust_remote_code"]}
+        source, graph = traced(source, model, options["inputs"], trusted, pieces=False)  # weights are rewritten whole
     except TraceError as error:
         raise DeadweightError(
             f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}"
@@ -117,7 +118,8 @@ def prepare(
     found = proved(source, graph, complete=False, say=say, evidence=False)
     if any(c.code == "DW015" for c in found.claims) and source.blocks:
         source = open_model(model, collapsed=False, **options)
-        source, graph = traced(source, model, options["inputs"], {"trust_remote_code": options["trust_remote_code"]})
+        trusted = {"trust_remote_code": options["trust_remote_code"]}
+        source, graph = traced(source, model, options["inputs"], trusted, pieces=False)  # weights are rewritten whole
         found = proved(source, graph, complete=False, say=say, evidence=False)
     whole = source.module if not source.blocks else open_model(model, collapsed=False, **options).module
     say("planning")

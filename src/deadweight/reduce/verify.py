@@ -83,7 +83,7 @@ class Subject:
 
 def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
     """Trace a model that has its weights, and draw inputs for it; `text` gives token ids to run it on too."""
-    graph = canonical(trace(source.module, source.args, source.kwargs))
+    graph = canonical(trace(source.module, source.args, source.kwargs), pieces=False)
     smallest = min((math.prod(n.shape) for n in map(graph.node, graph.outputs) if n.is_float), default=0)
     draws = DRAWS if smallest >= FEW else 4 * DRAWS
     calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(draws)]
