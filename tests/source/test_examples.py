@@ -22,6 +22,9 @@ EXPECTED: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [
     ("audio-spectrogram-transformer", "ASTModel", {"input_values": (1, 1024, 128)}),
     ("llava", "LlavaForConditionalGeneration", {"input_ids": (1, 5)}),
     ("musicgen_decoder", "MusicgenForCausalLM", {"input_ids": (4, 5)}),
+    ("kyutai_speech_to_text", "KyutaiSpeechToTextModel", {"input_ids": (1, 5, 33)}),
+    ("dia", "DiaModel", {"input_ids": (1, 5), "decoder_input_ids": (1, 5, 9)}),
+    ("fun_asr_nano_encoder", "FunAsrNanoEncoder", {"input_features": (1, 80, 560), "input_features_mask": (1, 80)}),
     ("layoutlm", "LayoutLMModel", {"input_ids": (1, 5), "token_type_ids": (1, 5), "bbox": (1, 5, 4)}),
 ]
 
@@ -82,6 +85,7 @@ CLONES: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [
         {"input_features": (1, 4, 10), "input_features_mask": (1, 10)},
     ),
     ("gemma3n_audio", "Gemma3nAudioEncoder", {"audio_mel": (1, 80, 128), "audio_mel_mask": (1, 80)}),
+    ("voxtral_realtime", "VoxtralRealtimeModel", {"input_ids": (1, 5), "input_features": (1, 4, 40)}),
     ("mimi_decoder", "MimiDecoderModel", {"latents": (1, 8, 5)}),
     (
         "informer",

@@ -100,6 +100,12 @@ def test_changes_that_are_refused_are_found_by_halving() -> None:
     assert loosen(wide, small, runs, trials=0) == wide, "without trials nothing changes"
 
 
+def test_a_clone_that_runs_in_float32_alone_can_be_cloned_again(tmp_path: Path) -> None:
+    config = shallow_config(transformers.CONFIG_MAPPING["fsmt"]())  # it writes the least float32 into a mask of float64
+    again = narrow(narrow(opened(config, tmp_path, "FSMTModel")))
+    assert all(p.dtype == torch.float32 for p in again.module.parameters())
+
+
 def test_rotary_sections_that_the_code_assumes_are_written_out(tmp_path: Path) -> None:
     config = shallow_config(transformers.CONFIG_MAPPING["qwen2_vl_text"]())
     clone = narrow(opened(config, tmp_path, "Qwen2VLTextModel"))

@@ -94,8 +94,11 @@ def _shapes(need: Need) -> Iterator[dict[str, Example]]:
 
 def _distinct(name: str, need: Need) -> list[Example]:
     """What the makers of this name make, each shape and type once."""
-    made = [example for maker in MAKERS[name] if (example := maker(need)) is not None]
-    return list({(e.value.shape, e.value.dtype): e for e in reversed(made)}.values())[::-1]
+    found: dict[tuple[torch.Size, torch.dtype], Example] = {}
+    for maker in MAKERS[name]:
+        if (example := maker(need)) is not None:
+            found.setdefault((example.value.shape, example.value.dtype), example)
+    return list(found.values())
 
 
 def example_inputs(module: nn.Module, config: Any, length: int | None = None) -> tuple[Inputs, str | None]:

@@ -17,7 +17,6 @@ from deadweight.source.examples import (
     depends_on_data,
     example_inputs,
     first_that_runs,
-    run,
 )
 from deadweight.source.hugging import build
 from deadweight.source.loosen import loosen
@@ -44,13 +43,15 @@ SIZES = (
 
 PARTLY = (Size(64, spare=2), Size(8, spare=2))  # sizes that single settings take, where the model allows it
 AFFORDABLE = 1_000_000  # parameters: up to here a trial is run with numbers
+LARGEST = 20_000_000  # parameters: the gradients of a larger clone take too long
 
 
 def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int = 11) -> Source:
     """A clone on the CPU, as narrow as the architecture allows, that has run forward once; in float64 if it can.
 
-    Widths 8, 16, 32 and 64 are tried in turn; `hidden` names one. A model of up to 20,000 parameters is cloned as it
-    is. A first layer that sees single tokens sees as many points as there are words: `vocabulary` says how many.
+    Widths 8, 16, 32 and 64 are tried in turn; `hidden` names one. Where none of them runs, single settings keep their
+    own value. A model of up to 20,000 parameters is cloned as it is. A first layer that sees single tokens sees as
+    many points as there are words: `vocabulary` says how many.
     """
     n_parameters = sum(p.numel() for p in source.module.parameters())
     if n_parameters <= SMALL and (source.has_weights or source.config is not None) and hidden is None:
@@ -67,13 +68,23 @@ def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabula
             return _clone(source, narrow_config(source.config, size), seed, size.length)
         except Exception as error:  # noqa: BLE001 - a config that the model's own code refuses
             refusals.append(reason(error))
-    try:
-        return _clone(source, partly_narrow_config(source), seed, None)
-    except Exception as error:
-        raise DeadweightError(
-            f"no narrow clone of {printable(source.name)} runs: width 8 fails with {refusals[0]}; the widest with "
-            f"{refusals[-1]}; and with settings left as they are: {reason(error)}"
-        ) from error
+    if hidden is None:
+        try:
+            return _partly_narrow(source, seed)
+        except Exception as error:  # noqa: BLE001 - as before
+            refusals.append(reason(error))
+    raise DeadweightError(
+        f"no narrow clone of {printable(source.name)} runs: width {hidden or 8} fails with {refusals[0]}; "
+        f"the last that was tried with {refusals[-1]}"
+    )
+
+
+def _partly_narrow(source: Source, seed: int) -> Source:
+    config = partly_narrow_config(source)
+    module, _ = build(config, cls=type(source.module), **_options(source.module))
+    if (n_parameters := sum(p.numel() for p in module.parameters())) > LARGEST:
+        raise DeadweightError(f"the narrowest that runs has {n_parameters} parameters; expected at most {LARGEST}")
+    return _clone(source, config, seed, None)
 
 
 def narrow_config(config: Any, size: Size) -> Any:
@@ -135,8 +146,15 @@ def _as_it_is(source: Source, seed: int) -> Source:
     if source.config is not None and not source.has_weights:
         return _clone_at_full_length(source, seed)
     module = randomise(source.module, seed)
-    inputs = source.inputs.cast(torch.float64)
-    run(module, inputs)
+    inputs, error = first_that_runs(module, [source.inputs.cast(torch.float64)])
+    if error is not None:
+        module = module.to(torch.float32)
+        inputs, error = first_that_runs(module, [source.inputs.cast(torch.float32)])
+    if error is not None:
+        raise DeadweightError(
+            f"{printable(source.name)} does not run on its example inputs ({reason(error)}); expected inputs that its "
+            "forward takes"
+        ) from error
     return _source(source, module, inputs, "the model itself, with random parameters")
 
 

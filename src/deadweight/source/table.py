@@ -116,7 +116,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "output_channels backbone_hidden_size classifier_proj_size audio_hidden_size projector_hidden_size num_embeds "
         "condition_dim codebook_dim upsample_groups vector_quantization_hidden_dimension subsampling_conv_channels "
         "output_proj_dims latent_dim d_latents d_latent encoder_hidden_dim projector_out_channels "
-        "embed_dim_per_stage backbone_channel_list fpn_hidden_size",
+        "embed_dim_per_stage backbone_channel_list fpn_hidden_size projection_size mit_hidden_size",
         lambda s, old, d: s.width,
     ),
     (
@@ -125,7 +125,7 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "num_attention_heads_per_layer swa_num_attention_heads n_mamba_heads mamba_num_heads "
         "linear_num_value_heads linear_num_key_heads linear_num_heads index_n_heads n_attention_heads "
         "decoder_num_attention_heads encoder_num_attention_heads num_swa_attention_heads linear_n_heads "
-        "num_attention_heads_per_stage",
+        "num_attention_heads_per_stage prompt_num_attention_heads mit_num_attention_heads",
         lambda s, old, d: s.heads,
     ),
     ("num_key_value_heads num_kv_heads n_head_kv kv_n_heads num_query_groups swa_num_key_value_heads", _kv_heads),
@@ -145,7 +145,8 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "moe_intermediate_size shared_expert_intermediate_size ffn_intermediate_size feed_forward_size d_inner "
         "intermediate_size_mlp dense_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size "
         "dff dim_ff expert_ffn_hidden_size block_ff_dim feedforward_dim inner_dim expert_dim mlp_hidden_size "
-        "attention_intermediate ffn_expansion_size conv_intermediate_size prefix_hidden_size expert_intermediate_size",
+        "attention_intermediate ffn_expansion_size conv_intermediate_size prefix_hidden_size expert_intermediate_size "
+        "mit_intermediate_size",
         lambda s, old, d: s.inner,
     ),
     (
@@ -199,10 +200,12 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
     ("mamba_d_ssm", lambda s, old, d: 2 * s.width),
     ("time_step_rank mamba_dt_rank dt_rank", lambda s, old, d: 2),
     ("hidden_size_per_layer_input laurel_rank altup_num_inputs hc_lowrank rel_extent", lambda s, old, d: 4),
-    ("image_size img_size", lambda s, old, d: s.image),
+    ("image_size img_size max_img_size", lambda s, old, d: s.image),
     ("image_embedding_size", lambda s, old, d: s.image // 2),
     ("patch_size patch_sizes temporal_patch_size tubelet_size encoder_stride", lambda s, old, d: 2),
     ("prompt_types prompt_length segment_types", lambda s, old, d: 3),
+    ("coordinate_size", lambda s, old, d: s.width // 8),
+    ("shape_size", lambda s, old, d: s.width // 4),
     ("block_multiple_of", lambda s, old, d: 1),
     ("axial_pos_embds_dim", lambda s, old, d: s.width // 2),
     ("axial_pos_shape", lambda s, old, d: 4),

@@ -8,7 +8,7 @@ from deadweight.source.makers.need import Example, Maker, Need, first, setting
 __all__ = ["COMPANIONS", "MAKERS", "PARTNERS", "SIGNALS", "Example", "Maker", "Need", "first", "setting"]
 
 MAKERS: dict[str, tuple[Maker, ...]] = {
-    "input_ids": (text.tokens_of_queries, text.tokens, text.codebooks, text.channels_last),
+    "input_ids": (text.tokens_of_queries, text.tokens, text.codebooks, text.text_and_codebooks),
     "decoder_input_ids": (text.tokens, text.codebooks, text.channels_last),
     "qformer_input_ids": (text.query_former_tokens,),
     "inputs": (text.tokens, text.embeddings, image.image),
@@ -48,8 +48,16 @@ MAKERS: dict[str, tuple[Maker, ...]] = {
     "image_attention_mask": (image.image_of_each_token,),
     "input_values": (sound.wave, sound.wave_by_channel, sound.bare_wave, sound.frames_first, text.embeddings),
     "decoder_input_values": (text.embeddings,),
-    "input_features": (sound.bands_first, sound.frames_first, sound.many_bands, sound.framed_image),
-    "input_features_mask": (sound.frame_mask, sound.frame_mask_of_frames_first),
+    "input_features": (
+        sound.bands_first,
+        sound.frames_first,
+        sound.window_of_frames,
+        sound.frames_of_tokens,
+        sound.many_bands,
+        sound.stacked_frames,
+        sound.framed_image,
+    ),
+    "input_features_mask": (sound.frame_mask, sound.mask_of_window, sound.frame_mask_of_frames_first),
     "audio_mel": (sound.frames_first, sound.many_bands),
     "audio_mel_mask": (sound.nothing_masked,),
     "latents": (sound.latents,),

@@ -10,7 +10,7 @@ from deadweight.source.makers.need import Example, Need, first, setting
 from deadweight.source.makers.text import N_FRAMES
 
 CHANNELS = ("num_channels", "in_channels", "in_chans")
-SIZES = ("image_size", "img_size")
+SIZES = ("image_size", "img_size", "max_img_size")
 DEFAULT_SIZE = 224
 PACKED = ("grid_thw", "image_grid_thw")  # say where the patches of all images together lie
 BATCHED = ("spatial_shapes", "pixel_position_ids", "target_sizes")  # say it for each image

@@ -47,9 +47,31 @@ def frames_first(need: Need) -> Example:
     return Example(torch.randn(1, n_frames or 16 * need.length, n_bands(need)))
 
 
+def frames_of_tokens(need: Need) -> Example | None:
+    """Eight frames for each token, for models that add the two."""
+    return Example(torch.randn(1, n_bands(need), 8 * need.length)) if "input_ids" in need.names else None
+
+
+def window_of_frames(need: Need) -> Example | None:
+    """As many frames as the model looks at together."""
+    window = need.get("n_window")
+    return Example(torch.randn(1, n_bands(need), 2 * window)) if isinstance(window, int) else None
+
+
+def mask_of_window(need: Need) -> Example | None:
+    window = need.get("n_window")
+    return Example(torch.ones(1, 2 * window, dtype=torch.long)) if isinstance(window, int) else None
+
+
 def many_bands(need: Need) -> Example | None:
     """Frames of 128 bands, where the config does not say how many."""
     return Example(torch.randn(1, 16 * need.length, 128)) if need.get(*BANDS) is None else None
+
+
+def stacked_frames(need: Need) -> Example:
+    """Several frames of bands in one: as many as the config stacks, or a frame with its neighbour and differences."""
+    n_stacked = need.number("num_stacked_frames", default=4)
+    return Example(torch.randn(1, 16 * need.length, n_stacked * n_bands(need)))
 
 
 def framed_image(need: Need) -> Example | None:

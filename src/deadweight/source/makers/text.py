@@ -57,13 +57,24 @@ def codebooks(need: Need) -> Example | None:
     return Example(drawn.value.expand(int(n_books), -1).contiguous(), drawn.span) if n_books else None
 
 
+def text_and_codebooks(need: Need) -> Example | None:
+    """At every position a word and one token of each codebook."""
+    n_books = need.get("num_codebooks")
+    if not isinstance(n_books, int):
+        return None
+    drawn = tokens_below(
+        need, min(need.number("codebook_vocab_size", default=32), need.number("vocab_size", default=32))
+    )
+    return Example(drawn.value[..., None].expand(-1, -1, n_books + 1).contiguous(), drawn.span)
+
+
 def channels_last(need: Need) -> Example | None:
-    """Tokens of several channels (codebooks, table columns) at every position."""
-    n_channels = need.get("num_channels", "num_codebooks", "n_codebooks")
+    """Tokens of the decoder, one of each of its channels at every position."""
+    decoder = getattr(need.config, "decoder_config", None)
+    n_channels = getattr(decoder, "num_channels", None)
     if not isinstance(n_channels, int):
         return None
-    decoder = getattr(need.config, "decoder_config", None)
-    drawn = tokens_below(need, int(getattr(decoder, "vocab_size", None) or need.number("vocab_size", default=32)))
+    drawn = tokens_below(need, int(getattr(decoder, "vocab_size", 32)))
     return Example(drawn.value[..., None].expand(-1, -1, n_channels).contiguous(), drawn.span)
 
 
