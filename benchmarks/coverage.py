@@ -61,14 +61,18 @@ WORDS = {
     "evidence": "evidence only (gradients, no proof)",
     "nothing": "not at all",
     "crash": "a crash, which is our bug",
-    "timeout": "out of time",
+    "timeout": "out of time or memory",
 }
 CAUSES = {  # why a type is not audited: a pattern of the error, and the words for it
     r"requires the (\w+) library": "its code needs the {} library, which is not installed here",
     r"(it has no forward of its own[^;]*)": "{}",
     r"(its forward requires \w+, of which no example can be made)": "{} from a config",
+    r"missing \d+ required positional arguments?: ([^;…]*)": "its forward requires {}, of which no example is known",
+    r"cannot be built from its config \((.*?)\); expected a complete": "its default config is incomplete ({})",
     r"(Could not find \w+) neither": "{} in transformers: the mapping names a class that does not exist",
 }
+GUARD = r"TraceError: GuardOnDataDependentSymNode: .*?(\(Size-like symbols: [^)]*\)|…|$)"
+NO_MEMORY = "can't allocate memory"
 MEMORY = 14 << 30  # bytes of address space: a type that wants more fails by itself and not with the machine
 
 
@@ -104,6 +108,8 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
     except TraceError as error:
         return {**without_proof(source, reason(error)), "form": form}
     except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
+        if NO_MEMORY in str(error):
+            return {"status": "timeout", "reason": f"more than {MEMORY >> 30} GiB of memory", "form": form}
         where = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{reason(error)} in {Path(where.filename).name}:{where.lineno} {where.name}"
         return {"status": "crash", "reason": why, "form": form}
@@ -136,12 +142,18 @@ def without_proof(source: Source, why: str) -> dict[str, Any]:
     try:
         unknown = list(untraced_evidence(source))
     except DeadweightError as error:  # what a user would read, in one line
-        return {"status": "nothing", "reason": f"cannot be traced: {why}; {error}"}
+        told = re.sub(r"/\S+/config\.json", "its config", str(error))
+        return {"status": "nothing", "reason": f"cannot be traced: {guarded(why)}; {told}"}
     except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
         return {"status": "crash", "reason": f"evidence without a graph: {reason(error)}"}
     refused = next((u.why for u in unknown if u.parameter == "*"), None)
     status = "nothing" if refused else "evidence"
-    return {"status": status, "reason": f"cannot be traced: {why}" + (f"; {refused}" if refused else "")}
+    return {"status": status, "reason": f"cannot be traced: {guarded(why)}" + (f"; {refused}" if refused else "")}
+
+
+def guarded(why: str) -> str:
+    """What torch.export says of a shape or a branch that depends on data, in words and without its symbols."""
+    return re.sub(GUARD, "its code asks for a number that only the data say", why)
 
 
 def forms(config: Any) -> dict[str, Callable[[], Any]]:
@@ -256,6 +268,7 @@ def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
         f"transformers {setting['transformers']}, torch {setting['torch']}; every type that transformers registers, "
         f"from its default config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. "
         "Written by `benchmarks/coverage.py`, which says what counts.",
+        *setting.get("notes", ()),
         "",
         "| kind | types | " + " | ".join(WORDS.values()) + " |",
         "| --- " * (len(WORDS) + 2) + "|",
