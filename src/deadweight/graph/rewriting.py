@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,8 +17,11 @@ Rewrite = Callable[["Canonicaliser", Node], Replacement]
 REWRITES: dict[str, Rewrite] = {}
 
 
-def rewrites(*ops: str) -> Callable[[Rewrite], Rewrite]:
-    def register(function: Rewrite) -> Rewrite:
+Registered = TypeVar("Registered", bound=Rewrite)
+
+
+def rewrites(*ops: str) -> Callable[[Registered], Registered]:
+    def register(function: Registered) -> Registered:
         REWRITES.update(dict.fromkeys(ops, function))
         return function
 

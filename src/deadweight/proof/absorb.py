@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from deadweight.graph.constants import constant_value
-from deadweight.graph.node import Graph, Node, Ref, substitute
-from deadweight.proof.labels import Labels
+from deadweight.graph.node import Graph, Node, substitute
+from deadweight.proof.labels import Labels, compact
+from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import centred_reader
 
 KEEPS_ELEMENTS = {"aten.reshape", "aten.transpose", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.t"}
+KEEPS_ELEMENTS |= {"aten.expand"}
+LISTS = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.hsplit", "aten.unbind"}
 
 
 @dataclass(frozen=True)
@@ -50,48 +54,130 @@ def find_absorber(graph: Graph, node: Node, taken: frozenset[str], *, weights: b
     With `weights`, also the weight of a linear map without a bias, along the direction that LayerNorm removed.
     """
     if node.op == "aten.add" and node.kwargs.get("alpha", 1) == 1:
-        for ref in node.args:
-            if isinstance(ref, Ref) and ref.name not in taken:
-                yield from within(graph, ref.name, node, taken)
+        for found in summands(graph, node, taken):
+            if read_nowhere_else(graph, found):
+                yield Absorber(found.parameter, found.kind, found.index.expand(node.shape), node.name)
     if weights and node.op == "linear" and not followed_by_bias(graph, node, taken):
         yield from lost_direction(graph, node, node.shape, taken)
 
 
-def within(graph: Graph, name: str, top: Node, taken: frozenset[str]) -> Iterator[Absorber]:
-    """Absorbers inside one operand, whose every value on the way is read once only."""
-    for parameter, kind, index in producers(graph, name, taken):
-        yield Absorber(parameter, kind, index.expand(top.shape), top.name)
+@dataclass(frozen=True)
+class Produced:
+    """A parameter that a value is made of: the element at each place, and the operands that read it on the way."""
+
+    parameter: str
+    kind: str
+    index: Tensor
+    operands: frozenset[str]  # "node:place"
 
 
-def producers(graph: Graph, name: str, taken: frozenset[str]) -> Iterator[tuple[str, str, Tensor]]:
-    node = graph.nodes[name]
-    if len(graph.users[name]) != 1 or name in taken or name in graph.outputs:
+def summands(graph: Graph, node: Node, taken: frozenset[str]) -> Iterator[Produced]:
+    """What the operands of a sum are made of."""
+    for place, name in enumerate(node.inputs):
+        yield from producers(graph, name, f"{node.name}:{place}", taken)
+
+
+def producers(graph: Graph, name: str, operand: str, taken: frozenset[str]) -> Iterator[Produced]:
+    """The parameters of which every element at some place is one element, times one, plus something else."""
+    node, view = graph.nodes[name], parameter_view(graph, name)
+    if name in taken or name in graph.outputs:
         return
-    if node.op == "parameter" and node.is_float:
-        size = torch.Size(node.shape).numel()
-        yield name, "bias", torch.arange(size).reshape(node.shape)
+    if view is not None:
+        if view[0] not in taken:
+            yield Produced(view[0], "bias", view[1], frozenset({operand}))
+    elif len(graph.users[name]) != 1:
+        return
     elif node.op == "aten.embedding":
-        table = node.args[0].name
-        if graph.nodes[table].op == "parameter" and len(graph.users[table]) == 1 and table not in taken:
-            rows = constant_value(graph, node.args[1].name)
-            if rows is not None:  # always the same rows: each is a vector of its own
-                yield table, "bias", rows.unsqueeze(-1) * node.shape[-1] + torch.arange(node.shape[-1])
-            yield table, "table", torch.arange(node.shape[-1]).expand(node.shape)
+        yield from table_rows(graph, node, taken)
     elif node.op == "aten.add" and node.kwargs.get("alpha", 1) == 1:
-        for ref in node.args:
-            if isinstance(ref, Ref):
-                for parameter, kind, index in producers(graph, ref.name, taken):
-                    yield parameter, kind, index.expand(node.shape)
-    elif node.op in KEEPS_ELEMENTS or (node.op == "aten.expand" and node.target is not None):
-        for parameter, kind, index in producers(graph, node.args[0].name, taken):
-            yield parameter, kind, run_on(node, index)
+        for found in summands(graph, node, taken):
+            yield replace(found, index=found.index.expand(node.shape))
+    elif node.op == "aten.cat":
+        yield from side_by_side(graph, node, taken)
+    elif node.op in KEEPS_ELEMENTS:
+        for found in producers(graph, node.args[0].name, f"{name}:0", taken):
+            yield replace(found, index=run_on(node, found.index))
 
 
-def run_on(node: Node, value: Tensor) -> Tensor:
+def table_rows(graph: Graph, node: Node, taken: frozenset[str]) -> Iterator[Produced]:
+    """A table that nothing else reads: its rows one by one where they are always the same, and all rows alike."""
+    table, operands = node.args[0].name, frozenset({f"{node.name}:0"})
+    if graph.nodes[table].op != "parameter" or len(graph.users[table]) != 1 or table in taken:
+        return
+    rows, columns = constant_value(graph, node.args[1].name), torch.arange(node.shape[-1])
+    if rows is not None:  # always the same rows: each is a vector of its own
+        yield Produced(table, "bias", rows.unsqueeze(-1) * node.shape[-1] + columns, operands)
+    yield Produced(table, "table", columns.expand(node.shape), operands)
+
+
+def side_by_side(graph: Graph, node: Node, taken: frozenset[str]) -> Iterator[Produced]:
+    """A concatenation of parts that are all made of one parameter."""
+    parts = [
+        {found.parameter: found for found in producers(graph, name, f"{node.name}:{place}", taken)}
+        for place, name in enumerate(node.inputs)
+    ]
+    for parameter in parts[0]:
+        found = [part[parameter] for part in parts if parameter in part]
+        if len(found) == len(parts) and all(f.kind == "bias" for f in found):
+            pieces = [f.index.expand(graph.nodes[n].shape) for f, n in zip(found, node.inputs, strict=True)]
+            axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+            yield Produced(parameter, "bias", torch.cat(pieces, axis), frozenset().union(*(f.operands for f in found)))
+
+
+def read_nowhere_else(graph: Graph, found: Produced) -> bool:
+    """Whether every element of a parameter that would move is read on the way to this place only, slice by slice."""
+    others = [(o, index) for o, index in readings(graph, found.parameter).items() if o not in found.operands]
+    if not others:
+        return True
+    if found.kind != "bias":
+        return False
+    moving = torch.zeros(torch.Size(graph.nodes[found.parameter].shape).numel(), dtype=torch.bool)
+    moving[compact(found.index).reshape(-1)] = True
+    return not any(bool(moving[compact(index).reshape(-1)].any()) for _, index in others)
+
+
+def readings(graph: Graph, parameter: str) -> dict[str, Tensor]:
+    """Every operand, behind views of a parameter, and the elements that it reads; an output reads too."""
+    found: dict[str, Tensor] = {}
+    stack = [parameter]
+    while stack:
+        name = stack.pop()
+        view = parameter_view(graph, name)
+        if name in graph.outputs and view is not None:
+            found[f"{name}:output"] = view[1]
+        for reader in graph.users[name]:
+            if parameter_view(graph, reader.name) is not None or reader.op in LISTS:
+                stack.append(reader.name)
+            else:
+                index = whole(graph.nodes[parameter]) if view is None else view[1]
+                found |= {f"{reader.name}:{place}": index for place, n in enumerate(reader.inputs) if n == name}
+    return found
+
+
+def parameter_view(graph: Graph, name: str) -> tuple[str, Tensor] | None:
+    """A parameter behind operations that only move, repeat or pick elements, and which element stands at each place."""
+    node, chain = graph.nodes[name], list[Node]()
+    while node.op in SHAPE and len(node.inputs) == 1 and node.target is not None:
+        chain.append(node)
+        node = graph.nodes[node.inputs[0]]
+    if node.op != "parameter" or not node.is_float or (chain and chain[0].op in LISTS):
+        return None
+    index: Any = whole(node)
+    try:
+        for view in reversed(chain):
+            index = index[view.args[1]] if view.op == "getitem" else run_on(view, index)
+    except (RuntimeError, TypeError, IndexError):
+        return None
+    return node.name, index
+
+
+def whole(node: Node) -> Tensor:
+    return torch.arange(torch.Size(node.shape).numel()).reshape(node.shape)
+
+
+def run_on(node: Node, value: Tensor) -> Any:
     assert node.target is not None
-    result = node.target(*substitute(node.args, lambda _: value), **node.kwargs)
-    assert isinstance(result, Tensor)
-    return result
+    return node.target(*substitute(node.args, lambda _: value), **node.kwargs)
 
 
 def followed_by_bias(graph: Graph, node: Node, taken: frozenset[str]) -> bool:
@@ -99,8 +185,9 @@ def followed_by_bias(graph: Graph, node: Node, taken: frozenset[str]) -> bool:
     users = graph.users[node.name]
     if len(users) != 1 or users[0].op != "aten.add":
         return False
-    others = [r.name for r in users[0].args if isinstance(r, Ref) and r.name != node.name]
-    return any(True for name in others for _ in producers(graph, name, taken))
+    others = [(i, name) for i, name in enumerate(users[0].inputs) if name != node.name]
+    found = (f for i, name in others for f in producers(graph, name, f"{users[0].name}:{i}", taken))
+    return any(read_nowhere_else(graph, f) for f in found)
 
 
 def lost_direction(graph: Graph, node: Node, shape: tuple[int, ...], taken: frozenset[str]) -> Iterator[Absorber]:

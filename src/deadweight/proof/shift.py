@@ -43,7 +43,7 @@ class Outcome:
     """What became of a shift: where it was absorbed, the steps, and what blocked it if anything did."""
 
     steps: list[Step]
-    absorbed: dict[str, tuple[Absorber, Labels]]
+    absorbed: dict[str, tuple[Absorber, Labels]]  # by the node where the shift was met
     blocked: Blocked | None = None
     suspects: set[int] = field(default_factory=set)  # source elements whose labels varied where they should not
     lines: Tensor | None = None  # the source elements along the axis of the LayerNorm that blocked
@@ -139,7 +139,7 @@ class ShiftWalk:
         for absorber in find_absorber(self.graph, node, taken, weights=self.absorbers == "weights"):
             amounts = absorber.amounts(shift.label)
             if amounts is not None:
-                self.outcome.absorbed[absorber.parameter] = (absorber, amounts)
+                self.outcome.absorbed[node.name] = (absorber, amounts)
                 del self.shifts[node.name]
                 self.note(node, f"the same for every input: {absorber.words()} takes it over", None)
                 return
