@@ -153,7 +153,7 @@ SOUND: dict[str, list[dict]] = {
     ],
     "pointwise": [case(lambda m, x: torch.tanh(x + m.p), groups=ONES)],
 }
-BLOCKS = {"reaches_output"}  # no shift passes: there is nothing to be sound about
+BLOCKS = {"reaches_output", "recurrent"}  # no shift passes: there is nothing to be sound about
 
 SILENT: dict[str, list[dict]] = {
     "shape": [
@@ -204,6 +204,11 @@ SILENT: dict[str, list[dict]] = {
     "ranking": [case(lambda m, x: torch.topk(x + m.p, 2)[1])],
     "padding": [case(lambda m, x: soft(F.pad(x + m.p, (1, 2))), groups=ONES)],
     "pointwise": [case(lambda m, x: soft(F.gelu(x + m.p)))],
+    "recurrent": [
+        case(lambda m, x: m.rnn(x + m.p)[0], rnn=nn.GRU(4, 3), groups=ONES),
+        case(lambda m, x: m.rnn(x, m.p.expand(1, 3, 4))[0], rnn=nn.RNN(4, 4)),
+        case(lambda m, x: m.rnn(x, (m.p.expand(1, 3, 4), m.p.expand(1, 3, 4)))[0], rnn=nn.LSTM(4, 4)),
+    ],
     "reaches_output": [
         case(lambda m, x: (torch.softmax(x + m.p, 1), m.p)),
         case(lambda m, x: (torch.softmax(h := x + m.p, 1), h)),

@@ -43,6 +43,13 @@ def joined(m: Any, x: Tensor) -> Tensor:
     return torch.cat([space[..., 4:], space[..., :4]], -1)
 
 
+def recur(m: Any, x: Tensor, hidden: Tensor | None = None, kind: str = "rnn_relu") -> Tensor:
+    """A plain recurrent layer, whose input weight is m.write's."""
+    hidden = x.new_zeros(1, len(x), 6) if hidden is None else hidden
+    weights = [m.write.weight, m.square.weight]
+    return getattr(torch, kind)(x, hidden, weights, False, 1, 0.0, False, False, True)[0]
+
+
 def half_normed(x: Tensor) -> Tensor:
     return torch.cat([F.rms_norm(x[..., :3], (3,), eps=1e-12), x[..., 3:]], -1)
 
@@ -81,6 +88,7 @@ SOUND: dict[str, list[dict]] = {
     "masked": [case(lambda m, x: m.read(m.write(x).masked_fill(x[..., :1] > 0, 0.0)), free=36)],
     "dropout": [case(lambda m, x: m.read(F.dropout(m.write(x), 0.4, True)), training=True, free=6)],
 }
+SOUND["recurrent"] = [case(lambda m, x: m.read(recur(m, x)), square=nn.Linear(6, 6), free=6)]
 BLOCKS = {"reaches_output"}  # no turn passes: there is nothing to be sound about
 
 SILENT: dict[str, list[dict]] = {
@@ -109,6 +117,12 @@ SILENT: dict[str, list[dict]] = {
     "reduction": [case(lambda m, x: m.read(m.write(x)) + m.write(x).sum(-1, keepdim=True), free=0)],
     "masked": [case(lambda m, x: m.read(m.write(x).masked_fill(x[..., :1] > 0, 5.0)), free=0)],
     "dropout": [case(lambda m, x: m.read(torch.tanh(F.dropout(m.write(x), 0.4, True))), training=True, free=0)],
+    "recurrent": [
+        case(lambda m, x: recur(m, x), square=nn.Linear(6, 6), free=0),
+        case(lambda m, x: m.read(recur(m, x, kind="rnn_tanh")), square=nn.Linear(6, 6), free=0),
+        case(lambda m, x, w: m.read(recur(m, x, w[:, 0][None])), X, WIDE, square=nn.Linear(6, 6), free=0),
+        case(lambda m, x: m.read(m.square(recur(m, x))), square=nn.Linear(6, 6), free=0),
+    ],
     "reaches_output": [
         case(lambda m, x: (m.read(h := m.write(x)), h), free=0),
         case(lambda m, x: (m.read(m.write(x)), m.write.weight), free=0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from deadweight.audit.finding import Unknown
@@ -11,10 +12,20 @@ from deadweight.graph.node import Graph, Node
 from deadweight.laws.prover import Prover, follow
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import added_once, element_wise, is_vector
-from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
+from deadweight.proof.shift import RULES
+from deadweight.proof.turn import TURN_RULES
 
 
 def unknowns(prover: Prover) -> Iterator[Unknown]:
+    """What no law could take out, and what none could examine: for each parameter the nearest reason."""
+    found = list(almost_dead(prover))
+    named = {unknown.parameter for unknown in found}
+    yield from found
+    yield from {u.parameter: u for u in without_rule(prover) if u.parameter not in named}.values()
+
+
+def almost_dead(prover: Prover) -> Iterator[Unknown]:
     """Biases of keys and values that no law takes out: what blocked them."""
     graph = prover.graph
     for node in prover.parameters():
@@ -71,3 +82,28 @@ def sides(graph: Graph, places: list[str]) -> set[str]:
 def adds_stream(graph: Graph, reader: Node) -> bool:
     """A residual sum ends the way to a head."""
     return reader.op == "aten.add" and len(reader.shape) == 3 and len(reader.inputs) == 2
+
+
+def without_rule(prover: Prover) -> Iterator[Unknown]:
+    """Parameters that an operation reads of which no rule knows how it passes a change on."""
+    for node in prover.parameters():
+        op = next((op for op in reading_ops(prover.graph, node.name) if op not in RULES and op not in TURN_RULES), None)
+        if op is not None and not taken(prover, node, torch.ones(node.shape, dtype=torch.int64)):
+            yield Unknown(prover.graph.parameters[node.name], op, NO_RULE)
+
+
+NO_RULE = "no rule says how this operation passes a change on: what it reads is not examined"
+
+
+def reading_ops(graph: Graph, name: str) -> Iterator[str]:
+    """The operations that compute with a value, behind those that only move its elements."""
+    stack, seen = [name], set[str]()
+    while stack:
+        for reader in graph.users[stack.pop()]:
+            if reader.name in seen:
+                continue
+            seen.add(reader.name)
+            if reader.op in SHAPE:
+                stack.append(reader.name)
+            else:
+                yield reader.op

@@ -9,101 +9,18 @@ spelled out.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from deadweight.graph.node import Node, Ref
+from deadweight.graph.recurrences import RECURRENT
 from deadweight.graph.rewriting import Canonicaliser, by_name, rewrites
 
 aten = torch.ops.aten
-State = tuple[Tensor, ...]
-Step = Callable[[Tensor, State], State]
 ZEROS = {"aten.zeros", "aten.zeros_like", "aten.new_zeros"}
-
-
-def scan(step: Step, gates: Tensor, state: State, axis: int, reverse: bool, sizes: Tensor | None) -> State:
-    """The first part of the state after every step, as one sequence; then the last state.
-
-    With `sizes`, the sequences are packed: step t has a row for each of the first sizes[t] sequences. In reverse, a
-    sequence whose end has not been reached yet waits in its initial state.
-    """
-    steps = gates.unbind(axis) if sizes is None else gates.split(sizes.tolist())
-    results: dict[int, Tensor] = {}
-    for t in reversed(range(len(steps))) if reverse else range(len(steps)):
-        rows = len(steps[t])
-        moved = step(steps[t], tuple(part[:rows] for part in state))
-        state = tuple(torch.cat([new, old[rows:]]) for new, old in zip(moved, state, strict=True))
-        results[t] = moved[0]
-    outputs = [results[t] for t in range(len(steps))]
-    return (torch.stack(outputs, axis) if sizes is None else torch.cat(outputs), *state)
-
-
-def lstm(
-    gates: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    weight: Tensor,
-    first: Tensor | None,
-    axis: int,
-    reverse: bool,
-    sizes: Tensor | None,
-) -> State:
-    """The hidden states, the last of them, and the last cell; `first` is added to the gates of the first step."""
-
-    def step(x: Tensor, state: State) -> State:
-        hidden, cell, *rest = state
-        total = sum(rest, x + F.linear(hidden, weight))
-        enter, forget, new, leave = total.chunk(4, -1)
-        cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
-        return (leave.sigmoid() * cell.tanh(), cell, *(torch.zeros_like(part) for part in rest))
-
-    state = (hidden, cell) if first is None else (hidden, cell, first)
-    return scan(step, gates, state, axis, reverse, sizes)[:3]
-
-
-def gru(
-    gates: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    axis: int,
-    reverse: bool,
-    sizes: Tensor | None,
-) -> State:
-    """The hidden states and the last of them; `bias` is b_hn, which the reset gate multiplies."""
-
-    def step(x: Tensor, state: State) -> State:
-        (hidden,) = state
-        reset, update, new = x.chunk(3, -1)
-        from_reset, from_update, from_new = F.linear(hidden, weight).chunk(3, -1)
-        from_new = from_new if bias is None else from_new + bias
-        new = (new + (reset + from_reset).sigmoid() * from_new).tanh()
-        return (new + (update + from_update).sigmoid() * (hidden - new),)
-
-    return scan(step, gates, (hidden,), axis, reverse, sizes)
-
-
-def rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., State]:
-    """h ← f(x + W_hh·h): the hidden states and the last of them."""
-
-    def run(gates: Tensor, hidden: Tensor, weight: Tensor, axis: int, reverse: bool, sizes: Tensor | None) -> State:
-        step = lambda x, state: (activation(x + F.linear(state[0], weight)),)  # noqa: E731
-        return scan(step, gates, (hidden,), axis, reverse, sizes)
-
-    return run
-
-
-RECURRENT: dict[str, Callable[..., State]] = {
-    "recurrent.lstm": lstm,
-    "recurrent.gru": gru,
-    "recurrent.rnn_tanh": rnn(torch.tanh),
-    "recurrent.rnn_relu": rnn(torch.relu),
-}
 
 
 @dataclass(frozen=True)
@@ -143,6 +60,9 @@ class Writer:
 
     def add(self, name: str, a: Ref, b: Ref) -> Ref:
         return self.emit(name, "aten.add", aten.add.Tensor, self.shape(a), a, b)
+
+    def plus(self, name: str, a: Ref, b: Ref | None) -> Ref:
+        return a if b is None else self.add(name, a, b)
 
     def multiply(self, name: str, a: Ref, b: Ref) -> Ref:
         return self.emit(name, "aten.mul", aten.mul.Tensor, self.shape(a), a, b)
@@ -260,10 +180,10 @@ def one_direction(write: Writer, op: str, x: Ref, weights: Weights, start: list[
     gates = write.linear("gates", x, weights.input)
     if op == "aten.gru":
         bias, new = gru_biases(write, weights)
-        gates = gates if bias is None else write.add("biased", gates, bias)
+        gates = write.plus("biased", gates, bias)
         return run_over(write, "recurrent.gru", gates, start, [*start, weights.hidden, new, *time])
     bias = both_biases(write, weights)
-    gates = gates if bias is None else write.add("biased", gates, bias)
+    gates = write.plus("biased", gates, bias)
     if weights.projection is not None:
         return projected(write, gates, weights, weights.projection, start, time)
     tail = [None, *time] if op == "aten.lstm" else [*time]
@@ -320,11 +240,13 @@ def gru_cell(make: Canonicaliser, node: Node) -> Ref:
     write = Writer(make, node.name, make.nodes[x.name])
     bias, new_bias = gru_biases(write, weights)
     gates = write.linear("gates", x, weights.input)
-    from_x = write.columns("input", gates if bias is None else write.add("biased", gates, bias), 3)
-    from_h = write.columns("hidden", write.linear("recurrent", hidden, weights.hidden), 3)
-    inner = from_h[2] if new_bias is None else write.add("inner", from_h[2], new_bias)
-    reset, update = (write.apply(f"open{k}", "sigmoid", write.add(f"gate{k}", from_x[k], from_h[k])) for k in (0, 1))
-    new = write.apply("new", "tanh", write.add("before", from_x[2], write.multiply("reset", reset, inner)))
+    from_x = write.columns("input", write.plus("biased", gates, bias), 3)
+    from_h = recurrent_part(write, hidden, weights)
+    parts = [None] * 3 if from_h is None else write.columns("hidden", from_h, 3)
+    reset, update = (write.apply(f"open{k}", "sigmoid", write.plus(f"gate{k}", from_x[k], parts[k])) for k in (0, 1))
+    inner = new_bias if parts[2] is None else write.plus("inner", parts[2], new_bias)
+    inner = None if inner is None else write.multiply("reset", reset, inner)
+    new = write.apply("new", "tanh", write.plus("before", from_x[2], inner))
     rest = write.emit("rest", "aten.sub", aten.sub.Tensor, write.shape(new), hidden, new)
     return write.add("state", new, write.multiply("kept", update, rest))
 
@@ -346,5 +268,11 @@ def cell_arguments(node: Node) -> tuple[Ref, list[Ref], Weights]:
 
 def before_gates(write: Writer, x: Ref, hidden: Ref, weights: Weights, bias: Ref | None) -> Ref:
     gates = write.linear("gates", x, weights.input)
-    gates = gates if bias is None else write.add("biased", gates, bias)
-    return write.add("total", gates, write.linear("recurrent", hidden, weights.hidden))
+    gates = write.plus("biased", gates, bias)
+    return write.plus("total", gates, recurrent_part(write, hidden, weights))
+
+
+def recurrent_part(write: Writer, hidden: Ref, weights: Weights) -> Ref | None:
+    """W_hh·h; nothing in the first step, from a state of zeros."""
+    empty = write.make.nodes[hidden.name].op in ZEROS
+    return None if empty else write.linear("recurrent", hidden, weights.hidden)

@@ -31,6 +31,7 @@ from deadweight.laws import (
     dw018_softmax_elsewhere,
     dw019_linear_chain,
     norm_gain,
+    projected_state,
 )
 from deadweight.laws.prover import Prover
 from deadweight.laws.stabiliser import without_stabilisers
@@ -56,6 +57,7 @@ SEARCH_ORDER: tuple[ModuleType, ...] = (
     dw012_residual_basis,
     dw015_whole_projection,
     dw019_linear_chain,
+    projected_state,
     dw014_scale_before_norm,
 )
 

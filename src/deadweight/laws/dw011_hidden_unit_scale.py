@@ -18,8 +18,9 @@ CODE, NAME = "DW011", "hidden-unit-scale"
 
 def find(prover: Prover) -> Iterator[TurnClaim | ScaleClaim]:
     for space in spaces(prover):
-        between = space.passed("aten.mul", "aten.div", *POSITIVELY_HOMOGENEOUS)
-        alone = len(space.writers.nodes) == 1 and not space.passed("aten.matmul")
+        units = space.passed(*POSITIVELY_HOMOGENEOUS)
+        alone = (units or len(space.writing) == 1) and not space.passed("aten.matmul")
+        between = units or space.passed("aten.mul", "aten.div")
         if space.turned.proved and alone and between and max(space.turned.block_sizes()) == 1:
             yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)
     yield from scale_claims(prover.graph, CODE, NAME, statistics=False)

@@ -85,9 +85,9 @@ def bring_in(graph: Graph, writers: Writers, name: str, size: int, *, scalar: bo
     elif node.op in ("aten.mul", "aten.div"):
         bring_in_product(graph, writers, node, size, scalar=scalar)
     elif node.op in ("aten.add", "aten.sub", "core.layer", "core.rms", "aten.dropout") or node.op in SHAPE:
-        for other in dict.fromkeys(node.inputs):
-            if not is_bias(graph, other, node):
-                bring_in(graph, writers, other, size, scalar=scalar)
+        summed = dict.fromkeys(node.inputs)
+        for other in [n for n in summed if not is_bias(graph, n, node)] or summed:
+            bring_in(graph, writers, other, size, scalar=scalar)
     else:
         raise Blocked(name, node.op, "this operation writes to the same sum, and cannot turn along")
 

@@ -43,8 +43,11 @@ round rsqrt rsub selu sigmoid sign silu sin softplus softshrink softsign special
 tanh threshold true_divide
 """)
 
+# They run over time: each step reads the state before it through a weight, behind tanh, sigmoid or ReLU.
+RECURRENT = {"recurrent.lstm", "recurrent.gru", "recurrent.rnn_tanh", "recurrent.rnn_relu"}
+
 # f(s·x) = s·f(x) for s > 0.
-POSITIVELY_HOMOGENEOUS = {"aten.relu", "aten.leaky_relu", "aten.abs", "aten.prelu"}
+POSITIVELY_HOMOGENEOUS = {"aten.relu", "aten.leaky_relu", "aten.abs", "aten.prelu", "recurrent.rnn_relu"}
 
 CONVOLUTIONS = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from deadweight.graph.constants import known_indices
+from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.node import Node, Ref
 from deadweight.proof import field
 from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
 from deadweight.proof.labels import fresh
 from deadweight.proof.moving import move
-from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, SHAPE
+from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
 from deadweight.proof.reading import KEEPS_LAST_AXIS, is_vector_of_parameters, moves_last
 from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
-from deadweight.proof.weights import weight_view
+from deadweight.proof.weights import uses_of, weight_view
 
 
 @turn_rule(*(SHAPE - INDEXED))
@@ -237,7 +237,7 @@ def matmul(walk: TurnWalk, node: Node) -> Form | None:
     return form.with_slots([Slot(coordinate, factor)])
 
 
-@turn_rule(*POSITIVELY_HOMOGENEOUS)
+@turn_rule(*(POSITIVELY_HOMOGENEOUS - RECURRENT))
 def homogeneous(walk: TurnWalk, node: Node) -> Form:
     """f(s·x) = s·f(x) for s > 0: scales of single coordinates pass."""
     form = walk.forms[node.args[0].name]
@@ -246,6 +246,35 @@ def homogeneous(walk: TurnWalk, node: Node) -> Form:
     if not walk.scalar:
         walk.turned.single_coordinates()
     return form
+
+
+@turn_rule(*RECURRENT)
+def recurrent(walk: TurnWalk, node: Node) -> list[Form]:
+    """h ← ReLU(x + W·h) is scaled unit by unit as x is, if rows and columns of W are scaled along."""
+    gates, hidden, weight = node.args[:3]
+    form = walk.get(gates)
+    if node.op not in POSITIVELY_HOMOGENEOUS or form is None:
+        raise Blocked(node.name, node.op, "tanh and sigmoid, or its weight, do not turn along")
+    zero = constant_value(walk.graph, hidden.name)
+    matrix = walk.graph.node(weight)
+    if zero is None or bool(zero.any()) or matrix.op != "parameter" or form.single is None or form.gain is not None:
+        raise Blocked(node.name, node.op, "its initial state or its weight does not turn along")
+    uniform(walk, node, form.single)
+    along = lines(form.single)[0][0]
+    if not walk.scalar:
+        if list(uses_of(walk.graph, matrix.name)) != [node.name]:
+            raise Blocked(matrix.name, "parameter", "it is read elsewhere too (tied or shared)")
+        walk.turned.single_coordinates()
+        walk.turned.sites.append(Site(matrix.name, "out", 0, along))
+        walk.readings.setdefault(matrix.name, []).append(Site(matrix.name, "in", 1, along, torch.zeros_like(along)))
+    return [vectors(walk, node, along, k) for k in range(2)]
+
+
+def vectors(walk: TurnWalk, node: Node, along: torch.Tensor, result: int) -> Form:
+    """One of its results: these coordinates along the last axis, and a factor for each vector."""
+    shape = walk.graph.node(node.args[result]).shape
+    factor = field.generic(fresh((*shape[:-1], 1), node.name, result)).expand(shape)
+    return Form((Slot(along.expand(shape), torch.where(along == 0, 0, factor)),))
 
 
 @turn_rule("core.rms", "core.layer")

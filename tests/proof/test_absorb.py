@@ -1,0 +1,97 @@
+"""Absorbers behind slices: a part of a parameter takes a shift over only if nothing else reads that part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.node import Graph
+from deadweight.laws.point import Point
+from deadweight.laws.prover import Prover
+from deadweight.laws.shifts import make_claim
+from deadweight.proof.absorb import readings
+from deadweight.proof.shift import Outcome
+
+X = torch.randn(5, 4, dtype=torch.float64)
+STEP = 1e-13  # of outputs of order one: float64 rounds at about 1e-16
+
+
+def first_half(m: Any, x: Tensor) -> Tensor:
+    """p meets q[:4]; the last element of q is read by nobody."""
+    return torch.tanh(x + m.p + m.q[:4]) * torch.tanh(m.q[4:7].sum())
+
+
+def split(m: Any, x: Tensor) -> Tensor:
+    first, second, _ = m.q.split([4, 3, 1])
+    return torch.tanh(x + m.p + first) * torch.tanh(second.sum())
+
+
+def side_by_side(m: Any, x: Tensor) -> Tensor:
+    return torch.tanh(x + m.p + torch.cat([m.q[2:4] + m.r, m.q[4:6]])) * m.q[7]
+
+
+ABSORBS = {
+    "a slice": first_half,
+    "a part of a split": split,
+    "slices side by side": side_by_side,
+    "a repeated slice": lambda m, x: torch.tanh(x + m.p.sum() + m.q[:1].expand(4)) * m.q[4],
+    "every second element": lambda m, x: torch.tanh(x + m.p + m.q[::2]) * torch.tanh(m.q[1]),
+}
+TRAPS = {
+    "slices that overlap": lambda m, x: torch.tanh(x + m.p + m.q[:4]) * torch.tanh(m.q[3:7].sum()),
+    "a slice of what is read whole": lambda m, x: torch.tanh(x + m.p + m.q[:4]) * torch.tanh(m.q.sum()),
+    "a slice that is added twice": lambda m, x: torch.tanh(x + m.p + (m.q[:4] + m.q[:4])) * m.q[5],
+    "slices that overlap in one sum": lambda m, x: torch.tanh(x + m.p + (m.q[:4] + m.q[1:5])) * m.q[5],
+    "a parameter added to itself": lambda m, x: torch.tanh(x + m.p + (m.s + m.s)),
+    "a slice that is returned": lambda m, x: (torch.tanh(x + m.p + m.q[:4]) * m.q[7], m.q[3:5]),
+    "a slice of what is returned whole": lambda m, x: (torch.tanh(x + m.p + m.q[:4]) * m.q[7], m.q),
+    "side by side with another parameter": lambda m, x: torch.tanh(x + m.p + torch.cat([m.q[:2], m.r])) * m.q[3],
+    "side by side, one part read elsewhere": lambda m, x: torch.tanh(x + m.p + torch.cat([m.q[:2], m.q[3:5]])) * m.q[4],
+    "one element at several places": lambda m, x: torch.tanh(x + m.p + m.q[:1].expand(4)) * m.q[4],
+}
+
+
+def walked(traced: Callable, forward: Callable) -> tuple[Graph, Prover, Outcome]:
+    q = {"p": torch.randn(4), "q": torch.randn(8), "r": torch.randn(2), "s": torch.randn(4)}
+    graph = traced(forward, (X,), **q)
+    prover = Prover(graph)
+    return graph, prover, prover.walk(graph.node_of["p"], torch.arange(1, 5), "biases")
+
+
+@pytest.mark.parametrize("forward", ABSORBS.values(), ids=list(ABSORBS))
+def test_a_part_that_is_read_once_takes_the_shift_over(traced: Callable, forward: Callable) -> None:
+    graph, prover, outcome = walked(traced, forward)
+    assert outcome.proved and {graph.parameters[a.parameter] for a, _ in outcome.absorbed.values()} == {"q"}
+    claim = make_claim(prover, "DW017", "two", graph.nodes[graph.node_of["p"]], torch.arange(1, 5), outcome)
+    values = {n: t.detach() for n, t in graph.tensors.items()}
+    bound = {graph.inputs[0]: X}
+    moved = claim.member(Point(graph, values, bound), torch.Generator().manual_seed(0))
+    before, after = evaluate(graph, values, bound), evaluate(graph, {**values, **moved}, bound)
+    assert float((before[0] - after[0]).abs().max()) < STEP
+
+
+@pytest.mark.parametrize("forward", TRAPS.values(), ids=list(TRAPS))
+def test_a_part_that_is_read_elsewhere_takes_nothing_over(traced: Callable, forward: Callable) -> None:
+    _, _, outcome = walked(traced, forward)
+    assert not outcome.proved and not outcome.absorbed
+
+
+def test_every_operand_that_reads_a_parameter_is_listed_with_its_elements(traced: Callable) -> None:
+    graph = traced(lambda m, x: (x + m.q[:4] + m.q[2:6], m.q[7]), (X,), q=torch.randn(8))
+    found = sorted(sorted(index.reshape(-1).tolist()) for index in readings(graph, graph.node_of["q"]).values())
+    assert found == [[0, 1, 2, 3], [2, 3, 4, 5], [7]]
+
+
+def test_one_parameter_takes_two_shifts_over_at_two_places(traced: Callable) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return torch.tanh(m.one(x + m.p) + m.q[:3]) * torch.tanh(m.two(x + m.p) + m.q[3:6]) * m.q[7]
+
+    one, two = (nn.Linear(4, 3, bias=False) for _ in range(2))
+    graph = traced(forward, (X,), p=torch.randn(4), q=torch.randn(8), one=one, two=two)
+    outcome = Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5), "biases")
+    assert outcome.proved and len(outcome.absorbed) == 2
