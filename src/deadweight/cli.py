@@ -176,7 +176,7 @@ def reduce(
     if out is None and not dry_run:
         raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
     destination = None if json in (None, "-") else _writable(Path(str(json)))
-    from deadweight.reduce.run import DifferentError
+    from deadweight.reduce.verify import DifferentError
     from deadweight.report.reduction import print_reduction
     from deadweight.save.manifest import manifest
 

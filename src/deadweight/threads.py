@@ -48,6 +48,11 @@ def one_thread() -> Iterator[None]:
             limited.restore_original_limits()
 
 
+def workers() -> int:
+    """How many jobs to do side by side, each on one thread: as many as OpenMP has here, one if it cannot be told."""
+    return torch.get_num_threads() if controller() is not None else 1
+
+
 def threads_for(parameters: int) -> AbstractContextManager[None]:
     """One thread for a small model, all of them for a large one."""
     return one_thread() if parameters < SMALL else nullcontext()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import deadweight
 from deadweight.graph import evaluate
 from deadweight.reduce import run, windows
-from deadweight.reduce.run import DifferentError
+from deadweight.reduce.verify import DifferentError
 
 from .conftest import randomise
 
@@ -56,22 +56,22 @@ def test_pieces_give_what_the_whole_gives(deep: Path, tmp_path: Path, monkeypatc
 def test_a_wrong_weight_is_found_and_nothing_is_written(
     deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = windows.Reduced.read
+    read = windows.Window.reduced
 
-    def wrong(self: windows.Reduced, name: str) -> object:
+    def wrong(self: windows.Window, name: str) -> object:
         value = read(self, name)
         if name == "model.layers.7.mlp.up_proj.weight":
             value = evaluate.as_float64(value).clone()
             value[0, 0] += 1e-6
         return value
 
-    monkeypatch.setattr(windows.Reduced, "read", wrong)
+    monkeypatch.setattr(windows.Window, "reduced", wrong)
     with pytest.raises(DifferentError, match=r"is not the same function.*nothing was written"):
         deadweight.reduce(deep, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["deep"]
 
 
 def test_what_cannot_be_compared_is_said(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "check_windows", lambda *_: None)
+    monkeypatch.setattr(run, "open_windows", lambda *_: None)
     found = deadweight.reduce(deep, tmp_path / "out")
     assert found.verification is None and any("NOT compared" in note for note in found.notes)

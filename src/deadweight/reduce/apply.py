@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +14,17 @@ from deadweight.graph.evaluate import Lazy, pieces
 from deadweight.reduce.effect import NotFollowed
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.plan import Skipped
-from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors
+from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, module_of
 from deadweight.source.text import printable
 
 Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision
-Scaled = Callable[[str, Tensor, Tensor], Any]  # what becomes of a stored weight and the factor it is multiplied by
+Scale = Callable[[str, Tensor, Tensor], Any]  # what becomes of a stored weight and the factor it is multiplied by
 
 
 class Weights(Tensors):
     """Weights in float64, read when first asked for; what was changed is kept until it is released."""
 
-    def __init__(self, read: Read, *, scaled: Scaled | None = None) -> None:
+    def __init__(self, read: Read, *, scaled: Scale | None = None) -> None:
         self.read, self.scaled = read, scaled
         self.open: dict[str, Tensor] = {}
         self.changed: set[str] = set()
@@ -32,7 +32,7 @@ class Weights(Tensors):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.open:
-            self.open[name] = checked(name, self.read(name)).to(torch.float64)
+            self.open[name] = checked(name, self.read(name)).to(torch.float64, copy=True)  # rewrites may work in it
         return self.open[name]
 
     def scale(self, name: str, axis: int, factor: Tensor) -> None:
@@ -58,20 +58,24 @@ class Weights(Tensors):
         return len(self.open)
 
 
-CHUNK = 1 << 20  # elements worked on at a time
+CHUNK = 1 << 18  # elements worked on at a time: in float64 they stay in the processor's cache
 
 
-def rounded(precision: Callable[[str], torch.dtype]) -> Scaled:
-    """The product in float64, rounded a few rows at a time to the precision in which the weight will be stored."""
+def rounding(precision: Callable[[str], torch.dtype]) -> Scale:
+    """Scale weights that nobody needs in float64 any more: they are rounded at once."""
+    return lambda name, stored, factor: Scaled(product(stored, factor, precision(name)), factor)
 
-    def scaled(name: str, stored: Tensor, factor: Tensor) -> Tensor:
-        result, start = torch.empty_like(stored, dtype=precision(name)), 0
-        for piece in pieces(Lazy(stored, factor), CHUNK):
-            result[start : start + len(piece)] = piece
-            start += len(piece)
-        return result
 
-    return scaled
+def product(stored: Tensor, factor: Tensor, target: torch.dtype) -> Tensor:
+    """A weight times a factor, as if computed in float64 and rounded to the target precision."""
+    short = factor.to(target)
+    if torch.equal(short.to(torch.float64), factor):  # both fit into the target: one product there is rounded once
+        return stored.to(target) * short
+    result, start = torch.empty_like(stored, dtype=target), 0
+    for piece in pieces(Lazy(stored, factor), CHUNK):
+        result[start : start + len(piece)] = piece
+        start += len(piece)
+    return result
 
 
 def along(factor: Tensor, axis: int, rank: int) -> Tensor:
@@ -94,51 +98,108 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one rewrite: facts, or the reason why it was left out."""
+
+    rewrite: Rewrite
+    facts: tuple[Fact, ...] = ()
+    skipped: Skipped | None = None
+
+
 @dataclass
 class Applied:
-    """What came of a plan."""
+    """What came of a plan, or of a part of it: outcomes by their place in the plan, in whatever order they came."""
 
-    facts: list[Fact] = field(default_factory=list)
-    done: list[Rewrite] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return (self.outcomes[place] for place in sorted(self.outcomes))
+
+    @property
+    def facts(self) -> list[Fact]:
+        return [fact for outcome in self for fact in outcome.facts]
+
+    @property
+    def done(self) -> list[Rewrite]:
+        return [outcome.rewrite for outcome in self if outcome.skipped is None]
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        return [outcome.skipped for outcome in self if outcome.skipped is not None]
+
+    def at(self, places: Iterable[int]) -> Applied:
+        """Of a part of the plan."""
+        return Applied({place: self.outcomes[place] for place in places})
+
+
+Group = dict[int, Rewrite]  # rewrites by their place in the plan, in its order
+
+
+def independent(rewrites: Sequence[Rewrite]) -> list[Group]:
+    """The plan in parts that have no module in common: what is done in one part means nothing to another."""
+    parts: dict[int, Group] = {}
+    part_of: dict[str, int] = {}  # module to part
+    for place, rewrite in enumerate(rewrites):
+        modules = {module_of(name) for name in rewrite.touches}
+        met = sorted({part_of[m] for m in modules if m in part_of})
+        first = met[0] if met else place
+        mine = parts.setdefault(first, {})
+        for other in met[1:]:
+            mine |= parts.pop(other)
+        mine[place] = rewrite
+        part_of |= {m: first for m, part in part_of.items() if part in met[1:]}
+        part_of |= dict.fromkeys(modules, first)
+    return [dict(sorted(part.items())) for _, part in sorted(parts.items())]
+
+
+def start_afresh(rewrites: Sequence[Rewrite]) -> None:
+    """Forget what an earlier run of the plan has settled."""
+    for rewrite in rewrites[:1]:
+        rewrite.notes.clear()
 
 
 def apply(
-    rewrites: Sequence[Rewrite],
+    group: Group,
     weights: Weights,
     applied: Applied,
     *,
     started: Callable[[Rewrite], None] | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """Do the rewrites in order, giving out every weight once it is final: its float64 value, or None if unchanged."""
-    for rewrite in rewrites[:1]:
-        rewrite.notes.clear()
-    last = {name: n for n, r in enumerate(rewrites) for name in r.touches}
-    for n, rewrite in enumerate(rewrites):
+    """Do rewrites in order, giving out every weight once it is final: its float64 value, or None if unchanged."""
+    last = {name: n for n, r in group.items() for name in r.touches}
+    for n, rewrite in group.items():
         if started is not None:
             started(rewrite)
-        weights.final = {name for name in rewrite.touches if last[name] == n}
-        one(rewrite, weights, applied)
-        for name in rewrite.touches:
+        touches = rewrite.touches
+        weights.final = {name for name in touches if last[name] == n}
+        applied.outcomes[n] = one(rewrite, weights)
+        for name in touches:
             if last[name] == n:
                 value = weights.open.pop(name, None)
                 yield name, value if name in weights.changed else None
                 weights.changed.discard(name)
 
 
-def one(rewrite: Rewrite, weights: Weights, applied: Applied) -> None:
+def one(rewrite: Rewrite, weights: Weights) -> Outcome:
     """Do one rewrite, or note why it is left out; a rewrite that fails leaves no trace."""
-    before = {name: weights.open[name] for name in rewrite.touches if name in weights.open}
+    touches = rewrite.touches
+    before = {name: weights.open[name] for name in touches if name in weights.open}
     changed = set(weights.changed)
     try:
-        facts = rewrite.apply(weights)
+        return Outcome(rewrite, tuple(rewrite.apply(weights)))
     except (NotDone, NotFollowed) as reason:
-        for name in rewrite.touches:
+        for name in touches:
             weights.open.pop(name, None)
         weights.open.update(before)
         weights.changed = changed
         claim = rewrite.claim
-        applied.skipped.append(Skipped(claim.code, claim.name, rewrite.target, str(reason), claim.dof))
-        return
-    applied.facts.extend(facts)
-    applied.done.append(rewrite)
+        return Outcome(rewrite, (), Skipped(claim.code, claim.name, rewrite.target, str(reason), claim.dof))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A weight that was only multiplied by a factor: rounded as it will be stored, and the factor by itself."""
+
+    rounded: Tensor
+    factor: Tensor  # broadcasts against the weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,13 +111,22 @@ def places_of(site: Site, coordinates: list[int], copy: int | None = None) -> Te
     return torch.tensor([where[c] for c in coordinates])
 
 
-def act_on(parameter: Tensor, axis: int, actions: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The parameter with the slices at these places replaced by matrix · slices."""
-    along = parameter.movedim(axis, 0).clone()
+Action = tuple[Tensor, Tensor]  # places along an axis, and the matrix that mixes what stands there
+
+
+def act_on(parameter: Tensor, axis: int, actions: Iterable[Action]) -> None:
+    """Replace, in place, the slices at these places by matrix · slices."""
+    along = parameter.movedim(axis, 0)
     for places, matrix in actions:
-        part = along[places]
-        along[places] = (matrix @ part.reshape(len(places), -1)).reshape(part.shape)
-    return along.movedim(0, axis)
+        where = as_slice(places)
+        part = along[where]
+        along[where] = (matrix @ part.reshape(len(places), -1)).reshape(part.shape)
+
+
+def as_slice(places: Tensor) -> slice | Tensor:
+    """Places that follow each other as a slice, which is not copied when it is read."""
+    first, count = int(places[0]), len(places)
+    return slice(first, first + count) if torch.equal(places, torch.arange(first, first + count)) else places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +154,13 @@ class BasisRewrite(Rewrite):
         for name in self.touches:
             if name in self.notes.identities:
                 raise NotDone(f"{name} is the identity already, and would no longer be")
+
+    def turn(self, tensors: Tensors, actions: Sequence[tuple[Site, list[Action]]]) -> None:
+        """Act on the parameters of these sites: all is known by now, nothing is left half done."""
+        for site, mine in actions:
+            parameter = self.value(tensors, site.parameter)
+            act_on(parameter, site.axis, mine)
+            tensors[self.name(site.parameter)] = parameter
 
     def own_site(self) -> Site:
         wanted = {c for head in self.heads() for c in head}
@@ -200,15 +216,16 @@ class ValueBasis(BasisRewrite):
         columns = self.columns(weight, rows)
         blocks = [weight[r][:, columns].clone() for r in rows]
         inverses = [torch.linalg.inv(block) for block in blocks]
+        actions = []
         for site in self.sites:
-            name = self.name(site.parameter)
             matrices = inverses if site.role == "out" else [block.T for block in blocks]
-            actions = [
+            mine = [
                 (places_of(site, head, copy), matrix)
                 for head, matrix in zip(heads, matrices, strict=True)
                 for copy in copies_of(site, head)
             ]
-            tensors[name] = act_on(tensors[name], site.axis, actions)
+            actions.append((site, mine))
+        self.turn(tensors, actions)
         return self.finish(tensors, rows, columns)
 
 
@@ -251,16 +268,17 @@ class KeyBasis(BasisRewrite):
         rows = [places_of(own, m.keys) for m in meetings]
         columns = self.columns(weight, rows)
         blocks = [weight[r][:, columns].clone() for r in rows]
+        actions = []
         for site in self.sites:
-            name = self.name(site.parameter)
-            mine = set(site.coordinate.tolist())
-            actions = [
+            here = set(site.coordinate.tolist())
+            mine = [
                 (places_of(site, coordinates), matrix)
                 for meeting, block in zip(meetings, blocks, strict=True)
                 for coordinates, matrix in turns(meeting, block)
-                if mine.issuperset(coordinates)
+                if here.issuperset(coordinates)
             ]
-            tensors[name] = act_on(tensors[name], site.axis, actions)
+            actions.append((site, mine))
+        self.turn(tensors, actions)
         return self.finish(tensors, rows, columns)
 
 
@@ -307,18 +325,19 @@ class WholeProjection(BasisRewrite):
 
     def apply(self, tensors: Tensors) -> list[Fact]:
         site = self.reader()
-        theta = tensors[self.target].movedim(site.axis, 1)
+        theta = tensors[self.target].movedim(site.axis, 1).clone()
         condition = float(torch.linalg.cond(theta))
         if not condition < self.notes.worst:
             raise NotDone(f"the projection has condition number {condition:.0f}; it would cost precision")
         if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):
             raise NotDone("a factor per channel stands on the stream")
         (stream,) = self.heads()
+        inverse_theta = torch.linalg.inv(theta).T
+        actions = []
         for s in self.sites:
-            name = self.name(s.parameter)
-            matrix = theta if s.role == "out" else torch.linalg.inv(theta).T
-            actions = [(places_of(s, stream, copy), matrix) for copy in copies_of(s, stream)]
-            tensors[name] = act_on(tensors[name], s.axis, actions)
+            matrix = theta if s.role == "out" else inverse_theta
+            actions.append((s, [(places_of(s, stream, copy), matrix) for copy in copies_of(s, stream)]))
+        self.turn(tensors, actions)
         size = len(stream)
         tensors[self.target] = torch.eye(size, dtype=torch.float64)
         self.notes.identities.add(self.target)

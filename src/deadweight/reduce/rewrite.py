@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class Rewrite(ABC):
     def apply(self, tensors: Tensors) -> list[Fact]:
         """Change the weights, and say what is known of them now. Raises NotDone before anything is changed."""
 
-    @property
+    @cached_property
     def touches(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.name(n) for n in self.nodes))
 

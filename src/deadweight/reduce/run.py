@@ -6,7 +6,9 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from torch import Tensor, nn
 
 from deadweight.audit.run import proved, traced
 from deadweight.errors import DeadweightError
+from deadweight.graph.evaluate import float64_default
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws import dw015_whole_projection
 from deadweight.laws.prover import Prover
-from deadweight.reduce.apply import Applied, Weights, apply, checked
+from deadweight.reduce.apply import Applied, Weights, apply, checked, independent, start_afresh
 from deadweight.reduce.facts import Fact
 from deadweight.reduce.job import Job, planned, settled
+from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.plan import Layout, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.rewrite import Rewrite
@@ -31,6 +35,7 @@ from deadweight.reduce.verify import (
     LENGTH,
     Subject,
     Verification,
+    accepted,
     gathered,
     in_float64,
     in_own_precision,
@@ -39,8 +44,9 @@ from deadweight.reduce.verify import (
     relative,
     subject,
 )
-from deadweight.reduce.windows import check_windows
+from deadweight.reduce.windows import open_windows
 from deadweight.save.folder import check_space, followed
+from deadweight.save.parts import Made, stream
 from deadweight.save.slim import can_shrink, public, tied_parameters
 from deadweight.save.slim import layout as slim_layout
 from deadweight.save.write import check_out, write
@@ -50,7 +56,7 @@ from deadweight.source.model import Source, open_complete, open_model
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
 from deadweight.source.tokens import text_pieces
-from deadweight.threads import one_thread, threads_for
+from deadweight.threads import one_thread, threads_for, workers
 
 Say = Callable[[str], None]
 IN_PARTS = "the model does not fit into memory beside itself: checked in float64 on a few layers at a time"
@@ -177,46 +183,50 @@ def weights_of(
 def carried_out(
     job: Job, model: Any, options: dict[str, Any], out: Path | None, overwrite: bool, say: Say
 ) -> Reduction:
+    """The plan is applied once: on the whole model in memory, or on its way from file to file."""
     full = affordable(job, model, options, say)
-    rewrites, skipped = list(job.plan.rewrites), list(job.plan.skipped)
-    verification, module, notes = None, None, job.source.notes
     if full is not None:
-        trial = Trial(job, full)
-        say("measuring the model's own noise")
-        rewrites, left_out = trial.within_noise(rewrites, say)
-        skipped += left_out
-        say("verifying")
-        verification, module = trial.verify(rewrites)
-    else:
-        verification = check_windows(job, rewrites, say)
-        notes += (IN_PARTS if verification is not None else NOT_CHECKED,)
-    if verification is not None and not verification.same:
-        worst = verification.worst
-        noisy = f" and by {worst.own:.1e} in its own precision (noise floor {worst.floor:.1e})" if worst.own else ""
-        raise DifferentError(
-            f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64"
-            f"{noisy}; nothing was written",
-            verification,
-        )
-    applied = Applied()
+        return tried_and_written(job, Trial(job, full), out, overwrite, say)
+    rewrites, found = job.plan.rewrites, replace(planned(job), out=out)
+    windows = open_windows(job, rewrites, say)
+    found = replace(found, notes=(*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED))
+    say("writing and verifying")
+    with shared_by_threads(), windows or nullcontext():
+        if out is not None:
+            return write(job, rewrites, found, out, None, windows, overwrite=overwrite, say=say)
+        applied = Applied()
+        for _ in stream(job, rewrites, applied, {}, say, None, windows):
+            pass
+        verification = None if windows is None else accepted(windows.verification())
+    return settled(job, replace(found, verification=verification), applied)
+
+
+def tried_and_written(job: Job, trial: Trial, out: Path | None, overwrite: bool, say: Say) -> Reduction:
+    """Try the plan on the model in memory, leave out what exceeds its noise, and write what was tried."""
+    say("measuring the model's own noise")
+    rewrites, left_out = trial.within_noise(list(job.plan.rewrites), say)
+    say("verifying")
+    reduced = trial.reduced(rewrites)
     found = replace(
-        planned(job), verification=verification, notes=notes, skipped=tuple(skipped), out=out, module=module
+        planned(job),
+        verification=accepted(trial.verify(reduced)),
+        notes=job.source.notes,
+        skipped=(*job.plan.skipped, *left_out),
+        out=out,
+        module=reduced.module,
     )
     if out is not None:
         say("writing")
-        return write(job, rewrites, applied, found, out, overwrite=overwrite, say=say)
-    for _ in apply(rewrites, Weights(job.read), applied):
-        pass
-    done = settled(job, found, applied)
-    return done if module is None else replace(done, parameters_after=sum(p.numel() for p in module.parameters()))
+        return write(job, rewrites, found, out, reduced.made, None, overwrite=overwrite, say=say)
+    parameters = sum(p.numel() for p in reduced.module.parameters())
+    return replace(settled(job, found, reduced.made.applied), parameters_after=parameters)
 
 
-class DifferentError(DeadweightError):
-    """The reduced model is not the same function as the original; it is not written."""
-
-    def __init__(self, message: str, verification: Verification) -> None:
-        super().__init__(message)
-        self.verification = verification
+@contextmanager
+def shared_by_threads() -> Iterator[None]:
+    """What all threads share in torch is set once, outside: the default precision and the random numbers."""
+    with float64_default(), torch.random.fork_rng(devices=[]):
+        yield
 
 
 def affordable(job: Job, model: Any, options: dict[str, Any], say: Say) -> Subject | None:
@@ -244,11 +254,21 @@ def free_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A plan that was carried out in memory."""
+
+    made: Made
+    module: nn.Module  # the model as it will be loaded
+    errors: list[float]  # of its outputs, in its own precision
+
+
 class Trial:
     """Trying rewrites on the whole model in memory."""
 
     def __init__(self, job: Job, full: Subject) -> None:
         self.job, self.full = job, full
+        self.last: tuple[tuple[float, ...], Tried] | None = None
         self.check_weights()
         self.truth = in_float64(full, self.original)
         own = in_own_precision(full.module, full.calls, full.source.inputs)
@@ -270,11 +290,22 @@ class Trial:
                     "with one checkpoint, saved by the model's own save_pretrained"
                 )
 
-    def changed(self, rewrites: Sequence[Rewrite]) -> tuple[dict[str, Tensor], Applied]:
-        """Every weight that these rewrites change, in float64."""
+    def reduced(self, rewrites: Sequence[Rewrite]) -> Tried:
+        """The model with these rewrites; the last one is kept, to be looked at again and written."""
+        wanted = (*map(id, rewrites), rewrites[0].notes.worst if rewrites else 0.0)
+        if self.last is None or self.last[0] != wanted:
+            made = self.made(rewrites)
+            module = self.written(made.weights, made.applied)
+            self.last = wanted, Tried(made, module, relative(self.outputs(module), self.truth))
+        return self.last[1]
+
+    def made(self, rewrites: Sequence[Rewrite]) -> Made:
+        """Every weight that these rewrites change, in float64, by as many threads as there are."""
+        start_afresh(rewrites)
         applied = Applied()
-        found = {n: v for n, v in apply(rewrites, Weights(self.job.read), applied) if v is not None}
-        return found, applied
+        jobs = [partial(apply, group, Weights(self.job.read), applied) for group in independent(rewrites)]
+        with closing(in_order(jobs, workers(), lambda _: 0, 1)) as finals:
+            return Made({n: v for n, v in finals if v is not None}, applied)
 
     def within_noise(self, rewrites: list[Rewrite], say: Say) -> tuple[list[Rewrite], list[Skipped]]:
         """The rewrites that stay within three noise floors together; laws that do not are left out."""
@@ -305,7 +336,7 @@ class Trial:
     def fits(self, rewrites: Sequence[Rewrite]) -> bool:
         if not rewrites:
             return True
-        own = relative(self.outputs(self.written(*self.changed(rewrites))), self.truth)
+        own = self.reduced(rewrites).errors
         return all(e <= max(FLOORS * f, EXACT) for e, f in zip(own, self.floor, strict=True))
 
     def outputs(self, module: nn.Module) -> list[list[Tensor]]:
@@ -338,17 +369,15 @@ class Trial:
                 "weights out first (torch.nn.utils.remove_weight_norm)"
             ) from error
 
-    def verify(self, rewrites: Sequence[Rewrite]) -> tuple[Verification, nn.Module]:
-        weights, applied = self.changed(rewrites)
+    def verify(self, tried: Tried) -> Verification:
+        weights = tried.made.weights
 
         def reduced(name: str) -> Tensor:
             return weights[name] if name in weights else self.original(name)
 
         exact = relative(in_float64(self.full, reduced), self.truth)
-        module = self.written(weights, applied)
-        own = relative(self.outputs(module), self.truth)
         names = names_of(self.full, len(exact))
-        return gathered(names, exact, own, self.floor, self.full.words), module
+        return gathered(names, exact, tried.errors, self.floor, self.full.words)
 
     def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
         """The original with the smaller layers of the slim checkpoint."""

@@ -67,6 +67,27 @@ class Verification:
         return max(self.errors, key=lambda e: (e.float64 > EXACT, e.floors or 0.0, e.float64))
 
 
+class DifferentError(DeadweightError):
+    """The reduced model is not the same function as the original; it is not written."""
+
+    def __init__(self, message: str, verification: Verification) -> None:
+        super().__init__(message)
+        self.verification = verification
+
+
+def accepted(verification: Verification) -> Verification:
+    """The verification, if both models are the same function; else raises."""
+    if verification.same:
+        return verification
+    worst = verification.worst
+    noisy = f" and by {worst.own:.1e} in its own precision (noise floor {worst.floor:.1e})" if worst.own else ""
+    raise DifferentError(
+        f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64"
+        f"{noisy}; nothing was written",
+        verification,
+    )
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model with its weights, its graph, and inputs to run it on."""

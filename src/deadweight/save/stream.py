@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from threading import Condition, Thread
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,59 +28,148 @@ NAMES = {
 }
 SHARD = 5 << 30  # bytes: what the hub likes
 PER_TENSOR = 96  # bytes of header beside the name
+QUEUE = 64 << 20  # bytes that may wait to be written, and one tensor more
+STRIDE = 64 << 20  # bytes after which the disk is asked to begin
+
+
+class Background:
+    """Jobs done one after the other by a thread of their own; the first error ends them, and is raised once."""
+
+    def __init__(self, room: int = QUEUE) -> None:
+        self.room, self.used = room, 0
+        self.jobs: deque[tuple[Callable[[], None], int]] = deque()
+        self.error: BaseException | None = None
+        self.ended = False
+        self.changed = Condition()
+        self.thread: Thread | None = None
+
+    def do(self, job: Callable[[], None], size: int = 0) -> None:
+        """Have a job done that holds so many bytes; wait while those before it hold too many."""
+        with self.changed:
+            if self.thread is None:
+                self.thread = Thread(target=self.work, name="deadweight-writer", daemon=True)
+                self.thread.start()
+            self.changed.wait_for(lambda: self.ended or self.used < self.room)
+            self.jobs.append((job, size))
+            self.used += size
+            self.changed.notify_all()
+        if self.ended:
+            self.finish()
+
+    def work(self) -> None:
+        while (job := self.next_job()) is not None:
+            try:
+                job[0]()
+            except BaseException as error:  # noqa: BLE001 - raised where jobs are given or awaited
+                self.error = error
+            with self.changed:
+                self.used -= job[1]
+                self.ended = self.ended or self.error is not None
+                self.changed.notify_all()
+
+    def next_job(self) -> tuple[Callable[[], None], int] | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.ended or bool(self.jobs))
+            return self.jobs.popleft() if self.jobs and self.error is None else None
+
+    def finish(self) -> None:
+        """Wait until all is done; raise what went wrong."""
+        self.join()
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def stop(self) -> None:
+        """Forget what waits."""
+        with self.changed:
+            self.jobs.clear()
+        self.join()
+
+    def join(self) -> None:
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+        if self.thread is not None:
+            self.thread.join()
 
 
 class Shard:
     """One file under construction."""
 
-    def __init__(self, path: Path, room: int) -> None:
-        self.path, self.room = path, (room + 7) // 8 * 8
-        self.file = path.open("wb")
-        self.file.write(self.room.to_bytes(8, "little") + b" " * self.room)
+    def __init__(self, path: Path, room: int, background: Background) -> None:
+        self.path, self.room, self.background = path, (room + 7) // 8 * 8, background
+        self.file = path.open("wb", buffering=0)
         self.header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self.size = 0
-        self.thread = ThreadPoolExecutor(1)
-        self.pending: Future[Any] | None = None  # the last tensor, on its way to the file while the next is made
+        self.begun = 0  # bytes that the disk was asked to take
+        write_all(self.file, memoryview(self.room.to_bytes(8, "little") + b" " * self.room))
 
     def add(self, name: str, tensor: Tensor) -> None:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        end = self.size + flat.numel()
         self.header[name] = {
             "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [self.size, self.size + flat.numel()],
+            "data_offsets": [self.size, end],
         }
-        self.wait()
-        self.pending = self.thread.submit(self.file.write, flat.numpy().data)
-        self.size += flat.numel()
+        self.background.do(lambda: self.write(flat, end), flat.numel())
+        self.size = end
 
-    def wait(self) -> None:
-        if self.pending is not None:
-            self.pending.result()
+    def write(self, flat: Tensor, end: int) -> None:
+        write_all(self.file, flat.numpy().data)
+        if end - self.begun >= STRIDE:
+            begin_writing(self.file.fileno(), self.begun, end - self.begun)
+            self.begun = end
 
     def fits(self, name: str) -> bool:
         used = len(json.dumps(self.header)) + len(json.dumps(name)) + PER_TENSOR
         return used < self.room
 
     def close(self) -> None:
+        """Complete the file behind everything that waits, and have it on disk."""
+        self.background.do(self.complete)
+
+    def complete(self) -> None:
         text = json.dumps(self.header, separators=(",", ":")).encode()
         assert len(text) <= self.room
-        self.wait()
-        self.thread.shutdown()
         self.file.seek(8)
-        self.file.write(text.ljust(self.room))
-        self.file.flush()
+        write_all(self.file, memoryview(text.ljust(self.room)))
         os.fsync(self.file.fileno())
         self.file.close()
 
 
+def write_all(file: Any, data: memoryview) -> None:
+    """An unbuffered file may take less than it is given, and says how much."""
+    while data.nbytes:
+        data = data[file.write(data) :]
+
+
+def begin_writing(descriptor: int, start: int, count: int) -> None:
+    """Have the disk begin with what is in the cache, without waiting: else all of it waits for the last moment."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, start, count, os.POSIX_FADV_DONTNEED)
+
+
 class Writer:
-    """A checkpoint in one file or several, with the index that several need."""
+    """A checkpoint in one file or several, with the index that several need. A thread writes while the next is made.
+
+    As a context: left by an error, it forgets what waits, and no thread is left running.
+    """
 
     def __init__(self, folder: Path, room: int, limit: int = SHARD) -> None:
         self.folder, self.room, self.limit = folder, room, limit
+        self.background = Background()
         self.shards: list[Shard] = []
         self.where: dict[str, int] = {}
         self.numbers = 0
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.background.stop()
+        for shard in self.shards:
+            shard.file.close()
 
     def add(self, name: str, tensor: Tensor) -> None:
         size = tensor.numel() * tensor.dtype.itemsize
@@ -85,7 +177,8 @@ class Writer:
         if not self.shards or full:
             if self.shards:
                 self.shards[-1].close()
-            self.shards.append(Shard(self.folder / f"part-{len(self.shards)}.safetensors", self.room))
+            path = self.folder / f"part-{len(self.shards)}.safetensors"
+            self.shards.append(Shard(path, self.room, self.background))
         self.shards[-1].add(name, tensor)
         self.where[name] = len(self.shards) - 1
         if tensor.is_floating_point():
@@ -96,9 +189,10 @@ class Writer:
         return sum(s.size for s in self.shards)
 
     def close(self) -> None:
-        """Give the files their names, and write the index of several."""
+        """Wait for the disk, give the files their names, and write the index of several."""
         if self.shards:
             self.shards[-1].close()
+        self.background.finish()
         total = len(self.shards)
         if total == 1:
             self.shards[0].path.rename(self.folder / "model.safetensors")

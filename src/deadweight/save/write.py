@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import transformers
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.reduce.apply import Applied, Weights, apply, checked, rounded
+from deadweight.reduce.apply import Applied
 from deadweight.reduce.job import Job, settled
 from deadweight.reduce.result import Reduction
-from deadweight.reduce.rewrite import Rewrite, module_of
+from deadweight.reduce.rewrite import Rewrite
+from deadweight.reduce.verify import accepted
+from deadweight.reduce.windows import Windows
 from deadweight.save.folder import check_replaceable, check_target, complete_or_absent
 from deadweight.save.manifest import card, manifest
-from deadweight.save.slim import layout as slim_layout
+from deadweight.save.parts import Made, stream
 from deadweight.save.slim import public
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.source.files import PICKLES, read_json
@@ -70,24 +73,26 @@ def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
 def write(
     job: Job,
     rewrites: Sequence[Rewrite],
-    applied: Applied,
     found: Reduction,
     out: Path,
+    made: Made | None,
+    windows: Windows | None,
     *,
     overwrite: bool,
     say: Callable[[str], None],
 ) -> Reduction:
-    """Apply the rewrites once more, streaming, and write what comes of them."""
-    with complete_or_absent(out, overwrite=overwrite) as draft:
-        room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
-        writer = Writer(draft, room)
-        numbers = Numbers(job)
-        specs: dict[str, dict[str, Any]] = {}
-        for name, tensor in stream(job, rewrites, applied, specs, say):
-            writer.add(job.checkpoint.outer(name), tensor)
-            numbers.count(name, tensor)
+    """Write what the rewrites make of the checkpoint, and have the windows see it pass; OUT appears if they agree."""
+    applied, specs, numbers = Applied(), dict[str, Any](), Numbers(job)
+    room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
+    with complete_or_absent(out, overwrite=overwrite) as draft, Writer(draft, room) as writer:
+        with closing(stream(job, rewrites, applied, specs, say, made, windows)) as tensors:
+            for name, tensor in tensors:
+                numbers.count(name, tensor)
+                writer.add(job.checkpoint.outer(name), tensor)
         for name, tensor in guard(job, specs):
             writer.add(job.checkpoint.outer(name), tensor)
+        if windows is not None:
+            found = replace(found, verification=accepted(windows.verification()))
         writer.close()
         done = settled(job, found, applied)
         done = replace(done, parameters_after=numbers.total, bytes_after=writer.bytes)
@@ -111,99 +116,6 @@ class Numbers:
             self.total += tensor.numel()
 
 
-def stream(
-    job: Job, rewrites: Sequence[Rewrite], applied: Applied, specs: dict[str, Any], say: Callable[[str], None]
-) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the new checkpoint, by its name in the model."""
-    due = Due(rewrites)
-    ready: dict[str, Tensor] = {}
-    written: set[str] = set()
-    count = 0
-
-    def started(_: Rewrite) -> None:
-        nonlocal count
-        count += 1
-        say(f"writing: {count} of {len(rewrites)} rewrites")
-
-    for name, value in apply(rewrites, Weights(job.read, scaled=rounded(job.precision)), applied, started=started):
-        if value is not None:
-            ready[name] = value
-        for unit in due.released(name):
-            for item in finished(job, unit, ready, applied, specs):
-                written.add(item[0])
-                yield item
-    covered = {n for unit in due.units for n in names_in(job, unit)}
-    for name in job.checkpoint.names:
-        if name not in written and name not in covered:
-            yield name, checked(name, job.checkpoint.read(name))
-
-
-class Due:
-    """Which modules are complete: all their weights that any rewrite touches are final."""
-
-    def __init__(self, rewrites: Iterable[Rewrite]) -> None:
-        self.unit_of: dict[str, int] = {}
-        groups: list[set[str]] = []
-        waiting: list[set[str]] = []
-        for rewrite in rewrites:
-            for name in rewrite.touches:
-                path = module_of(name)
-                if path not in self.unit_of:
-                    self.unit_of[path] = len(groups)
-                    groups.append({path})
-                    waiting.append(set())
-                waiting[self.unit_of[path]].add(name)
-            if rewrite.claim.code == "DW004":  # a norm's shift becomes the bias of the layer before it
-                first, *others = dict.fromkeys(self.unit_of[module_of(n)] for n in rewrite.touches)
-                for other in others:
-                    for path in groups[other]:
-                        self.unit_of[path] = first
-                    groups[first] |= groups[other]
-                    waiting[first] |= waiting[other]
-                    groups[other], waiting[other] = set(), set()
-        self.groups, self.waiting = groups, waiting
-
-    @property
-    def units(self) -> list[set[str]]:
-        return [g for g in self.groups if g]
-
-    def released(self, name: str) -> Iterator[set[str]]:
-        number = self.unit_of[module_of(name)]
-        self.waiting[number].discard(name)
-        if not self.waiting[number]:
-            yield self.groups[number]
-
-
-def names_in(job: Job, modules: set[str]) -> list[str]:
-    """The stored names that belong to these modules themselves."""
-    return [n for n in job.checkpoint.names if module_of(n) in modules]
-
-
-def finished(
-    job: Job, modules: set[str], ready: dict[str, Tensor], applied: Applied, specs: dict[str, Any]
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of complete modules, in their own precision."""
-
-    def whole(name: str) -> Tensor:
-        if name in ready:
-            return ready[name].to(job.precision(name))
-        return checked(name, job.read(name))
-
-    replaced: set[str] = set()
-    if job.layout == "slim":
-        facts = [f for f in applied.facts if path_of(f) in modules]
-        form = slim_layout(job.whole, facts)
-        specs.update(form.modules)
-        for path in form.modules:
-            yield from form.tensors(path, whole).items()
-        replaced = set(form.replaces)
-    for name in names_in(job, modules):
-        if name not in replaced:
-            yield name, whole(name)
-    for name in [n for n in ready if module_of(n) in modules]:
-        del ready[name]
-
-
 def guard(job: Job, specs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """An empty tensor under the name of one weight that is stored in another form.
 
@@ -214,10 +126,6 @@ def guard(job: Job, specs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         for path in [path for path, spec in specs.items() if spec["kind"] in REPLACED][:1]:
             name = f"{path}.weight"
             yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
-
-
-def path_of(fact: Any) -> str:
-    return str(getattr(fact, "module", "") or module_of(fact.parameter))
 
 
 def accompany(job: Job, draft: Path, specs: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -129,23 +131,31 @@ class FileCheckpoint(Checkpoint):
             return name.removeprefix(self.prefix[1:])
         return self.prefix + name if self.prefix else name
 
+    def __contains__(self, name: str) -> bool:
+        outer = self.outer(name)
+        return outer in self.places and self.inner(outer) == name
+
     def read(self, name: str) -> Tensor:
-        """Read into memory of its own: a mapped file would count, page by page, as memory of the process."""
+        """The weight where it lies: pages of the file are shared with the system's cache, and go with the tensor.
+
+        What is written into it is written into a copy of those pages, never into the file.
+        """
         outer = self.outer(name)
         file, start, size = self.places[outer]
         dtype, shape = self.slices[outer]
         if not size:
             return torch.empty(shape, dtype=dtype)
-        buffer = torch.empty(size, dtype=torch.uint8)
+        before = start % mmap.ALLOCATIONGRANULARITY
         try:
             with file.open("rb") as opened:
-                opened.seek(start)
-                count = opened.readinto(buffer.numpy().data)
+                if os.fstat(opened.fileno()).st_size < start + size:
+                    raise DeadweightError(f"{printable(file)} is truncated: {printable(outer)} is not complete")
+                pages = mmap.mmap(opened.fileno(), before + size, access=mmap.ACCESS_COPY, offset=start - before)
         except OSError as error:
             raise DeadweightError(f"{printable(outer)} cannot be read ({reason(error)})") from error
-        if count != size:
-            raise DeadweightError(f"{printable(file)} is truncated: {printable(outer)} is not complete")
-        return buffer.view(dtype).reshape(shape)
+        found = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=before)
+        found = found if start % dtype.itemsize == 0 else found.clone()  # some files lay numbers at odd places
+        return found.view(dtype).reshape(shape)
 
     def dtype(self, name: str) -> torch.dtype:
         return self.slices[self.outer(name)][0]
