@@ -252,13 +252,21 @@ def test_a_projected_state_that_is_given_or_returned_keeps_its_basis(examine: Ca
     assert examine(free, stream).dof("DW019") == SMALL**2
 
 
-def test_packed_sequences_are_audited(stream: Tensor) -> None:
-    def forward(m: Any, x: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, [5, 5, 5, 4, 4, 3, 2, 1], batch_first=True)
-        return m.head(nn.utils.rnn.pad_packed_sequence(m.a(packed)[0], batch_first=True)[0])
+def packed(m: Any, x: Tensor) -> Tensor:
+    lengths = [5, 3, 5, 4, 4, 3, 2, 1]
+    rows = nn.utils.rnn.pack_padded_sequence(m.first(x), lengths, batch_first=True, enforce_sorted=False)
+    return m.head(nn.utils.rnn.pad_packed_sequence(m.layer(rows)[0], batch_first=True)[0])
 
-    model = Calls(forward, a=gru(bidirectional=True), head=nn.Linear(2 * HIDDEN, 2))
-    assert by_law(accounted(model, stream)) == {"DW017": 2 * 2 * HIDDEN}
+
+def test_packed_sequences_are_explained_to_the_last_dimension(stream: Tensor) -> None:
+    first, head = nn.Linear(WIDTH, WIDTH), nn.Linear(2 * HIDDEN, 2)
+    model = Calls(packed, first=first, layer=gru(bidirectional=True), head=head)
+    expected = {"DW017": 2 * 2 * HIDDEN + WIDTH, "DW019": WIDTH**2}
+    assert by_law(accounted(model, stream)) == expected
+    norm, head = nn.LayerNorm(WIDTH), nn.Linear(SMALL, 2)
+    model = Calls(packed, first=norm, layer=lstm(proj_size=SMALL), head=head)
+    expected = {"DW006": 2 * WIDTH, "DW008": 4 * HIDDEN, "DW017": 4 * HIDDEN, "DW019": SMALL**2}
+    assert by_law(accounted(model, stream)) == expected
 
 
 OPAQUE: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], set[str]]] = {

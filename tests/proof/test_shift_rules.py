@@ -51,6 +51,11 @@ REPEATS = torch.tensor([1, 2, 1])
 SQUARE = torch.randn(4, 4, dtype=torch.float64)  # no batch axis: four channels of four places
 
 
+def packed(x: Tensor) -> Tensor:
+    """The rows of two sequences of different lengths, one below the other."""
+    return nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True).data
+
+
 def twice(y: Tensor, alpha: float) -> Tensor:
     return torch.add(y, y, alpha=alpha)
 
@@ -75,6 +80,8 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x, i: (x + m.p)[..., i % 4], X, TOKENS),
         case(lambda m, x, i: torch.gather(x + m.p, -1, i.unsqueeze(-1) % 4), X, TOKENS),
         case(lambda m, x: (x + m.p)[:, torch.tensor([2, 0])]),
+        case(lambda m, x, i: (x + m.p).index_select(1, i[0] % 3), X, TOKENS),
+        case(lambda m, x, i: (x + m.p).index_select(2, i[0] % 4), X, TOKENS),
     ],
     "linear_unknown": [
         case(lambda m, x: torch.cumsum(x + m.p, -1)),
@@ -152,6 +159,11 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x: F.pad(x + m.p, (1, 2), value=3.0)),
     ],
     "pointwise": [case(lambda m, x: torch.tanh(x + m.p), groups=ONES)],
+    "packing": [
+        case(lambda m, x: packed(x + m.p)),
+        case(lambda m, x: soft(packed(x + m.p)), groups=ONES),
+        case(lambda m, x: packed(x + m.p[:3, None]), groups=ONES),
+    ],
 }
 BLOCKS = {"reaches_output", "recurrent"}  # no shift passes: there is nothing to be sound about
 
@@ -160,7 +172,10 @@ SILENT: dict[str, list[dict]] = {
         case(lambda m, x: soft(torch.cat([x + m.p, x], -1)), groups=ONES),
         case(lambda m, x, r: soft((x + m.p).repeat_interleave(r, 2, output_size=4)), X, torch.tensor([1, 0, 2, 1])),
     ],
-    "index": [case(lambda m, x, i: soft((x + m.p)[..., i[0] % 4]), X, TOKENS)],
+    "index": [
+        case(lambda m, x, i: soft((x + m.p)[..., i[0] % 4]), X, TOKENS),
+        case(lambda m, x, i: soft((x + m.p).index_select(2, i[0] % 4)), X, TOKENS),
+    ],
     "linear_unknown": [case(lambda m, x: soft(torch.cumsum(x + m.p, -1)), groups=ONES)],
     "addition": [
         case(lambda m, x: soft(x + m.p)),
@@ -204,6 +219,7 @@ SILENT: dict[str, list[dict]] = {
     "ranking": [case(lambda m, x: torch.topk(x + m.p, 2)[1])],
     "padding": [case(lambda m, x: soft(F.pad(x + m.p, (1, 2))), groups=ONES)],
     "pointwise": [case(lambda m, x: soft(F.gelu(x + m.p)))],
+    "packing": [case(lambda m, x: soft(packed(x + m.p))), case(lambda m, x: soft(packed(x + m.p[:3, None])))],
     "recurrent": [
         case(lambda m, x: m.rnn(x + m.p)[0], rnn=nn.GRU(4, 3), groups=ONES),
         case(lambda m, x: m.rnn(x, m.p.expand(1, 3, 4))[0], rnn=nn.RNN(4, 4)),

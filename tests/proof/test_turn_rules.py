@@ -50,6 +50,12 @@ def recur(m: Any, x: Tensor, hidden: Tensor | None = None, kind: str = "rnn_relu
     return getattr(torch, kind)(x, hidden, weights, False, 1, 0.0, False, False, True)[0]
 
 
+def repacked(x: Tensor, fill: float = 0.0) -> Tensor:
+    """Two sequences of different lengths, packed and padded again."""
+    packed = nn.utils.rnn.pack_padded_sequence(x, [2, 3], batch_first=True, enforce_sorted=False)
+    return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, padding_value=fill)[0]
+
+
 def half_normed(x: Tensor) -> Tensor:
     return torch.cat([F.rms_norm(x[..., :3], (3,), eps=1e-12), x[..., 3:]], -1)
 
@@ -89,6 +95,8 @@ SOUND: dict[str, list[dict]] = {
     "dropout": [case(lambda m, x: m.read(F.dropout(m.write(x), 0.4, True)), training=True, free=6)],
 }
 SOUND["recurrent"] = [case(lambda m, x: m.read(recur(m, x)), square=nn.Linear(6, 6), free=6)]
+SOUND["packing"] = [case(lambda m, x: m.read(repacked(m.write(x))), free=36)]
+SOUND["index"] += [case(lambda m, x, i: m.read(m.write(x).index_select(1, i[0])), X, TOKENS, free=36)]
 BLOCKS = {"reaches_output"}  # no turn passes: there is nothing to be sound about
 
 SILENT: dict[str, list[dict]] = {
@@ -96,7 +104,10 @@ SILENT: dict[str, list[dict]] = {
         case(lambda m, x, w: m.read(torch.cat([m.write(x), w], 1)), X, WIDE, free=0),
         case(lambda m, x, r: m.read(m.write(x).repeat_interleave(r, 1, output_size=4)), X, REPEATS, free=0),
     ],
-    "index": [case(lambda m, x, i: m.read(m.write(x)[..., torch.cat([i[0], i[1]])]), X, TOKENS, free=0)],
+    "index": [
+        case(lambda m, x, i: m.read(m.write(x)[..., torch.cat([i[0], i[1]])]), X, TOKENS, free=0),
+        case(lambda m, x, i: m.read(m.write(x).index_select(2, i.flatten())), X, TOKENS, free=0),
+    ],
     "addition": [
         case(lambda m, x: m.read(m.write(x) + 1.0), free=0),
         case(lambda m, x, w: m.read(m.write(x) + w), X, WIDE, free=0),
@@ -117,6 +128,7 @@ SILENT: dict[str, list[dict]] = {
     "reduction": [case(lambda m, x: m.read(m.write(x)) + m.write(x).sum(-1, keepdim=True), free=0)],
     "masked": [case(lambda m, x: m.read(m.write(x).masked_fill(x[..., :1] > 0, 5.0)), free=0)],
     "dropout": [case(lambda m, x: m.read(torch.tanh(F.dropout(m.write(x), 0.4, True))), training=True, free=0)],
+    "packing": [case(lambda m, x: m.read(repacked(m.write(x), 1.0)), free=0)],
     "recurrent": [
         case(lambda m, x: recur(m, x), square=nn.Linear(6, 6), free=0),
         case(lambda m, x: m.read(recur(m, x, kind="rnn_tanh")), square=nn.Linear(6, 6), free=0),

@@ -93,3 +93,22 @@ RECURRENT: dict[str, Callable[..., State]] = {
     "recurrent.rnn_tanh": rnn(torch.tanh),
     "recurrent.rnn_relu": rnn(torch.relu),
 }
+
+
+def pack(x: Tensor, lengths: Tensor, batch_first: bool) -> State:
+    """The rows of sequences that are sorted by length, step by step, and how many sequences reach each step."""
+    steps = x.transpose(0, 1) if batch_first else x
+    sizes = (lengths > torch.arange(int(lengths.max())).unsqueeze(1)).sum(1)
+    return torch.cat([steps[t, :rows] for t, rows in enumerate(sizes.tolist())]), sizes
+
+
+def pad(rows: Tensor, sizes: Tensor, batch_first: bool, fill: float, length: int) -> State:
+    """The sequences that were packed, filled up at their ends, and their lengths."""
+    count = int(sizes[0])
+    steps = rows.split(sizes.tolist())
+    filled = [torch.cat([step, step.new_full((count - len(step), *step.shape[1:]), fill)]) for step in steps]
+    filled += [torch.full_like(filled[0], fill)] * (length - len(filled))
+    return torch.stack(filled, 1 if batch_first else 0), (sizes.unsqueeze(1) > torch.arange(count)).sum(0)
+
+
+PACKING: dict[str, Callable[..., State]] = {"recurrent.pack": pack, "recurrent.pad": pad}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from deadweight.graph.node import Node, Ref
-from deadweight.graph.recurrences import RECURRENT
+from deadweight.graph.recurrences import PACKING, RECURRENT
 from deadweight.graph.rewriting import Canonicaliser, by_name, rewrites
 
 aten = torch.ops.aten
@@ -218,6 +218,15 @@ def projected(write: Writer, gates: Ref, weights: Weights, projection: Ref, star
     args = [none, cell, weight, first, *time]
     outputs, last, last_cell = run_over(write, "recurrent.lstm", gates, [none, cell], args)
     return [write.linear("projected", outputs, projection), write.linear("last", last, projection), last_cell]
+
+
+@rewrites("aten._pack_padded_sequence", "aten._pad_packed_sequence")
+def plain_packing(make: Canonicaliser, node: Node) -> Ref:
+    """The same by operations that can be differentiated forwards too."""
+    op = "recurrent.pack" if "pack_padded" in node.op else "recurrent.pad"
+    name = f"{node.name}_plain"
+    make.nodes[name] = Node(name, op, PACKING[op], tuple(by_name(node).values()))
+    return Ref(name)
 
 
 @rewrites("aten.lstm_cell")

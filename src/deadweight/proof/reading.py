@@ -8,7 +8,7 @@ from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.weights import uses_of, weight_view
 
 KEEPS_LAST_AXIS = {"aten.unsqueeze", "aten.squeeze", "aten.expand", "aten.slice", "aten.select", "aten.reshape"}
-KEEPS_LAST_AXIS |= {"aten.transpose", "aten.permute", "aten.index"}
+KEEPS_LAST_AXIS |= {"aten.transpose", "aten.permute", "aten.index", "aten.index_select"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ def centred_reader(graph: Graph, node: Node) -> CentredReader | None:
 def skip_shape(graph: Graph, name: str) -> str:
     """Back through operations that leave the last axis as it is."""
     node = graph.nodes[name]
-    while node.op in KEEPS_LAST_AXIS and node.args and isinstance(node.args[0], Ref):
+    while (node.op in KEEPS_LAST_AXIS or node.op == "getitem") and node.args and isinstance(node.args[0], Ref):
         before = graph.nodes[node.args[0].name]
+        before = graph.node(before.args[0]) if before.op == "recurrent.pack" and node.args[1] == 0 else before
         if not before.shape or not node.shape or before.shape[-1] != node.shape[-1] or moves_last(node, before):
             break
         node = before
@@ -52,7 +53,7 @@ def moves_last(node: Node, before: Node) -> bool:
         return rank - 1 in (node.args[1] % rank, node.args[2] % rank)
     if node.op == "aten.permute":
         return node.args[1][-1] % rank != rank - 1
-    if node.op in ("aten.slice", "aten.select"):
+    if node.op in ("aten.slice", "aten.select", "aten.index_select"):
         return (node.args[1] if len(node.args) > 1 else 0) % rank == rank - 1
     if node.op == "aten.index":
         return len(node.args[1]) >= rank and node.args[1][-1] is not None

@@ -11,7 +11,7 @@ from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.node import Node, Ref
 from deadweight.proof import field
 from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
-from deadweight.proof.labels import fresh
+from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
 from deadweight.proof.reading import KEEPS_LAST_AXIS, is_vector_of_parameters, moves_last
@@ -87,6 +87,8 @@ def index(walk: TurnWalk, node: Node) -> Form:
             [Slot(node.target(s.coordinate, known), node.target(s.factor, known)) for s in form.slots]
         )
     slot = form.single if form is not None else None
+    if node.op == "aten.index_select" and form is not None and node.args[1] % len(node.shape) < len(node.shape) - 1:
+        return picked_vectors(walk, node, form, node)
     if form is None or slot is None or node.op != "aten.index" or node.target is None:
         raise Blocked(node.name, node.op, "it picks single coordinates")
     if len(node.args[1]) >= slot.coordinate.ndim and node.args[1][-1] is not None:
@@ -96,6 +98,28 @@ def index(walk: TurnWalk, node: Node) -> Form:
     uniform(walk, node, slot)
     factor = field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
     return form.with_slots([Slot(coordinate, factor)])
+
+
+def picked_vectors(walk: TurnWalk, node: Node, form: Form, result: Node) -> Form:
+    """Whole vectors at other places: elements whose factors agree in every vector agree in every one that is picked."""
+    if form.single is None:
+        raise Blocked(node.name, node.op, "it picks sums of several coordinates")
+    coordinate, factor = lines(form.single)
+    if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
+        raise Blocked(node.name, node.op, "the coordinates it reads differ from position to position")
+    along, alike = coordinate[0].expand(result.shape), fold(factor + 1, 0)  # + 1: a label of 0 would vanish
+    numbers = mix(fresh((*result.shape[:-1], 1), result.name).expand(result.shape), alike)
+    return form.with_slots([Slot(along, torch.where(along == 0, 0, field.generic(numbers)))])
+
+
+@turn_rule("recurrent.pack", "recurrent.pad")
+def packing(walk: TurnWalk, node: Node) -> list[Form | None]:
+    """Packing picks whole vectors; padding puts zeros beside them."""
+    form = walk.get(node.args[0])
+    result = next((user for user in walk.graph.users[node.name] if user.args[1] == 0), None)
+    if form is None or (node.op == "recurrent.pad" and node.args[3] != 0):
+        raise Blocked(node.name, node.op, "it pads with a number that does not turn")
+    return [None if result is None else picked_vectors(walk, node, form, result), None]
 
 
 def uniform(walk: TurnWalk, node: Node, slot: Slot) -> None:

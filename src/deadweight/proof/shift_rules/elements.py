@@ -41,6 +41,9 @@ def index(walk: ShiftWalk, node: Node) -> Shift:
     shift = walk.get(node.args[0])
     if shift is None:
         raise Blocked(node.name, node.op, "the index itself is shifted")
+    if node.op == "aten.index_select" and constant_along(shift.label, (node.args[1],)):
+        label, source = (part.narrow(node.args[1], 0, 1).expand(node.shape) for part in (shift.label, shift.source))
+        return Shift(label, source, shift.fixed)
     if node.op != "aten.index" or node.target is None:
         return unknown_labels(node)
     known = known_indices(walk.graph, node)
