@@ -13,6 +13,7 @@ import torch
 
 from deadweight.graph import recurrent as _recurrent  # noqa: F401  (registers the rewrites)
 from deadweight.graph.cores import CORES
+from deadweight.graph.experts import every_expert
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.graph.outputs import RETURNED
 from deadweight.graph.patterns import rms_pattern
@@ -109,8 +110,9 @@ def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
             return make.emit(f"{node.name}_linear", "linear", aten.linear.default, args, node.shape, node)
         turned = make.emit(f"{node.name}_weight", "aten.t", aten.t.default, (right,), make.shape(right)[::-1], node)
         return make.emit(f"{node.name}_linear", "linear", aten.linear.default, (left, turned), node.shape, node)
-    if node.op == "aten.matmul":
-        return None
+    found = every_expert(make, node) if len(make.shape(right)) == 3 else None
+    if found is not None or node.op == "aten.matmul":
+        return found
     return make.emit(f"{node.name}_matmul", "aten.matmul", aten.matmul.default, (left, right), node.shape, node)
 
 

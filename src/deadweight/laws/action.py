@@ -71,7 +71,7 @@ def site_change(site: Site, element: Element, parameter: Tensor, value: Value, r
     if site.role == "gain":
         assert site.value is not None
         return (value(site.value).reshape(-1) * diagonal_of(site, element)).reshape(parameter.shape)
-    along = parameter.movedim(site.axis, 0)
+    along = along_space(site, parameter)
     change = torch.zeros_like(along)
     gain = None if site.gain is None else value(site.gain).reshape(-1)
     if gain is not None and site.role == "behind":
@@ -79,7 +79,16 @@ def site_change(site: Site, element: Element, parameter: Tensor, value: Value, r
     for part in element:
         for places, blocks in blocks_at(site, part.index):
             apply_part(site, part, places, blocks, along, change, gain, reader_sign)
-    return change.movedim(0, site.axis)
+    if site.expert is None:
+        return change.movedim(0, site.axis)
+    return change.unflatten(0, (parameter.shape[site.expert], -1)).movedim((0, 1), (site.expert, site.axis))
+
+
+def along_space(site: Site, parameter: Tensor) -> Tensor:
+    """The parameter with the site's axis first; with experts, their axis and then the site's, as one."""
+    if site.expert is None:
+        return parameter.movedim(site.axis, 0)
+    return parameter.movedim((site.expert, site.axis), (0, 1)).flatten(0, 1)
 
 
 def apply_part(

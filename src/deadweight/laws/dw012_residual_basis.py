@@ -14,7 +14,9 @@ CODE, NAME = "DW012", "residual-basis"
 def find(prover: Prover) -> Iterator[TurnClaim]:
     named = [c.sites[0] for c in prover.claims if isinstance(c, TurnClaim)]
     for space in spaces(prover):
-        fresh = space.turned.proved and not any(site is space.turned.sites[0] for site in named)
+        fresh = (
+            space.turned.proved and not space.of_experts and not any(site is space.turned.sites[0] for site in named)
+        )
         if fresh and is_stream(space) and space.turned.rotations and dimension(space.turned):
             yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)
 

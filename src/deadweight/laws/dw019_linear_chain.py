@@ -18,6 +18,7 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
         turned = space.turned
         if (
             turned.proved
+            and not space.of_experts
             and not turned.rotations
             and dimension(turned)
             and not any(sites[0] is turned.sites[0] for sites in named)

@@ -105,6 +105,7 @@ class Prover:
 PASSES = {
     "aten.add",
     "linear",
+    "experts",
     "aten.neg",
     "aten.reshape",
     "aten.transpose",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.finding import Verdict
+from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
@@ -60,7 +61,7 @@ def part(node: Node, groups: Tensor) -> tuple[int, Tensor | None]:
     if not node.shape:
         return 0, None
     axis = max(range(len(node.shape)), key=lambda a: node.shape[a]) if is_vector(node) else 0
-    touched = (compact(groups) != 0).movedim(axis, 0)
+    touched = (compact(groups.expand(node.shape)) != 0).movedim(axis, 0)
     touched = touched.reshape(len(touched), -1).any(1)
     touched = touched.expand(node.shape[axis]) if len(touched) == 1 else touched
     return axis, None if bool(touched.all()) else torch.nonzero(touched).reshape(-1)
@@ -121,6 +122,10 @@ def tied_groups(graph: Graph, node: Node) -> Iterator[Tensor]:
             yield rows.reshape(*node.shape[:-1], 1).expand(node.shape)
         elif reader.op == "linear" or reader.op in CONVOLUTIONS:
             yield torch.arange(1, size // node.shape[0] + 1).reshape(1, *node.shape[1:]).expand(node.shape)
+        elif reader.op == EXPERTS:
+            output = 3 - reader.args[3]
+            shape = [1 if a == output else n for a, n in enumerate(node.shape)]
+            yield torch.arange(1, size // node.shape[output] + 1).reshape(shape).expand(node.shape)
         elif reader.op == "aten.t":
             yield torch.arange(1, node.shape[0] + 1).reshape(-1, 1).expand(node.shape)
         else:
@@ -131,7 +136,7 @@ def tied_groups(graph: Graph, node: Node) -> Iterator[Tensor]:
 def grouped(groups_of: int, node: Node) -> Tensor:
     """A vector whose channels move together in blocks of equal size."""
     size = torch.Size(node.shape).numel()
-    blocks = torch.arange(size) // (size // groups_of) + 1
+    blocks = torch.arange(size) // max(1, size // groups_of) + 1
     return blocks.reshape(node.shape)
 
 

@@ -24,6 +24,7 @@ class Writers:
 
     nodes: dict[str, Tensor] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
+    expert: str | None = None  # how rows find their expert, where each has a space of its own
 
     def add(self, node: str, coordinate: Tensor, *sites: Site) -> None:
         if node not in self.nodes:
@@ -40,8 +41,11 @@ def same(a: Site, b: Site) -> bool:
 def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False) -> Turned:
     """Turn the space these writers write, bringing in every other writer that its vectors are added to."""
     for _ in range(400):
-        walk = TurnWalk(prover.graph, prover.identity, writers.nodes, writers.sites, size, scalar=scalar)
-        turned = walk.run()
+        nodes, sites, expert = writers.nodes, writers.sites, writers.expert
+        turned = TurnWalk(prover.graph, prover.identity, nodes, sites, size, scalar=scalar, expert=expert).run()
+        if writers.expert is not None and not turned.proved:  # perhaps a space that all experts share
+            writers.expert, writers.sites = None, [replace(s, expert=None) for s in writers.sites]
+            continue
         if not isinstance(turned.blocked, NeedsWriters):
             break
         try:
@@ -84,12 +88,15 @@ def bring_in(graph: Graph, writers: Writers, name: str, size: int, *, scalar: bo
         writers.add(name, coordinate, Site(name, "out", len(node.shape) - 1, coordinate))
     elif node.op in ("aten.mul", "aten.div"):
         bring_in_product(graph, writers, node, size, scalar=scalar)
-    elif node.op in ("aten.add", "aten.sub", "core.layer", "core.rms", "aten.dropout") or node.op in SHAPE:
+    elif node.op in PASSED_BACK or node.op in SHAPE:
         summed = dict.fromkeys(node.inputs)
         for other in [n for n in summed if not is_bias(graph, n, node)] or summed:
             bring_in(graph, writers, other, size, scalar=scalar)
     else:
         raise Blocked(name, node.op, "this operation writes to the same sum, and cannot turn along")
+
+
+PASSED_BACK = {"aten.add", "aten.sub", "aten.sum", "aten.mean", "core.layer", "core.rms", "aten.dropout"}
 
 
 def is_bias(graph: Graph, name: str, node: Node) -> bool:
@@ -143,6 +150,10 @@ def bring_in_product(graph: Graph, writers: Writers, node: Node, size: int, *, s
         bring_in(graph, writers, node.args[0].name, size, scalar=scalar)
         return
     inner, gain = peel(graph, node.name, "aten.mul")
+    vectors = [a for a in node.args if graph.node(a).shape[-1:] == node.shape[-1:]]
+    if gain is None and len(vectors) == 1 and node.shape[-1] > 1:  # times a number of each vector
+        bring_in(graph, writers, vectors[0].name, size, scalar=scalar)
+        return
     if gain is None:
         raise Blocked(node.name, node.op, "a product of two data-dependent values writes to the same sum")
     coordinate = whole(node.shape[-1], scalar=scalar)

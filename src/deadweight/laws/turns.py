@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from deadweight.laws.spaces import Writers, add_table, explore, output_parts, pl
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.opsets import CONVOLUTIONS
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import Site, Turned
+from deadweight.proof.turn import Site, Turned, expert_of
 from deadweight.proof.weights import uses_of, weight_view
 
 
@@ -29,6 +29,11 @@ class Space:
 
     def passed(self, *ops: str) -> bool:
         return any(s.op in ops for s in self.turned.steps)
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether every expert has a space of its own."""
+        return any(s.expert is not None for s in self.turned.sites)
 
 
 def spaces(prover: Prover) -> list[Space]:
@@ -73,7 +78,9 @@ def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:
         for part in output_parts(graph, node, width):
             if all(weight_view(graph, graph.nodes[u]) == view for u in uses):
                 coordinate = along_channels(node, part)
-                writers = Writers(sites=[Site(view.parameter, "out", view.output, coordinate)])
+                own = None if view.expert is None or len(uses) > 1 else expert_of(node)
+                site = Site(view.parameter, "out", view.output, coordinate, expert=None if own is None else view.expert)
+                writers = Writers(sites=[site], expert=own)
                 writers.nodes.update({use: placed(graph.nodes[use], coordinate) for use in uses})
                 yield writers, width
     elif node.op == "aten.embedding":
@@ -102,16 +109,36 @@ def dimension(turned: Turned) -> int:
     return sum(sizes) if diagonal else sum(n * n for n in sizes)
 
 
+def expert_count(prover: Prover, turned: Turned) -> int:
+    """How many experts have a space of their own, each of which may be turned by itself; 1 for a common space."""
+    counts = {1 if s.expert is None else prover.graph.nodes[s.parameter].shape[s.expert] for s in turned.sites}
+    assert len(counts) == 1, "some sites belong to experts and some do not"
+    return counts.pop()
+
+
+def for_each_expert(site: Site, count: int, size: int) -> Site:
+    """The same site with coordinates of their own for every expert, one after the other."""
+    if site.expert is None:
+        return site
+    offsets = torch.arange(count).reshape(-1, 1) * size
+    coordinate = torch.where(site.coordinate == 0, 0, site.coordinate + offsets).reshape(-1)
+    copy = None if site.copy is None else site.copy.expand(count, -1).reshape(-1)
+    return replace(site, coordinate=coordinate, copy=copy)
+
+
 def turn_claim(prover: Prover, code: str, name: str, node: str, turned: Turned, **options: object) -> TurnClaim:
-    sites = tuple(turned.sites)
-    others = tuple(dict.fromkeys(s.parameter for s in sites if s.parameter != node))
+    own = next(s for s in turned.sites if s.parameter == node)
+    others = tuple(dict.fromkeys(s.parameter for s in turned.sites if s.parameter != node))
+    count = expert_count(prover, turned)
+    sites = tuple(for_each_expert(s, count, turned.size) for s in turned.sites)
     blocks = torch.arange(turned.size + 1) if any(s.role == "gain" for s in sites) else turned.blocks
-    own = next(s for s in sites if s.parameter == node)
+    further = [blocks[1:] + (int(blocks.max()) + 1) * e for e in range(1, count)]
+    blocks = torch.cat([blocks, *further])
     return TurnClaim(
         code=code,
         name=name,
         node=node,
-        dof=dimension(turned),
+        dof=dimension(turned) * count,
         verdict="gauge",
         into=others,
         index=moved_index(own),

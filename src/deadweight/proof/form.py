@@ -29,10 +29,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Form:
-    """The sum of its slots; `gain` names the parameter vector that multiplies the turned value, if any."""
+    """The sum of its slots; `gain` names the parameter vector that multiplies the turned value, if any.
+
+    `expert` says how rows find their expert, where every expert has a space of its own: by the index of that node, or
+    by their place along the first axis ("").
+    """
 
     slots: tuple[Slot, ...]
     gain: str | None = None
+    expert: str | None = None
 
     @property
     def single(self) -> Slot | None:

@@ -38,6 +38,7 @@ class Site:
     coordinate: Tensor
     copy: Tensor | None = None
     gain: str | None = None  # node of a per-channel factor between the space and the parameter
+    expert: int | None = None  # the parameter's axis of experts, where each has a space of its own
     value: str | None = None  # for a gain: the node whose value is multiplied
 
 
@@ -121,9 +122,10 @@ class TurnWalk:
         within: set[str] | None = None,
         scalar: bool = False,
         contracts: bool = False,
+        expert: str | None = None,
     ) -> None:
         self.graph, self.identity, self.writers, self.within, self.scalar = graph, identity, writers, within, scalar
-        self.contracts = contracts
+        self.contracts, self.expert = contracts, expert
         self.forms: dict[str, Any] = {}
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}
@@ -161,7 +163,8 @@ class TurnWalk:
         if node.op.startswith("aten.conv"):
             own = fresh((node.shape[0], 1, *node.shape[2:]), node.name, "vector")
         factor = exact.generic(own).expand(node.shape)
-        self.forms[node.name] = Form((Slot(coordinate, torch.where(coordinate == 0, 0, factor)),))
+        slot = Slot(coordinate, torch.where(coordinate == 0, 0, factor))
+        self.forms[node.name] = Form((slot,), expert=self.expert)
         self.note(node, "the space is written here", self.forms[node.name])
 
     def step(self, node: Node) -> None:
@@ -198,7 +201,7 @@ class TurnWalk:
         if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
             raise Blocked(node.name, node.op, "the coordinates it reads differ from position to position")
         copies = copies_of(coordinate[0], factor)
-        site = Site(view.parameter, "in", axis, view.place(coordinate[0], axis), view.place(copies, axis), form.gain)
+        site = Site(view.parameter, "in", axis, coordinate[0], copies, form.gain, expert_axis(node, view, form))
         self.readings.setdefault(view.parameter, []).append(site)
         if not self.scalar:
             self.turned.split(signatures(coordinate[0], copies, self.turned.size))
@@ -212,6 +215,20 @@ class TurnWalk:
             if not alike or len(sites) != uses:
                 raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
             self.turned.sites.append(first)
+
+
+def expert_of(node: Node) -> str:
+    """How the rows of an experts node find their expert: the index, or their place."""
+    return node.args[2].name if isinstance(node.args[2], Ref) else ""
+
+
+def expert_axis(node: Node, view: WeightView, form: Form) -> int | None:
+    """A space of each expert must be read by that expert's own matrix; a common one by all of them alike."""
+    if form.expert is None:
+        return None
+    if view.expert is None or expert_of(node) != form.expert:
+        raise Blocked(node.name, node.op, "it reads the spaces of several experts by one matrix")
+    return view.expert
 
 
 def copies_of(coordinate: Tensor, factor: Tensor) -> Tensor:

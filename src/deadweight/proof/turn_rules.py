@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from deadweight.graph.constants import constant_value, known_indices
+from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Node, Ref
 from deadweight.proof import field
 from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
 from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
-from deadweight.proof.reading import KEEPS_LAST_AXIS, is_vector_of_parameters, moves_last
+from deadweight.proof.reading import is_vector_of_parameters
 from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
 from deadweight.proof.weights import uses_of, weight_view
@@ -26,6 +27,7 @@ def shape(walk: TurnWalk, node: Node) -> Any:
     if node.op == "getitem":
         found = walk.forms[node.args[0].name][node.args[1]]
         return found if found is None or bool((found.slots[0].coordinate != 0).any()) else None
+    expert = expert_kept(walk, node)
     forms = [walk.forms[n] for n in node.inputs if n in walk.forms]
     missing = [n for n in node.inputs if n not in walk.forms]
     if missing and node.op in ("aten.cat", "aten.stack") and joins_same_space(walk, node):
@@ -37,24 +39,40 @@ def shape(walk: TurnWalk, node: Node) -> Any:
         raise Blocked(node.name, node.op, "it joins values behind different gains")
     if gains != {None} and not keeps_last_axis(walk, node):
         raise Blocked(node.name, node.op, "it takes apart what a gain multiplies")
+    gain = gains.pop()
     if isinstance(slots[0], list):
-        return [Form((slot,), gains.copy().pop()) for slot in slots[0]] if count == 1 else several(slots, gains)
-    return Form(tuple(slots), gains.pop())
+        return [Form(tuple(column), gain, expert) for column in zip(*slots, strict=True)]
+    return Form(tuple(slots), gain, expert)
+
+
+def expert_kept(walk: TurnWalk, node: Node) -> str | None:
+    """Rows that belong to experts must stay where they are: only the last axis may be taken apart."""
+    found = {walk.forms[n].expert for n in node.inputs if isinstance(walk.forms.get(n), Form)} - {None}
+    if not found:
+        return None
+    before = walk.graph.node(node.inputs[0])
+    rank = len(before.shape)
+    axis = {"aten.split": 2, "aten.split_with_sizes": 2, "aten.chunk": 2, "aten.slice": 1, "aten.narrow": 1}.get(
+        node.op
+    )
+    default = 0 if axis is not None else None
+    place = node.args[axis] if axis is not None and len(node.args) > axis else node.kwargs.get("dim", default)
+    if len(found) > 1 or place is None or place % rank != rank - 1:
+        raise Blocked(node.name, node.op, "it moves rows that belong to experts")
+    return found.pop()
 
 
 def keeps_last_axis(walk: TurnWalk, node: Node) -> bool:
-    before = walk.graph.node(node.inputs[0])
-    return (
-        bool(node.shape)
-        and node.op in KEEPS_LAST_AXIS
-        and before.shape[-1:] == node.shape[-1:]
-        and not moves_last(node, before)
-    )
+    """Whether every element stays in its channel: channel numbers, moved as the elements are, stay where they were."""
 
+    def channels(name: str) -> torch.Tensor:
+        shape = walk.graph.nodes[name].shape
+        return torch.arange(shape[-1] if shape else 1).expand(shape)
 
-def several(slots: list[Any], gains: set[str | None]) -> list[Form]:
-    gain = gains.pop()
-    return [Form(tuple(column), gain) for column in zip(*slots, strict=True)]
+    moved = move(walk.graph, node, channels)
+    if not isinstance(moved, torch.Tensor) or not node.shape:
+        return False
+    return torch.equal(moved, torch.arange(node.shape[-1]).expand(node.shape))
 
 
 def joins_same_space(walk: TurnWalk, node: Node) -> bool:
@@ -80,6 +98,7 @@ def run_slot(walk: TurnWalk, node: Node, k: int) -> Any:
 @turn_rule(*INDEXED)
 def index(walk: TurnWalk, node: Node) -> Form:
     """It picks whole vectors: which ones does not matter."""
+    refuse_experts(walk, node)
     form = walk.get(node.args[0])
     known = known_indices(walk.graph, node)
     if form is not None and known is not None and node.target is not None:
@@ -115,11 +134,18 @@ def picked_vectors(walk: TurnWalk, node: Node, form: Form, result: Node) -> Form
 @turn_rule("recurrent.pack", "recurrent.pad")
 def packing(walk: TurnWalk, node: Node) -> list[Form | None]:
     """Packing picks whole vectors; padding puts zeros beside them."""
+    refuse_experts(walk, node)
     form = walk.get(node.args[0])
     result = next((user for user in walk.graph.users[node.name] if user.args[1] == 0), None)
     if form is None or (node.op == "recurrent.pad" and node.args[3] != 0):
         raise Blocked(node.name, node.op, "it pads with a number that does not turn")
     return [None if result is None else picked_vectors(walk, node, form, result), None]
+
+
+def refuse_experts(walk: TurnWalk, node: Node) -> None:
+    """Rows of different experts may not be mixed or moved."""
+    if any(isinstance(f, Form) and f.expert is not None for f in map(walk.forms.get, node.inputs)):
+        raise Blocked(node.name, node.op, "it moves or mixes rows that belong to experts")
 
 
 def uniform(walk: TurnWalk, node: Node, slot: Slot) -> None:
@@ -137,8 +163,8 @@ def addition(walk: TurnWalk, node: Node) -> Form:
     alpha = node.kwargs.get("alpha", 1) * (-1 if node.op == "aten.sub" else 1)
     right = right if right is None or alpha == 1 else scaled(right, element(node, alpha))
     if left is not None and right is not None:
-        if left.gain != right.gain:
-            raise Blocked(node.name, node.op, "it adds values behind different gains")
+        if left.gain != right.gain or left.expert != right.expert:
+            raise Blocked(node.name, node.op, "it adds values behind different gains or experts")
         total = added(left, right, node.shape)
         if total is None:
             raise Blocked(node.name, node.op, "too many coordinates in one sum")
@@ -157,6 +183,9 @@ def addition(walk: TurnWalk, node: Node) -> Form:
 def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     """A bias, position row or other parameter that is added to the vectors and read nowhere else."""
     slot = form.single
+    if form.expert is not None:
+        add_expert_bias(walk, node, form, other)
+        return
     found, chain = walk.graph.node(other), [other.name]
     while found.op in ("aten.reshape", "aten.unsqueeze", "aten.expand") and isinstance(found.args[0], Ref):
         found = walk.graph.node(found.args[0])
@@ -180,6 +209,18 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         walk.missing[other.name] = node.name
         return
     walk.turned.sites.append(Site(found.name, "out", parameter_axis, along, None, form.gain))
+
+
+def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
+    """A bias of each expert, looked up by the same index as its matrix."""
+    slot, rows = form.single, walk.graph.node(other)
+    looked_up = rows.op == "aten.embedding" and rows.args[1] == Ref(form.expert or "")
+    table = walk.graph.node(rows.args[0]) if looked_up else None
+    if slot is None or table is None or table.op != "parameter" or rows.shape != node.shape:
+        raise Blocked(node.name, node.op, "what is added does not turn expert by expert")
+    if any(len(walk.graph.users[name]) != 1 for name in (rows.name, table.name)):
+        raise Blocked(node.name, node.op, f"{table.name} is read elsewhere too")
+    walk.turned.sites.append(Site(table.name, "out", 1, lines(slot)[0][0], None, form.gain, 0))
 
 
 @turn_rule("aten.neg")
@@ -211,7 +252,7 @@ def product(walk: TurnWalk, node: Node) -> Form:
         factor = torch.tensor(element(node, other))
         return scaled(form, field.inverse(factor) if divides else factor)
     if node.op == "aten.mul" and is_gain(walk, node, form, other):
-        return Form(form.slots, other.name)
+        return Form(form.slots, other.name, form.expert)
     if walk.scalar and not walk.graph.depends[other.name][1]:
         return form
     factor = walk.numbers_of(other)
@@ -227,7 +268,7 @@ def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
     return last and is_vector_of_parameters(walk.graph, other.name, node.shape)
 
 
-@turn_rule("linear", *CONVOLUTIONS)
+@turn_rule("linear", EXPERTS, *CONVOLUTIONS)
 def linear(walk: TurnWalk, node: Node) -> None:
     """A linear map that reads the space undoes the turn in its own weight."""
     form, view = walk.get(node.args[0]), weight_view(walk.graph, node)
@@ -241,6 +282,7 @@ def linear(walk: TurnWalk, node: Node) -> None:
 @turn_rule("aten.matmul")
 def matmul(walk: TurnWalk, node: Node) -> Form | None:
     """Weighted sums of vectors turn alike; a product along the coordinates of two spaces is what must not change."""
+    refuse_experts(walk, node)
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
     if left is not None and right is not None:
         if not walk.contracts:
@@ -325,6 +367,7 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
 @turn_rule("aten.mean", "aten.sum")
 def reduction(walk: TurnWalk, node: Node) -> Form:
     """A mean of vectors over positions turns alike."""
+    refuse_experts(walk, node)
     form = walk.forms[node.args[0].name]
     slot = form.single
     rank = slot.coordinate.ndim if slot else 0

@@ -8,21 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.opsets import CONVOLUTIONS
 
 
 @dataclass(frozen=True)
 class WeightView:
-    """A weight used whole, possibly transposed: `output` and `input` are the parameter's axes."""
+    """A weight used whole, possibly transposed: `output`, `input` and `expert` are the parameter's axes."""
 
     parameter: str
     output: int
     input: int
-
-    def place(self, along: Tensor, axis: int) -> Tensor:
-        """Values given along an axis of the used weight, along the parameter's axis: the same, for a whole weight."""
-        return along
+    expert: int | None = None  # where there is one matrix for each expert
 
 
 def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightView | None:
@@ -36,6 +34,8 @@ def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightV
         plain = found.op == "parameter" and batched and not is_transposed(node)
         plain = plain and (rows_only or groups_of(node) == 1)
         return WeightView(found.name, 0, 1) if plain else None
+    if node.op == EXPERTS:
+        return WeightView(node.args[1].name, 3 - node.args[3], node.args[3], 0)
     if node.op != "linear":
         return None
     ref, turned = node.args[1], False

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Node, Ref
 from deadweight.proof.labels import (
     Labels,
@@ -130,6 +131,24 @@ def mixed(label: Labels, *, fixed: bool) -> Shift:
     """A shift to which several elements of the source may have come."""
     short = compact(label)
     return Shift(label, torch.where(short == 0, 0, MIXED).to(torch.int32).expand(label.shape), fixed)
+
+
+@shift_rule(EXPERTS)
+def experts(walk: ShiftWalk, node: Node) -> Shift:
+    """x ↦ W[expert]·x: rows with the same shift and the same expert have the same shift after, output by output."""
+    x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    if node.args[2] is None or walk.get(node.args[2]) is not None:
+        return unknown_labels(node)
+    expert, labels = walk.identity.of(node.args[2]).unsqueeze(-1), []
+    if x is not None:
+        outputs = fresh((node.shape[-1],), node.args[1].name)
+        labels.append(mix(fold(x.label, -1).unsqueeze(-1).expand(node.shape), outputs, expert))
+    if weight is not None:
+        rows = fold(weight.label, node.args[3])  # experts × outputs
+        alike = rows[0] if constant_along(rows, (0,)) else mix(fold(rows, 0), expert)
+        inputs = fold(walk.identity.of(node.args[0]), -1).unsqueeze(-1)
+        labels.append(mix(alike.expand(node.shape), inputs))
+    return mixed(plus(node.shape, *labels), fixed=False)
 
 
 @shift_rule(*CONVOLUTIONS)

@@ -1,0 +1,83 @@
+"""Experts kept as one three-dimensional parameter: one linear map for each, in one operation.
+
+`experts(x, W, index, axis)` multiplies each row of x by the matrix of its expert: of the expert that `index` names for
+the row, or, without an index, of the one that the row's place along the first axis of x names. `axis` is the axis of W
+along which x is contracted; the other one is the output's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.node import Node, Ref
+from deadweight.graph.rewriting import Canonicaliser, rewrites
+
+aten = torch.ops.aten
+EXPERTS = "experts"
+
+
+def experts(x: Tensor, weight: Tensor, index: Tensor | None, axis: int) -> Tensor:
+    weight = weight if index is None else weight[index]
+    weight = weight if axis == 1 else weight.transpose(1, 2)
+    return torch.matmul(x, weight) if index is None else torch.matmul(x.unsqueeze(-2), weight).squeeze(-2)
+
+
+def gathered(make: Canonicaliser, ref: object) -> tuple[Ref, Ref] | None:
+    """The parameter and the index, if a value is the matrices of the experts that an index names."""
+    node = make.nodes[ref.name] if isinstance(ref, Ref) else None
+    if node is None or node.op != "aten.index" or len(node.args[1]) != 1 or not isinstance(node.args[1][0], Ref):
+        return None
+    weight, index = node.args[0], node.args[1][0]
+    plain = make.nodes[weight.name].op == "parameter" and len(make.shape(weight)) == 3
+    whole = make.nodes[index.name].dtype != torch.bool and len(make.shape(index)) == 1
+    return (weight, index) if plain and whole else None
+
+
+@rewrites("aten.squeeze")
+def one_row_each(make: Canonicaliser, node: Node) -> Ref | None:
+    """squeeze(W[index] @ x[:, :, None]) or squeeze(x[:, None] @ W[index]): one row for each expert that is named."""
+    product = make.nodes[node.args[0].name]
+    if product.op != "aten.matmul" or len(product.shape) != 3 or len(node.shape) != 2:
+        return None
+    for place, axis in ((0, 2), (1, 1)):
+        found, row = gathered(make, product.args[place]), row_of(make, product.args[1 - place], axis)
+        if found is not None and row is not None and product.shape[axis] == 1:
+            return make.emit(f"{node.name}_experts", EXPERTS, experts, (row, *found, axis), node.shape, node)
+    return None
+
+
+def row_of(make: Canonicaliser, ref: object, axis: int) -> Ref | None:
+    """x, if a value is x with an axis of length one in the place where a matrix product expects it."""
+    node = make.nodes[ref.name] if isinstance(ref, Ref) else None
+    if node is None or node.op != "aten.unsqueeze" or len(node.shape) != 3:
+        return None
+    return node.args[0] if node.args[1] % 3 == axis else None
+
+
+def every_expert(make: Canonicaliser, node: Node) -> Ref | None:
+    """x @ W with a parameter of one matrix for each expert, and x with the experts along its first axis."""
+    x, weight = node.args[:2]
+    if not isinstance(x, Ref) or make.nodes[weight.name].op != "parameter" or len(make.shape(weight)) != 3:
+        return None
+    if len(make.shape(x)) != 3 or make.shape(x)[0] != make.shape(weight)[0]:
+        return None
+    return make.emit(f"{node.name}_experts", EXPERTS, experts, (x, weight, None, 1), node.shape, node)
+
+
+@rewrites("aten.index")
+def rows_of_a_table(make: Canonicaliser, node: Node) -> Ref | None:
+    """Rows of a two-dimensional parameter that one index names: a look-up like that of any table."""
+    table, indices = node.args[0], node.args[1]
+    known = len(indices) == 1 and isinstance(indices[0], Ref) and make.nodes[indices[0].name].dtype != torch.bool
+    if not known or make.nodes[table.name].op != "parameter" or len(make.shape(table)) != 2:
+        return None
+    if depends_on_nothing(make, indices[0].name):
+        return None  # a constant index says which rows: the operation stays as it is
+    return make.emit(
+        f"{node.name}_rows", "aten.embedding", aten.embedding.default, (table, indices[0]), node.shape, node
+    )
+
+
+def depends_on_nothing(make: Canonicaliser, name: str) -> bool:
+    return make.old.depends[name] == (False, False) if name in make.old.nodes else False

@@ -1,0 +1,127 @@
+"""Experts kept as one parameter of three axes: every expert has its own hidden units, and all of them read the norm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import deadweight
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import trace
+from deadweight.laws.catalogue import search
+
+WIDTH, HIDDEN, EXPERTS = 3, 2, 3
+
+
+class Mixture(nn.Module):
+    """Two experts of three for every token; `change` may spoil the hidden units, or the index of who reads them."""
+
+    def __init__(self, change: Callable[..., Any] | None = None, scores: str = "softmax") -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.gate_up = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN, WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN))
+        self.change, self.scores = change, scores
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        logits = self.router(rows)
+        scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
+        weights, index = scores.topk(2, -1)
+        weights = weights / weights.sum(-1, keepdim=True) if self.scores == "softmax" else weights
+        every, chosen = rows.repeat_interleave(2, 0), index.reshape(-1)
+        gate, up = torch.matmul(self.gate_up[chosen], every.unsqueeze(-1)).squeeze(-1).chunk(2, -1)
+        hidden, second = nn.functional.silu(gate) * up, chosen
+        if self.change is not None:
+            hidden, second = self.change(hidden, chosen)
+        out = torch.matmul(self.down[second], hidden.unsqueeze(-1)).squeeze(-1) * weights.reshape(-1, 1)
+        return out.reshape(len(rows), 2, WIDTH).sum(1).reshape(x.shape)
+
+
+class Every(nn.Module):
+    """All experts for every token, along the first axis, with stored matrices the other way round."""
+
+    def __init__(self, turn: bool = False) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 2 * HIDDEN))
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH))
+        self.turn = turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = torch.bmm(x.flatten(0, 1).expand(EXPERTS, -1, -1), self.gate_up).chunk(2, -1)
+        hidden = nn.functional.silu(gate) * up
+        return torch.bmm(hidden.flip(0) if self.turn else hidden, self.down).sum(0).reshape(x.shape)
+
+
+class Normed(nn.Module):
+    def __init__(self, mixture: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.mixture, self.out = nn.RMSNorm(WIDTH), mixture, nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.out(torch.sin(x + self.mixture(self.norm(x)))))
+
+
+X = torch.randn(2, 4, WIDTH)
+
+
+def claims(module: nn.Module) -> dict[str, int]:
+    found = Counter[str]()
+    for claim in search(canonical(trace(module.eval(), (X,)))).claims:
+        found[claim.code] += claim.dof
+    return dict(found)
+
+
+def test_every_hidden_unit_of_every_expert_has_a_scale_and_the_account_closes() -> None:
+    result = deadweight.audit(Normed(Mixture()), X, complete=True)
+    assert result.completeness is not None
+    assert result.completeness.measured == result.completeness.explained
+    found = {(f.code, f.parameter): f.dof for f in result.findings}
+    assert found["DW011", "mixture.gate_up"] == EXPERTS * HIDDEN
+    assert found["DW006", "norm.weight"] == WIDTH
+    assert found["DW018", "mixture.router.weight"] == WIDTH
+    assert not any(u.why.startswith("DW") for u in result.unknown)
+
+
+def test_all_experts_at_once_are_explained_too() -> None:
+    result = deadweight.audit(Normed(Every()), X, complete=True)
+    assert result.completeness is not None
+    assert result.completeness.measured == result.completeness.explained == EXPERTS * HIDDEN + WIDTH
+
+
+def test_sigmoid_scores_keep_the_router_alive() -> None:
+    assert "DW018" not in claims(Normed(Mixture(scores="sigmoid")))
+
+
+SPOILT: dict[str, Any] = {
+    "the rows are turned round": lambda hidden, chosen: (hidden.flip(0), chosen),
+    "another index reads": lambda hidden, chosen: (hidden, chosen.flip(0)),
+    "rows of two experts are mixed": lambda hidden, chosen: (hidden + hidden.roll(1, 0), chosen),
+}
+
+
+@pytest.mark.parametrize("change", SPOILT.values(), ids=list(SPOILT))
+def test_units_that_meet_another_expert_have_only_a_scale_that_all_experts_share(change: Any) -> None:
+    assert claims(Normed(Mixture(change)))["DW011"] == HIDDEN
+
+
+def test_experts_that_meet_each_other_share_their_scales() -> None:
+    assert claims(Normed(Every(turn=True)))["DW011"] == HIDDEN
+
+
+def test_units_behind_a_non_linear_function_have_no_scale() -> None:
+    assert "DW011" not in claims(Normed(Mixture(lambda hidden, chosen: (torch.tanh(hidden), chosen))))
+
+
+def test_a_norm_that_one_more_reader_needs_whole_keeps_its_gain() -> None:
+    class Read(Normed):
+        def forward(self, x: Tensor) -> Tensor:
+            normed = self.norm(x)
+            return torch.tanh(self.out(torch.sin(x + self.mixture(normed)))), torch.sin(normed)
+
+    assert "DW006" not in claims(Read(Mixture()))
