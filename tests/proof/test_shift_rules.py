@@ -66,6 +66,16 @@ def doubled(y: Tensor, times: int) -> Tensor:
     return y
 
 
+MATRICES = torch.randn(3, 5, 4)
+
+
+def chosen(x: Tensor, matrices: Tensor, by: Tensor) -> Tensor:
+    """Every row times the matrix of an expert that the first number of another row names."""
+    rows = x.flatten(0, 1)
+    index = (by.flatten(0, 1)[:, 0] > 0).to(torch.int64)
+    return torch.matmul(matrices[index], rows.unsqueeze(-1)).squeeze(-1)
+
+
 SOUND: dict[str, list[dict]] = {
     "shape": [
         case(lambda m, x: (x + m.p).transpose(1, 2).reshape(2, 12).flip(0).roll(1, 1)),
@@ -108,6 +118,12 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x: F.linear(x + m.p, m.w) - F.linear(torch.tanh(x) + m.p, m.w), w=torch.randn(5, 4)),
         case(lambda m, x: F.linear(x, m.p), p=TABLE, groups=torch.arange(1, 5).expand(6, 4)),
         case(lambda m, x: F.linear(x, m.p), p=TABLE, groups=ROWS),
+    ],
+    "experts": [
+        case(lambda m, x: chosen(x + m.p, m.w, x), w=MATRICES),
+        case(lambda m, x: chosen(x, m.p, x), p=MATRICES, groups=torch.arange(1, 5).expand(3, 5, 4)),
+        case(lambda m, x: chosen(x, m.p, x), p=MATRICES, groups=torch.arange(1, 61).reshape(3, 5, 4)),
+        case(lambda m, x: torch.bmm((x.flatten(0, 1) + m.p).expand(3, -1, -1), m.w), w=MATRICES.mT),
     ],
     "convolution": [
         case(lambda m, y: F.conv1d(y, m.p), Y, p=KERNEL, groups=ALIKE),
@@ -188,6 +204,10 @@ SILENT: dict[str, list[dict]] = {
     "product": [case(lambda m, x: soft((x + m.p) * torch.tanh(x)), groups=ONES)],
     "quotient": [case(lambda m, x: x / (x + m.p)), case(lambda m, x: soft((x + m.p) / x), groups=ONES)],
     "linear": [case(lambda m, x: soft(F.linear(x + m.p, m.w)), w=torch.randn(5, 4))],
+    "experts": [
+        case(lambda m, x: soft(chosen(x + m.p, m.w, x)), w=MATRICES),
+        case(lambda m, x: torch.softmax(chosen(x, m.p, x), 0), p=MATRICES, groups=torch.arange(1, 5).expand(3, 5, 4)),
+    ],
     "convolution": [
         case(lambda m, y: torch.softmax(F.conv1d(y, m.p), -1), Y, p=KERNEL),
         case(lambda m, y: torch.softmax(F.conv1d(y, m.p), 1), SQUARE, p=KERNEL[..., :1], groups=ALIKE[..., :1]),

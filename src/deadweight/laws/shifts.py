@@ -60,8 +60,9 @@ def part(node: Node, groups: Tensor) -> tuple[int, Tensor | None]:
     """The part of a parameter that some group touches, along its longest axis if it is a vector, else by rows."""
     if not node.shape:
         return 0, None
-    axis = max(range(len(node.shape)), key=lambda a: node.shape[a]) if is_vector(node) else 0
-    touched = (compact(groups.expand(node.shape)) != 0).movedim(axis, 0)
+    whole = groups.ndim == len(node.shape)  # a weight's rows may be numbered alone
+    axis = max(range(len(node.shape)), key=lambda a: node.shape[a]) if is_vector(node) and whole else 0
+    touched = (compact(groups) != 0).movedim(axis, 0)
     touched = touched.reshape(len(touched), -1).any(1)
     touched = touched.expand(node.shape[axis]) if len(touched) == 1 else touched
     return axis, None if bool(touched.all()) else torch.nonzero(touched).reshape(-1)
