@@ -218,3 +218,21 @@ def test_an_untraced_audit_can_still_be_checked(run, fake_audit: Install, gpt2_l
     code, out, _ = run("audit", "m", "--check")
     assert code == 1
     assert "EVIDENCE ONLY" in out
+
+
+@pytest.mark.parametrize("reason", ["untraced", "untested"])
+@pytest.mark.parametrize("options", [(), ("--check",)])
+def test_what_could_not_be_audited_is_an_error_and_not_clean(
+    run, fake_audit: Install, clean: Audit, reason: str, options: tuple[str, ...]
+) -> None:
+    fake_audit(replace(clean, **{reason: "no clone runs"}))
+    code, out, err = run("audit", "m", *options)
+    assert code == 2
+    assert "nothing to remove" not in out and "could not be audited: no clone runs" in err
+
+
+def test_check_counts_what_the_assertion_counts(run, fake_audit: Install, gpt2_like: Audit) -> None:
+    gauges = replace(gpt2_like, findings=tuple(f for f in gpt2_like.findings if f.verdict == "gauge"))
+    fake_audit(gauges)
+    assert gauges.findings and run("audit", "m", "--check")[0] == 0
+    assert run("audit", "m", "--check", "--gauges")[0] == 1

@@ -49,6 +49,12 @@ def test_model_inputs_and_options_reach_the_audit(fake_audit: Install, clean: Au
     assert calls == [expected]
 
 
+def test_a_model_that_could_not_be_audited_does_not_pass(fake_audit: Install, clean: Audit) -> None:
+    fake_audit(replace(clean, untested="no clone runs"))
+    with pytest.raises(AssertionError, match="could not be audited: no clone runs"):
+        assert_no_deadweight(object())
+
+
 def test_a_misspelt_law_is_an_error_not_a_pass(fake_audit: Install, clean: Audit) -> None:
     fake_audit(clean)
     with pytest.raises(DeadweightError, match="DW999"):

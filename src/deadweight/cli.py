@@ -21,7 +21,7 @@ from deadweight.errors import DeadweightError
 from deadweight.report.json_report import as_text, json_text
 from deadweight.report.pages import find_page, law_codes
 from deadweight.report.terminal import make_console, print_audit, print_laws, print_page
-from deadweight.report.text import one_line
+from deadweight.report.text import one_line, printable
 
 FOUND, DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 1, 2, 130
 PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing make millions of objects and hardly any garbage
@@ -84,7 +84,15 @@ def audit(
     complete: Annotated[
         bool, typer.Option("--complete", help="Count all redundancy on a narrow clone and compare with the laws.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is found (for CI).")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if nothing was audited."
+        ),
+    ] = False,
+    gauges: Annotated[
+        bool, typer.Option("--gauges", help="With --check: gauges, which every transformer has, count too.")
+    ] = False,
     select: Annotated[
         list[str] | None, typer.Option("--select", metavar="DW…", help="Only these laws: codes or names, by comma.")
     ] = None,
@@ -110,7 +118,7 @@ def audit(
                                                 fail a build that wastes these
 
     \b
-    exit status: 0 done, 1 --check found something, 2 wrong usage or bad input
+    exit status: 0 done, 1 --check found something, 2 wrong usage, bad input, or a model that could not be audited
     """
     destination = None if json in (None, "-") else _writable(Path(str(json)))
     options: dict[str, Any] = {
@@ -130,8 +138,10 @@ def audit(
         print_audit(result, make_console(), proofs=proofs)
     if destination is not None:
         destination.write_text(json_text(result), encoding="utf-8")
-    if check and result.findings:
+    if check and any(f.counts(gauges=gauges) for f in result.findings):
         raise typer.Exit(FOUND)
+    if result.unaudited is not None and (check or not result.findings):
+        raise DeadweightError(f"{printable(result.model)} could not be audited: {printable(result.unaudited)}")
 
 
 @app.command(short_help="Take out exactly what was proved, and write a checkpoint.")

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import deadweight
-from deadweight.audit.finding import Finding
 from deadweight.report.groups import Group, group_findings
 from deadweight.report.pages import law_codes
 from deadweight.report.text import plural, printable
@@ -29,19 +28,18 @@ def assert_no_deadweight(
 ) -> None:
     """Raise AssertionError, with a readable list, if the audit of `model` finds redundant parameters.
 
-    What counts is a parameter that could be left out: verdict *dead* or *folds*, with at least one dof. Gauges, which
-    every transformer has and which no one can simply delete, count only with `gauges=True`. `select` and `ignore` are
-    law codes or names; the other options are those of `deadweight.audit`.
+    What counts is what counts for `deadweight audit --check`: a parameter that could be left out, with verdict *dead*
+    or *folds* and at least one dof. Gauges, which every transformer has and which no one can simply delete, count only
+    with `gauges=True`. A model that could not be audited fails too. `select` and `ignore` are law codes or names; the
+    other options are those of `deadweight.audit`.
     """
     wanted, unwanted = law_codes(list(select or ())), law_codes(list(ignore or ()))
     audit = deadweight.audit(model, inputs, select=wanted, ignore=unwanted, **options)
-    groups = group_findings(f for f in audit.findings if _counts(f, gauges))
+    groups = group_findings(f for f in audit.findings if f.counts(gauges=gauges))
     if groups:
         raise AssertionError(_message(printable(audit.model), groups))
-
-
-def _counts(finding: Finding, gauges: bool) -> bool:
-    return finding.dof > 0 and (gauges or finding.verdict != "gauge")
+    if audit.unaudited is not None:
+        raise AssertionError(f"{printable(audit.model)} could not be audited: {printable(audit.unaudited)}")
 
 
 def _message(model: str, groups: list[Group]) -> str:

@@ -27,6 +27,10 @@ class Finding:
     evidence: float | None = None  # largest |J·tangent| relative to a live direction; None where not measured
     note: str = ""  # a condition in words: "eval only: attention dropout is off"
 
+    def counts(self, *, gauges: bool = False) -> bool:
+        """Whether a check fails for it: it could be left out. Gauges, which every transformer has, count on request."""
+        return self.dof > 0 and (gauges or self.verdict != "gauge")
+
 
 @dataclass(frozen=True)
 class Unknown:
@@ -61,6 +65,12 @@ class Audit:
     untraced: str | None = None  # the reason, where there are no proofs but only evidence
     notes: tuple[str, ...] = field(default=())
     seconds: float = 0.0
+    untested: str | None = None  # the reason, where proofs were found but no evidence could be taken
+
+    @property
+    def unaudited(self) -> str | None:
+        """Why finding nothing says nothing: the model was not traced, or nothing was found and nothing measured."""
+        return self.untraced or (self.untested if not self.findings else None)
 
     @property
     def redundant(self) -> int:

@@ -62,6 +62,7 @@ class Measured:
     completeness: Completeness | None = None
     unexplained: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
+    untested: str | None = None  # why no evidence could be taken
 
     def evidence_of(self, claim: Claim) -> float | None:
         return self.by_key.get(key_of(self.graph, claim), self.by_key.get((*key_of(self.graph, claim)[:2], -1)))
@@ -95,12 +96,14 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
     except (DeadweightError, TraceError) as error:
         if complete:
             raise DeadweightError(f"no account can be made: {error}") from error
+        measured.untested = str(error)
         measured.notes = (f"no evidence was taken: {error}",)
         return measured
     try:
         take_evidence(source, clone, measured)
     except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
-        measured.notes += (f"no evidence was taken: {first_line(error)}",)
+        measured.untested = first_line(error)
+        measured.notes += (f"no evidence was taken: {measured.untested}",)
     if complete:
         try:
             counted = best_account(source, prover, clone)

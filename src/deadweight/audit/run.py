@@ -130,6 +130,7 @@ def prove(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Aud
         findings=tuple(expand(source, findings)),
         unknown=tuple(dict.fromkeys(unknown)),
         completeness=measured.completeness,
+        untested=measured.untested,
         notes=(*source.notes, *graph.specialised, *measured.notes),
     )
 

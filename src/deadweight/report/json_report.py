@@ -14,11 +14,13 @@ def to_json(audit: Audit) -> dict[str, Any]:
     """An audit as plain JSON data.
 
     Unknowns hold three kinds of entry: a blocked parameter with its op, a zero that no law explains (`blocked_by` is
-    null), and, where the model could not be traced, one entry for all parameters (`"*"`).
+    null), and, where the model could not be traced or measured, one entry for all parameters (`"*"`).
     """
     unknown = [{"parameter": u.parameter, "blocked_by": u.blocked_by, "why": u.why} for u in audit.unknown]
     if audit.untraced is not None:
         unknown.append({"parameter": "*", "blocked_by": "torch.export", "why": audit.untraced})
+    elif audit.unaudited is not None:
+        unknown.append({"parameter": "*", "blocked_by": None, "why": f"not audited: {audit.unaudited}"})
     return {
         "deadweight": __version__,
         "model": audit.model,

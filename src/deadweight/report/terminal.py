@@ -153,6 +153,8 @@ def _footnotes(groups: list[Group]) -> Iterator[RenderableType]:
 
 
 def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
+    if not groups and audit.unaudited is not None:
+        return Text("Nothing is proved, and nothing could be measured: this model is not audited.", style="bold red")
     if not groups:
         return Text("No redundant parameter found.", style="bold")
     headline = Text.assemble(
@@ -244,6 +246,8 @@ def _advice(audit: Audit, groups: list[Group]) -> str:
     """What to do first: the remedy of a law whose parameters can simply be left out, else of the first row."""
     if audit.untraced is not None:
         return "pass example inputs that torch.export can trace, or a smaller forward, to turn evidence into proof."
+    if not groups and audit.unaudited is not None:
+        return "give it inputs on which it runs, or a smaller version of the model: see the notes above."
     if not groups:
         return "nothing to remove. `deadweight explain` lists the laws that were tried."
     first = next((g for code in LEAVE_OUT for g in groups if g.code == code), groups[0])
