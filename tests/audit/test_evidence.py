@@ -182,3 +182,20 @@ def test_what_no_rule_explains_is_listed_even_where_nothing_is_live() -> None:
 
     result = deadweight.audit(Summed(), torch.randn(2, 5, WIDTH))
     assert not result.findings and any(u.parameter == "bias" and "3 of 3" in u.why for u in result.unknown)
+
+
+class Faint(nn.Module):
+    """w₂ counts so little that rounding decides whether it counts at all."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.w, self.share = nn.Parameter(torch.ones(3)), share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x[:, :1] * self.w[0]) + self.share * torch.sin(x[:, 1:2] * self.w[1])
+
+
+@pytest.mark.parametrize(("share", "decided"), [(1.0, True), (1e-10, False)])
+def test_a_count_without_a_gap_is_called_undecided(share: float, decided: bool) -> None:
+    result = deadweight.audit(Faint(share).double(), torch.randn(2, WIDTH, dtype=torch.float64), complete=True)
+    assert any("undecided" in u.why for u in result.unknown) is not decided

@@ -25,8 +25,10 @@ from deadweight.laws.point import Motion, Point, Values
 Draw = Callable[[int], Values]  # seed to fresh inputs
 
 NULL = 1e-9  # singular values below this share of the largest are zero: rounding leaves about 1e-15, live ones 1e-6
+LEFT = 1e-11  # and above this they are more than rounding leaves
 UNSOUND = 1e-5  # distance of a unit motion from the null space: the space itself is known to about 1e-7
 RANK = 1e-7  # singular values of unit motions, new directions against those already counted
+GAP = 30.0  # between the smallest singular value that counts as live and the largest that counts as zero
 LEAST_INPUTS = 16
 EPSILON = 1e-10  # a claim up to a norm's ε counts where ε is at most this: then the model cannot tell either
 
@@ -37,6 +39,11 @@ class Account:
     unsound: tuple[tuple[Claim, float], ...]  # claims whose motions change the outputs, and by how much
     gap: float  # smallest singular value counted as live over the largest counted as zero
     shortfall: tuple[tuple[str, float], ...] = ()  # parameter nodes that the unexplained directions move, and how much
+
+    @property
+    def decided(self) -> bool:
+        """Whether a gap parts live dimensions from redundant ones, so that rounding has no say in the count."""
+        return self.gap >= GAP
 
 
 def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 3000) -> Account:
@@ -136,9 +143,11 @@ def ranks_by_law(spans: list[tuple[str, Tensor]]) -> tuple[tuple[tuple[str, int]
 
 
 def gap_of(singular: Tensor, live: int) -> float:
-    """The smallest singular value counted as live over the largest counted as zero."""
+    """The smallest singular value counted as live over the largest counted as zero; 0 if rounding leaves less."""
     if not 0 < live < len(singular):
         return float("inf")
+    if float(singular[live]) > LEFT * float(singular[0]):
+        return 0.0
     return float(singular[live - 1] / singular[live].clamp_min(1e-300))
 
 

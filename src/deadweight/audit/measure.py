@@ -231,11 +231,11 @@ def best_account(source: Source, prover: Prover, clone: Clone) -> Account:
     for attempt in attempts(source, clone):
         if time.monotonic() - start > PATIENCE:
             break
-        if best.completeness.measured == best.completeness.explained and not best.unsound:
+        if best.completeness.measured == best.completeness.explained and not best.unsound and best.decided:
             break
         other = clone_of(source, prover, **attempt)
         found = account(other.graph, other.values, other.draw, other.prover.claims)
-        if surplus(found) < surplus(best):
+        if (not found.decided, surplus(found)) < (not best.decided, surplus(best)):
             best, words = found, other.words
     return replace(best, completeness=replace(best.completeness, clone=words))
 
@@ -253,7 +253,10 @@ def attempts(source: Source, clone: Clone) -> Iterator[dict[str, Any]]:
 
 
 def shortfall(clone: Clone, counted: Account) -> Iterator[Unknown]:
-    """Name what is redundant and unexplained, and what is claimed and does not hold."""
+    """Name what is redundant and unexplained, what is claimed and does not hold, and a count that is not certain."""
+    if not counted.decided:
+        why = "undecided: no clear gap between the singular values of redundant and of live dimensions"
+        yield Unknown("*", None, why)
     missing = surplus(counted)
     if missing:
         names = [clone.graph.parameters[n] for n, _ in counted.shortfall if n in clone.graph.parameters][:4]
