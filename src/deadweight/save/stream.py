@@ -102,7 +102,8 @@ class Shard:
         self.header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self.size = 0
         self.begun = 0  # bytes that the disk was asked to take
-        write_all(self.file, memoryview(self.room.to_bytes(8, "little") + b" " * self.room))
+        blank = memoryview(self.room.to_bytes(8, "little") + b" " * self.room)
+        background.do(lambda: write_all(self.file, blank))
 
     def add(self, name: str, tensor: Tensor) -> None:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
