@@ -190,3 +190,20 @@ def test_a_table_that_a_linear_map_reads_is_a_chain() -> None:
     assert total == 5 * 9 + 9 * 3 + 3 - 5 * 3 == result.completeness.measured  # type: ignore[union-attr]
     bent = Lambda(lambda m, t: m.read(torch.tanh(m.table(t))), table=nn.Embedding(5, 9), read=nn.Linear(9, 3))
     assert "DW019" not in counted(bent, TOKENS)[1]
+
+
+class ConvolvedQueries(nn.Module):
+    """Queries and keys that convolutions make: channels stand on the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Conv1d(3, 4, 1, bias=False), nn.Conv1d(3, 4, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.query(x).transpose(1, 2) @ self.key(x))
+
+
+def test_queries_and_keys_of_convolutions_have_a_basis_too() -> None:
+    result = deadweight.audit(ConvolvedQueries(), torch.randn(2, 3, 5), complete=True)
+    assert {f.code: f.dof for f in result.findings}["DW009"] == 16 - (4 - 3) ** 2
+    assert result.completeness is not None and result.completeness.measured == result.completeness.explained

@@ -7,6 +7,7 @@ batch_norm or a hand-made RMSNorm. The rewriting keeps the function: each new no
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from deadweight.graph.cores import CORES
 from deadweight.graph.experts import every_expert
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.graph.outputs import RETURNED
-from deadweight.graph.patterns import rms_pattern
+from deadweight.graph.patterns import rms_pattern, unit_pattern
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, by_name, rewrites
 
@@ -155,9 +156,25 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """x · rsqrt(mean(x²) + ε), however it was written."""
-    found = None if node.kwargs else rms_pattern(make.nodes, node)
-    return core(make, node, "core.rms", Ref(found[0]), 1, found[1]) if found else None
+    """x · rsqrt(mean(x²) + ε), however it was written; x / max(‖x‖, ε), and a number times it."""
+    if node.kwargs:
+        return None
+    if found := rms_pattern(make.nodes, node):
+        return core(make, node, "core.rms", Ref(found[0]), 1, found[1])
+    if found := unit_pattern(make.nodes, node):
+        return core(make, node, "core.unit", Ref(found[0]), 1, 1.0, found[1])
+    return scaled_unit(make, node)
+
+
+def scaled_unit(make: Canonicaliser, node: Node) -> Ref | None:
+    """A number times a vector of length one is a vector of that length."""
+    x, number = node.args[:2]
+    before = make.nodes[x.name] if isinstance(x, Ref) else None
+    if before is None or before.op != "core.unit" or isinstance(number, (Ref, bool)) or not math.isfinite(number):
+        return None
+    x, axes, scale, eps = before.args
+    factor = 1 / number if node.op == "aten.div" else number
+    return core(make, node, "core.unit", x, axes, scale * factor, eps)
 
 
 @rewrites("aten.batch_norm")

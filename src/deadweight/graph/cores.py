@@ -22,6 +22,12 @@ def rms_core(x: Tensor, n_axes: int, eps: float) -> Tensor:
     return x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
 
 
+def unit_core(x: Tensor, n_axes: int, scale: float, eps: float) -> Tensor:
+    """scale · x / max(‖x‖, ε) over the last axes."""
+    axes = tuple(range(-n_axes, 0))
+    return x * (scale / x.square().sum(axes, keepdim=True).sqrt().clamp_min(eps))
+
+
 def batch_core(x: Tensor, eps: float) -> Tensor:
     """(x − mean) / sqrt(var + ε) over every axis but the channels' (axis 1)."""
     axes = tuple(a for a in range(x.ndim) if a != 1)
@@ -51,6 +57,7 @@ def without_epsilon(graph: Graph) -> Graph:
 CORES = {
     "core.layer": layer_core,
     "core.rms": rms_core,
+    "core.unit": unit_core,
     "core.batch": batch_core,
     "core.instance": instance_core,
     "core.group": group_core,

@@ -23,6 +23,29 @@ def rms_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
     return None
 
 
+def unit_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
+    """(x, ε) if the node is x / max(‖x‖, ε) over the last axis, as torch.nn.functional.normalize writes it."""
+    if node.op != "aten.div" or node.kwargs or not all(isinstance(a, Ref) for a in node.args):
+        return None
+    x, below = node.args[0].name, nodes[node.args[1].name]
+    below = nodes[source(below)] if below.op in ("aten.expand", "aten.expand_as") else below
+    if below.op != "aten.clamp_min" or not isinstance(below.args[1], (int, float)):
+        return None
+    norm = nodes[source(below)]
+    if norm.op != "aten.linalg_vector_norm" or source(norm) != x or not is_last_two_norm(nodes, norm):
+        return None
+    return x, float(below.args[1])
+
+
+def is_last_two_norm(nodes: Nodes, norm: Node) -> bool:
+    """The Euclidean norm over the last axis, which stays as an axis of length one."""
+    order, axes, keep = (*norm.args[1:], *[None] * 3)[:3]
+    rank = len(nodes[source(norm)].shape)
+    axes = norm.kwargs.get("dim", axes)
+    plain = order in (2, 2.0, None) and axes is not None and not norm.kwargs.get("dtype")
+    return plain and bool(norm.kwargs.get("keepdim", keep)) and [a % rank for a in axes] == [rank - 1]
+
+
 def under_root(nodes: Nodes, name: str, *, inverse: bool) -> str | None:
     """What stands under the (inverse) square root."""
     node = nodes[name]

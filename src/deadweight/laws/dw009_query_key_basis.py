@@ -18,7 +18,7 @@ from deadweight.laws.action import Blockwise, Element, direction, transformed
 from deadweight.laws.claim import Claim, normal
 from deadweight.laws.point import Motion, Point, Values
 from deadweight.laws.prover import Prover
-from deadweight.laws.spaces import gain_site
+from deadweight.laws.spaces import gain_site, placed
 from deadweight.laws.turn_claim import SIZE
 from deadweight.laws.turns import moved_index
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
@@ -209,7 +209,8 @@ def reaching(prover: Prover, root: Root, operand: str, offset: int) -> Tensor:
     """The coordinates of a root that reach this operand of the product."""
     numbers = numbered(root.width, offset)
     within = between(prover.graph, root.node.name, operand)
-    walk = TurnWalk(prover.graph, prover.identity, {root.node.name: numbers}, [], offset + root.width, within=within)
+    start = {root.node.name: placed(root.node, numbers)}
+    walk = TurnWalk(prover.graph, prover.identity, start, [], offset + root.width, within=within)
     walk.run()
     form = walk.forms.get(operand)
     if form is None:
@@ -243,10 +244,10 @@ def add_root(graph: Graph, root: Root, coordinate: Tensor, writers: dict[str, Te
     for use in uses_of(graph, view.parameter):
         if weight_view(graph, graph.nodes[use]) != view:
             raise Blocked(use, graph.nodes[use].op, "tied")
-        before = writers.get(use)
-        if before is not None and bool(((before != 0) & (coordinate != 0)).any()):
+        before, along = writers.get(use), placed(graph.nodes[use], coordinate)
+        if before is not None and bool(((before != 0) & (along != 0)).any()):
             raise Blocked(use, graph.nodes[use].op, "queries and keys are the same numbers")
-        writers[use] = coordinate if before is None else before + coordinate
+        writers[use] = along if before is None else before + along
     sites.append(Site(view.parameter, "out", view.output, coordinate))
 
 

@@ -18,7 +18,7 @@ CODE, NAME = "DW014", "scale-before-norm"
 def find(prover: Prover) -> Iterator[TurnClaim]:
     covered: set[str] = set()
     for node in prover.graph.nodes.values():
-        if node.op in ("core.layer", "core.rms") and node.inputs[0] not in covered:
+        if node.op in ("core.layer", "core.rms", "core.unit") and node.inputs[0] not in covered:
             yield from scale(prover, node, covered)
 
 

@@ -126,7 +126,7 @@ def reaches_reader(graph: Graph, node: str) -> bool:
         if name in graph.outputs:
             return True
         for reader in graph.users[name]:
-            if reader.op in POINTWISE or reader.op in ("core.rms", "output"):
+            if reader.op in POINTWISE or reader.op in ("core.rms", "core.unit", "output"):
                 return True
             if reader.op in PASSES or (reader.op == "aten.embedding" and name == node):
                 stack.append(reader.name)

@@ -96,7 +96,7 @@ def bring_in(graph: Graph, writers: Writers, name: str, size: int, *, scalar: bo
         raise Blocked(name, node.op, "this operation writes to the same sum, and cannot turn along")
 
 
-PASSED_BACK = {"aten.add", "aten.sub", "aten.sum", "aten.mean", "core.layer", "core.rms", "aten.dropout"}
+PASSED_BACK = {"aten.add", "aten.sub", "aten.sum", "aten.mean", "core.layer", "core.rms", "core.unit", "aten.dropout"}
 
 
 def is_bias(graph: Graph, name: str, node: Node) -> bool:

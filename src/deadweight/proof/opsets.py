@@ -31,7 +31,7 @@ FREE = names("t transpose permute unsqueeze squeeze expand slice select split ch
 
 # Their rules keep repeated labels repeated, and refuse what is too large themselves.
 KEEPS_REPEATED = names("add sub mul div neg matmul masked_fill where reshape log_softmax _log_softmax")
-KEEPS_REPEATED |= {"linear", "softmax", "core.layer", "core.rms", "core.batch", "core.instance", "output"}
+KEEPS_REPEATED |= {"linear", "softmax", "core.layer", "core.rms", "core.unit", "core.batch", "core.instance", "output"}
 
 # f(x + s) = f(x) + s has no reason to hold, and they act on each element alone.
 POINTWISE = names("""

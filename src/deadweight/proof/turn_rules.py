@@ -343,7 +343,7 @@ def vectors(walk: TurnWalk, node: Node, along: torch.Tensor, result: int) -> For
     return Form((Slot(along.expand(shape), torch.where(along == 0, 0, factor)),))
 
 
-@turn_rule("core.rms", "core.layer")
+@turn_rule("core.rms", "core.unit", "core.layer")
 def norm_core(walk: TurnWalk, node: Node) -> Form | None:
     """A norm commutes with rotations (LayerNorm: with those that keep the mean) and ignores a common scale."""
     form = walk.forms[node.args[0].name]
@@ -351,7 +351,7 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
     if slot is None or node.args[1] != 1:
         raise Blocked(node.name, node.op, "it reads sums of several coordinates")
     uniform(walk, node, slot)
-    eps = float(node.args[2])
+    eps = float(node.args[-1])
     walk.turned.epsilon = max(eps, walk.turned.epsilon or 0.0)
     if walk.scalar:
         return None

@@ -67,7 +67,7 @@ def group_core(walk: ShiftWalk, node: Node) -> None:
         raise Blocked(node.name, node.op, "GroupNorm ignores only what is constant over each group")
 
 
-@shift_rule("core.rms")
+@shift_rule("core.rms", "core.unit")
 def rms_core(walk: ShiftWalk, node: Node) -> None:
     """RMSNorm subtracts no mean, so it ignores no shift."""
     raise Blocked(node.name, node.op, "RMSNorm subtracts no mean: nothing is ignored")
