@@ -1,0 +1,35 @@
+"""What README shows is what the commands print: its counts are asserted here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import deadweight
+from deadweight.report.groups import group_findings
+from deadweight.report.text import count
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+SHOWN = README.split("```")[1]
+
+
+def test_every_row_that_readme_shows_is_what_the_audit_counts() -> None:
+    result = deadweight.audit("demo", complete=True)
+    found = {(g.code, g.where): count(g.dof) for g in group_findings(result.findings)}
+    rows = re.findall(r"^(DW\d{3}|     ) .*?(transformer\.\S+) +(?:dead|folds|gauge) \(\w+\) +([\d,]+)", SHOWN, re.M)
+    assert len(rows) == 7
+    code = ""
+    for label, where, dof in rows:
+        code = label.strip() or code
+        assert found[code, where] == dof
+    assert f"{count(result.redundant)} of {count(result.parameters)} dimensions are redundant" in SHOWN
+    assert result.completeness is not None
+    explained, measured = result.completeness.explained, result.completeness.measured
+    assert f"The laws explain {explained} of {measured} redundant dimensions measured: complete" in SHOWN
+
+
+def test_the_reduction_that_readme_shows_is_what_reduce_takes_out(tmp_path: Path) -> None:
+    found = deadweight.reduce("demo", tmp_path / "slim")
+    gone = found.parameters_before - found.parameters_after
+    line = f"{count(found.parameters_before)} parameters → {count(found.parameters_after)}  ({count(gone)} gone, "
+    assert line in SHOWN
