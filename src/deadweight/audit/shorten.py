@@ -24,6 +24,7 @@ from deadweight.source.model import Source
 LARGE = 1 << 18  # elements of a traced value: below, a shorter example gains nothing
 BATCH = 2
 LENGTH = 16
+SIDE = 64  # pixels
 
 
 def shortened(source: Source, graph: Graph) -> tuple[Source, Graph]:
@@ -48,11 +49,15 @@ def largest_value(graph: Graph) -> int:
 
 
 def shorter_examples(inputs: Inputs) -> Iterator[Inputs]:
-    """Batch and sequence cut, then the batch alone, then the sequence alone."""
+    """Batch, sequence and images cut, then without the images, then the batch alone, then the sequence alone."""
     tensors = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, Tensor) and t.ndim > 1]
     batch = {t.shape[0] for t in tensors if t.shape[0] > BATCH}
     tokens = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool]
     length = {t.shape[1] for t in tokens if t.shape[1] > 2 * LENGTH}
+    images = [t for t in tensors if t.is_floating_point() and t.ndim == 4]
+    sides = {n for t in images for n in t.shape[2:] if n >= 2 * SIDE}
+    if sides:
+        yield cut(inputs, dict.fromkeys(sides, SIDE) | dict.fromkeys(length, LENGTH) | dict.fromkeys(batch, BATCH))
     for sizes in ({**dict.fromkeys(length, LENGTH), **dict.fromkeys(batch, BATCH)}, dict.fromkeys(batch, BATCH)):
         if sizes:
             yield cut(inputs, sizes)
@@ -75,14 +80,18 @@ def cut(inputs: Inputs, sizes: dict[int, int]) -> Inputs:
 
 
 def same_program(one: Graph, other: Graph) -> bool:
-    """Whether two graphs are the same operations, node by node, on the same values; sizes aside."""
+    """Whether two graphs are the same operations, node by node, on the same values; sizes aside.
+
+    An axis of several places must not become one of a single place: along that everything is constant.
+    """
     return one.outputs == other.outputs and [described(n) for n in one.nodes.values()] == [
         described(n) for n in other.nodes.values()
     ]
 
 
 def described(node: Node) -> tuple[object, ...]:
-    return node.name, node.op, str(node.target), len(node.shape), node.dtype, without_sizes((node.args, node.kwargs))
+    single = tuple(n == 1 for n in node.shape)
+    return node.name, node.op, str(node.target), single, node.dtype, without_sizes((node.args, node.kwargs))
 
 
 def without_sizes(value: object) -> object:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import Any
 
 import torch
@@ -114,6 +115,25 @@ class Graph:
             for name in node.inputs:
                 readers[name][node.name] = node
         return {name: tuple(found.values()) for name, found in readers.items()}
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """When each node is computed."""
+        return {name: i for i, name in enumerate(self.nodes)}
+
+    def downstream(self, start: Iterable[str], goes_on: Callable[[str], bool]) -> Iterator[Node]:
+        """These nodes and, in the order of computing, whatever reads a node from which `goes_on` says to go on."""
+        order = list(self.nodes)
+        waiting = sorted({self.place[name] for name in start})
+        known = set(waiting)
+        while waiting:
+            name = order[heappop(waiting)]
+            yield self.nodes[name]
+            if goes_on(name):
+                for reader in self.users[name]:
+                    if self.place[reader.name] not in known:
+                        known.add(self.place[reader.name])
+                        heappush(waiting, self.place[reader.name])
 
     @cached_property
     def node_of(self) -> dict[str, str]:

@@ -87,7 +87,7 @@ class ShiftWalk:
 
     def run(self) -> Outcome:
         try:
-            for node in self.graph.nodes.values():
+            for node in self.graph.downstream(self.sources, self.shifts.__contains__):
                 self.visit(node)
             self.check_outputs()
         except Blocked as blocked:

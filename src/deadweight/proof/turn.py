@@ -133,7 +133,7 @@ class TurnWalk:
 
     def run(self) -> Turned:
         try:
-            for node in self.graph.nodes.values():
+            for node in self.graph.downstream(self.writers, self.forms.__contains__):
                 self.visit(node)
             for name in self.graph.outputs:
                 if name in self.forms:

@@ -1,0 +1,75 @@
+"""A long example is cut where the model does the same on a short one, and only there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import deadweight
+from deadweight.audit import shorten
+from deadweight.audit.shorten import shortened
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import trace
+from deadweight.source.model import open_model
+
+
+class Words(nn.Module):
+    """A table of positions, attention, and something that may depend on the length."""
+
+    def __init__(self, odd: str = "") -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(64, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.extra, self.read, self.odd = nn.Linear(8, 8), nn.Linear(8, 11), odd
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        if self.odd == "long sequences" and ids.shape[1] > 32:
+            x = torch.tanh(self.extra(x))
+        if self.odd == "whole batches":
+            x = x.reshape(4, -1, x.shape[1], 8).sum(1)
+        return self.read(x)
+
+
+IDS = torch.randint(0, 11, (8, 48), generator=torch.Generator().manual_seed(0))
+
+
+def cut_of(module: nn.Module, inputs: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    monkeypatch.setattr(shorten, "LARGE", 1)
+    source = open_model(module, inputs=inputs)
+    source, graph = shortened(source, canonical(trace(source.module, source.args, source.kwargs)))
+    assert [tuple(t.shape) for t in source.args] == [graph.nodes[name].shape for name in graph.inputs]
+    return [tuple(t.shape) for t in source.args]
+
+
+def test_batch_and_sequence_are_cut_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cut_of(Words(), IDS, monkeypatch) == [(2, 16)]
+
+
+def test_a_model_that_does_otherwise_on_short_sequences_keeps_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cut_of(Words("long sequences"), IDS, monkeypatch) == [(2, 48)]
+
+
+def test_a_model_that_needs_its_batch_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cut_of(Words("whole batches"), IDS, monkeypatch) == [(8, 16)]
+
+
+def test_an_axis_of_several_places_does_not_become_one_of_a_single_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along one place everything is constant, and InstanceNorm would ignore it."""
+    deep = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(64), nn.InstanceNorm2d(4), nn.Conv2d(4, 2, 1))
+    assert cut_of(deep, torch.randn(1, 3, 256, 256), monkeypatch) == [(1, 3, 256, 256)]
+    shallow = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(16), nn.InstanceNorm2d(4), nn.Conv2d(4, 2, 1))
+    assert cut_of(shallow, torch.randn(1, 3, 256, 256), monkeypatch) == [(1, 3, 64, 64)]
+
+
+def test_a_short_example_gives_the_answer_of_the_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for large in (1, 1 << 40):
+        monkeypatch.setattr(shorten, "LARGE", large)
+        audit = deadweight.audit(Words(), IDS)
+        found.append({(f.code, f.parameter, f.slice, f.dof, f.verdict) for f in audit.findings})
+    assert found[0] == found[1] and found[0]
