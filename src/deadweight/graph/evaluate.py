@@ -102,7 +102,7 @@ def value_of(graph: Graph, node: Node, values: Values, tensors: Mapping[str, Any
         return node.target(*args, **kwargs)
 
 
-PIECE = 1 << 22  # elements of a stored weight that are made float64 at a time
+PIECE = 1 << 19  # elements of a stored weight that are made float64 at a time: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def linear_in_pieces(x: Tensor, weight: Tensor | Lazy) -> Tensor:
     return torch.cat([aten.linear.default(x, piece) for piece in pieces(weight)], -1)
 
 
-def pieces(weight: Tensor | Lazy, size: int = PIECE) -> Iterator[Tensor]:
+def pieces(weight: Tensor | Lazy, size: int | None = None) -> Iterator[Tensor]:
     """The rows in float64, a few at a time, in memory that the next ones take over (new memory would cost more)."""
-    step = max(1, size // max(weight.shape[1:].numel(), 1))
+    step = max(1, (size or PIECE) // max(weight.shape[1:].numel(), 1))
     room = torch.empty((min(step, len(weight)), *weight.shape[1:]), dtype=torch.float64)
     for start in range(0, len(weight), step):
         rows = slice(start, min(start + step, len(weight)))

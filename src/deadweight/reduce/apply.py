@@ -58,9 +58,6 @@ class Weights(Tensors):
         return len(self.open)
 
 
-CHUNK = 1 << 18  # elements worked on at a time: in float64 they stay in the processor's cache
-
-
 def rounding(precision: Callable[[str], torch.dtype]) -> Scale:
     """Scale weights that nobody needs in float64 any more: they are rounded at once."""
     return lambda name, stored, factor: Scaled(product(stored, factor, precision(name)), factor)
@@ -72,7 +69,7 @@ def product(stored: Tensor, factor: Tensor, target: torch.dtype) -> Tensor:
     if torch.equal(short.to(torch.float64), factor):  # both fit into the target: one product there is rounded once
         return stored.to(target) * short
     result, start = torch.empty_like(stored, dtype=target), 0
-    for piece in pieces(Lazy(stored, factor), CHUNK):
+    for piece in pieces(Lazy(stored, factor)):
         result[start : start + len(piece)] = piece
         start += len(piece)
     return result

@@ -21,15 +21,14 @@ POOL = 512  # columns
 COARSE = 1e6
 
 
-def common_columns(blocks: list[Tensor], allowed: Tensor) -> Tensor:
-    """Columns in which every block (n × d) is well conditioned.
+def common_columns(rows: Tensor, allowed: Tensor) -> Tensor:
+    """Columns in which every block (of heads × n × d, its rows orthonormal) is well conditioned.
 
-    With orthonormal rows Q per block, the identity in columns J turns Q into R = Q_J⁻¹Q, and rounding grows with the
+    With rows Q of a block, the identity in columns J turns Q into R = Q_J⁻¹Q, and rounding grows with the
     size of R. Greedily, the column whose smallest share over all blocks is largest comes first; then columns are
     swapped for others as long as the sum of |R|² over the blocks falls. Of a wide matrix only the columns with the
     largest shares are looked at.
     """
-    rows = torch.stack([orthonormal(b) for b in blocks])  # heads × n × d
     share = coarse(torch.where(allowed, rows.square().sum(1).amin(0), -1.0))
     pool = share.argsort(descending=True, stable=True)[: max(POOL, 4 * rows.shape[1])].sort().values
     few, can = rows[:, :, pool].contiguous(), allowed[pool]
@@ -94,10 +93,9 @@ def swapped(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
     return columns
 
 
-def amplification(block: Tensor, columns: Tensor) -> float:
-    """How much larger the turned rows are than orthonormal ones."""
-    rows = orthonormal(block)
-    return float(torch.linalg.svdvals(rows[:, columns]).min().reciprocal())
+def amplification(rows: Tensor, columns: Tensor) -> float:
+    """How much larger than orthonormal rows the turned ones are, in the worst block."""
+    return max(float(torch.linalg.svdvals(block[:, columns]).min().reciprocal()) for block in rows)
 
 
 def places_of(site: Site, coordinates: list[int], copy: int | None = None) -> Tensor:
@@ -174,8 +172,9 @@ class BasisRewrite(Rewrite):
             allowed[column] = False
         if int(allowed.sum()) < len(rows[0]):
             raise NotDone("the head is wider than the stream it reads")
-        columns = common_columns([weight[r] for r in rows], allowed)
-        worst = max(amplification(weight[r], columns) for r in rows)
+        straight = torch.stack([orthonormal(weight[r]) for r in rows])  # heads × n × d
+        columns = common_columns(straight, allowed)
+        worst = amplification(straight, columns)
         if not worst < self.notes.worst:
             raise NotDone(f"the best identity block would make rounding errors {worst:.0f} times larger")
         return columns

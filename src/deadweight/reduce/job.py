@@ -16,7 +16,7 @@ from deadweight.reduce.apply import Applied
 from deadweight.reduce.plan import Layout, Plan
 from deadweight.reduce.result import Reduction, step_of
 from deadweight.reduce.rewrite import Rewrite
-from deadweight.source.checkpoint import Checkpoint
+from deadweight.source.checkpoint import EVERY, Checkpoint
 from deadweight.source.files import read_json
 from deadweight.source.model import Source
 from deadweight.source.text import printable
@@ -46,9 +46,9 @@ class Job:
     def size(self) -> int:
         return sum(torch.Size(s).numel() for s in self.source.shapes.values())
 
-    def read(self, name: str) -> Tensor:
-        """A weight in its own precision, by whichever of its names it is stored."""
-        return self.checkpoint.read(self.stored_name(name))
+    def read(self, name: str, rows: slice = EVERY) -> Tensor:
+        """A weight in its own precision, or some of its rows, by whichever of its names it is stored."""
+        return self.checkpoint.read(self.stored_name(name), rows)
 
     def precision(self, name: str) -> torch.dtype:
         """In which precision a changed weight is stored: its own, or that in which the config has it loaded, if wider.

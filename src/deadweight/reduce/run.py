@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,7 @@ from deadweight.save.slim import layout as slim_layout
 from deadweight.save.write import check_out, write
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
 from deadweight.source.hugging import ADAPTER, MERGE, is_slim, local_folder
-from deadweight.source.model import Source, open_complete, open_model
+from deadweight.source.model import Source, open_complete, open_model, whole_module
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
 from deadweight.source.tokens import text_pieces
@@ -127,12 +128,15 @@ def prepare(
         trusted = {"trust_remote_code": options["trust_remote_code"]}
         source, graph = traced(source, model, options["inputs"], trusted, pieces=False)  # weights are rewritten whole
         found = proved(source, graph, complete=False, say=say, evidence=False)
-    whole = source.module if not source.blocks else open_model(model, collapsed=False, **options).module
+    # built again, and neither run nor traced: the blocks that were cut from the first are part of the result's layout
+    whole = source.module if not source.blocks else whole_module(model, trust_remote_code=options["trust_remote_code"])
     say("planning")
     tied = tied_parameters(whole)
     shrinks = lambda name, is_whole: can_shrink(whole, name, tied, whole=is_whole)  # noqa: E731
     plan = make_plan(source, graph, found.claims, layout, select, ignore, shrinks)
     plan.skipped += whole_projections_kept(source, found.prover, select)
+    del found  # walks over long sequences hold gigabytes, in cycles
+    gc.collect()
     if not weights:  # shapes are enough for a plan
         return Job(source, whole, graph, plan, ModuleCheckpoint(whole), layout, None)
     checkpoint, folder = weights_of(model, source, graph, whole, options)
@@ -230,7 +234,11 @@ def shared_by_threads() -> Iterator[None]:
 
 
 def affordable(job: Job, model: Any, options: dict[str, Any], say: Say) -> Subject | None:
-    """The whole model with its weights, traced, if it fits into memory beside its reduced self; else None."""
+    """The whole model with its weights, traced, if it fits into memory beside its reduced self; else None.
+
+    The model that was proved has neither weights nor all blocks, and its example is as short as proofs allow: what is
+    compared in numbers is opened and traced by itself, on longer inputs.
+    """
     if job.size * BYTES_PER_PARAMETER > free_memory() * 0.7:
         return None
     say("loading the weights")

@@ -24,7 +24,9 @@ from deadweight.source.text import printable
 EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
 FLOORS = 3.0  # how many times its own noise a rewrite may add
 DRAWS = 6  # inputs; four times as many where an output is small, and its noise a matter of luck
-FEW = 100
+FEW = 100  # numbers of a small output
+MANY = 10_000  # numbers of an output whose noise two inputs show as well as six
+WORK = 1 << 27  # numbers that a model may compute for all inputs together, where two are enough
 LENGTH = 24  # tokens
 Read = Callable[[str], Tensor]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -105,8 +107,7 @@ class Subject:
 def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
     """Trace a model that has its weights, and draw inputs for it; `text` gives token ids to run it on too."""
     graph = canonical(trace(source.module, source.args, source.kwargs), pieces=False)
-    smallest = min((math.prod(n.shape) for n in map(graph.node, graph.outputs) if n.is_float), default=0)
-    draws = DRAWS if smallest >= FEW else 4 * DRAWS
+    draws = inputs_to_draw(graph)
     calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(draws)]
     words = f"{draws} random inputs"
     ids = source.kwargs.get("input_ids")
@@ -118,6 +119,15 @@ def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
                 calls.append(((), {**source.inputs.kwargs, "input_ids": tokens[:, : ids.shape[-1]]}))
                 words = f"{draws} random inputs and {len(calls) - draws} pieces of text"
     return Subject(source, graph, tuple(calls), words)
+
+
+def inputs_to_draw(graph: Graph) -> int:
+    """How many inputs show a model's noise; two where it computes very much for one, and its outputs are large."""
+    smallest = min((math.prod(n.shape) for n in map(graph.node, graph.outputs) if n.is_float), default=0)
+    if smallest < MANY:
+        return DRAWS if smallest >= FEW else 4 * DRAWS
+    work = sum(math.prod(n.shape) for n in graph.nodes.values() if n.op not in ("parameter", "buffer"))
+    return min(DRAWS, max(2, WORK // max(work, 1)))
 
 
 def in_float64(one: Subject, read: Read | None = None) -> list[list[Tensor]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Condition, Lock, Thread
 from types import TracebackType
 from typing import Any
@@ -97,6 +98,8 @@ class Window:
         own = (*job.graph.parameters.items(), *job.graph.buffers.items())
         self.names = {node: moved(name) for node, name in own}
         here = set(self.names.values())
+        users = {name: [u.op for u in job.graph.users[node]] for node, name in self.names.items()}
+        self.linear = {name for name, ops in users.items() if ops and set(ops) == {"linear"}}
         self.inside = [r for r in rewrites if set(r.touches) <= here]
         self.coming = {name for r in self.inside for name in r.touches}
         crossed = any(here.intersection(r.touches) for r in rewrites if not set(r.touches) <= here)
@@ -136,14 +139,13 @@ class Window:
 
     @torch.no_grad()
     def outputs(self, read: Read) -> list[Tensor]:
-        return list(
-            real_outputs(evaluate(self.graph, OnDemand(self.graph, self.names, read, self.constants), self.inputs))
-        )
+        weights = OnDemand(self.graph, self.names, read, self.constants)
+        return list(real_outputs(evaluate(self.graph, weights, self.inputs)))
 
-    def original(self, name: str) -> Tensor:
+    def original(self, name: str) -> Tensor | Lazy:
         if self.over:
             raise Stopped
-        return self.job.read(name)
+        return self.job.read(name) if name not in self.linear else RowByRow(self.job, name)
 
     def reduced(self, name: str) -> Tensor | Lazy:
         """A weight after the reduction, as soon as it is final."""
@@ -160,8 +162,8 @@ class Window:
             self.held -= size_of(value)
             self.changed.notify_all()
         if isinstance(value, Scaled):
-            return Lazy(self.job.read(name), value.factor)
-        return self.job.read(name) if value is None else value
+            return RowByRow(self.job, name, value.factor)
+        return self.original(name) if value is None else value
 
     def feed(self, name: str, value: Any) -> None:
         """Hand over a final weight; wait while the window holds another in float64, and can go on with it."""
@@ -189,6 +191,21 @@ class Window:
             self.changed.notify_all()
         if self.thread is not None:
             self.thread.join()
+
+
+class RowByRow(Lazy):
+    """A stored weight times a factor; only the rows that are worked on are in memory."""
+
+    def __init__(self, job: Job, name: str, factor: Tensor | None = None) -> None:
+        shape = job.checkpoint.shape(job.stored_name(name))
+        super().__init__(torch.empty(shape, device="meta"), torch.ones(()) if factor is None else factor)
+        object.__setattr__(self, "read", partial(job.read, name))
+
+    def rows(self, rows: slice, into: Tensor) -> Tensor:
+        into.copy_(self.read(rows))  # type: ignore[attr-defined]
+        if self.factor.ndim == 0:
+            return into
+        return into.mul_(self.factor[rows] if self.factor.shape[0] == len(self.stored) else self.factor)
 
 
 def size_of(value: Any) -> int:

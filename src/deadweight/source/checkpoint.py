@@ -29,6 +29,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+EVERY = slice(None)  # row
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -40,7 +41,7 @@ class Checkpoint(ABC):
     def names(self) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def read(self, name: str) -> Tensor: ...
+    def read(self, name: str, rows: slice = EVERY) -> Tensor: ...
 
     @abstractmethod
     def dtype(self, name: str) -> torch.dtype: ...
@@ -76,8 +77,8 @@ class ModuleCheckpoint(Checkpoint):
     def names(self) -> tuple[str, ...]:
         return tuple(self.tensors)
 
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name]
+    def read(self, name: str, rows: slice = EVERY) -> Tensor:
+        return self.tensors[name] if rows == EVERY else self.tensors[name][rows]
 
     def dtype(self, name: str) -> torch.dtype:
         return self.tensors[name].dtype
@@ -135,14 +136,18 @@ class FileCheckpoint(Checkpoint):
         outer = self.outer(name)
         return outer in self.places and self.inner(outer) == name
 
-    def read(self, name: str) -> Tensor:
-        """The weight where it lies: pages of the file are shared with the system's cache, and go with the tensor.
+    def read(self, name: str, rows: slice = EVERY) -> Tensor:
+        """The weight, or some rows of it, where it lies: pages of the file, shared with the system's cache.
 
-        What is written into it is written into a copy of those pages, never into the file.
+        They go with the tensor. What is written into it is written into a copy of them, never into the file.
         """
         outer = self.outer(name)
         file, start, size = self.places[outer]
         dtype, shape = self.slices[outer]
+        if rows != EVERY:
+            first, last, _ = rows.indices(shape[0])
+            row = size // max(shape[0], 1)
+            start, size, shape = start + first * row, (last - first) * row, (last - first, *shape[1:])
         if not size:
             return torch.empty(shape, dtype=dtype)
         before = start % mmap.ALLOCATIONGRANULARITY

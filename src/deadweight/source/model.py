@@ -124,6 +124,11 @@ def open_complete(spec: Any, **options: Any) -> Source:
     return source
 
 
+def whole_module(spec: Any, *, trust_remote_code: bool = False) -> nn.Module:
+    """The module that `spec` names with all its blocks, on shapes alone where a config says them; it is not run."""
+    return _built(spec, weights=False, trust_remote_code=trust_remote_code).module.eval()
+
+
 def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
     if isinstance(spec, nn.Module):
         return factory.from_module(spec)
