@@ -199,3 +199,10 @@ class Faint(nn.Module):
 def test_a_count_without_a_gap_is_called_undecided(share: float, decided: bool) -> None:
     result = deadweight.audit(Faint(share).double(), torch.randn(2, WIDTH, dtype=torch.float64), complete=True)
     assert any("undecided" in u.why for u in result.unknown) is not decided
+
+
+def test_an_account_of_too_many_parameters_is_refused_in_words() -> None:
+    with pytest.raises(
+        DeadweightError, match=r"has 40,200 parameters; expected at most 20,000: build the model smaller"
+    ):
+        deadweight.audit(nn.Linear(200, 200).double(), torch.randn(2, 200, dtype=torch.float64), complete=True)

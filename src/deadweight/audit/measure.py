@@ -37,6 +37,7 @@ from deadweight.source.randomise import randomise
 
 AFFORDABLE = 200_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
 MORE_WORDS = 41  # a first layer that sees single tokens needs more points than the narrow vocabulary has
+COUNTABLE = 20_000  # parameters: from here on an account takes too much memory and time
 PATIENCE = 90.0  # seconds, after which no further draw is begun
 TRIES = 6  # draws of parameters for ReLU models: units that are never or always on add to the count
 
@@ -105,6 +106,7 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
         measured.untested = first_line(error)
         measured.notes += (f"no evidence was taken: {measured.untested}",)
     if complete:
+        refuse_large_account(clone)
         try:
             counted = best_account(source, prover, clone)
         except (RuntimeError, NotImplementedError) as error:
@@ -112,6 +114,16 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
         measured.completeness = counted.completeness
         measured.unexplained += tuple(shortfall(clone, counted))
     return measured
+
+
+def refuse_large_account(clone: Clone) -> None:
+    """The account solves for all parameters at once: time grows with the cube of their number, memory with the square."""
+    count = sum(clone.values[n].numel() for n in clone.graph.parameters)
+    if count > COUNTABLE:
+        raise DeadweightError(
+            f"no account can be made: {clone.words} has {count:,} parameters; expected at most {COUNTABLE:,}: "
+            "build the model smaller"
+        )
 
 
 def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
