@@ -117,7 +117,7 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
 
 
 def refuse_large_account(clone: Clone) -> None:
-    """The account solves for all parameters at once: time grows with the cube of their number, memory with the square."""
+    """The account solves for all parameters at once: time grows with the cube of their number."""
     count = sum(clone.values[n].numel() for n in clone.graph.parameters)
     if count > COUNTABLE:
         raise DeadweightError(
