@@ -2,6 +2,7 @@
 PYTHON ?= python3
 EXTRAS ?= dev
 JOBS   ?= 2
+THREADS ?= 1
 BIN    := .venv/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP  := .venv/.setup-$(EXTRAS)
@@ -23,7 +24,7 @@ demo: setup
 
 # One thread per process: the models of the tests are small, and two processes with two threads each wait for each other.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check $(WHAT)
