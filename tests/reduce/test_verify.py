@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 import deadweight
 from deadweight.cli import app
+from deadweight.graph.node import Graph, Node
 from deadweight.reduce.run import Trial
 from deadweight.reduce.shifts import Drop
+from deadweight.reduce.verify import DRAWS, inputs_to_draw
 
 
 def changed(folder: Path, to: Path, name: str, by: float) -> Path:
@@ -147,3 +149,19 @@ def test_a_tokenizer_of_another_model_is_not_used(gpt2: Path, tmp_path: Path) ->
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(gpt2)
     assert deadweight.reduce(gpt2, tmp_path / "out").verification is not None
     assert "text" not in deadweight.verify(gpt2, tmp_path / "out").inputs
+
+
+def drawn(outputs: int, work: int) -> int:
+    """How many inputs a model is compared on that returns so many numbers and computes so many for one input."""
+    nodes = {
+        "hidden": Node("hidden", "aten.tanh", shape=(work - outputs,), dtype=torch.float32),
+        "out": Node("out", "aten.tanh", shape=(outputs,), dtype=torch.float32),
+    }
+    return inputs_to_draw(Graph(nodes, {}, ("out",)))
+
+
+def test_small_outputs_are_compared_on_many_inputs_and_costly_ones_on_two_at_least() -> None:
+    assert drawn(10, 1_000) == 4 * DRAWS
+    assert drawn(5_000, 1 << 40) == DRAWS
+    assert drawn(50_000, 1_000_000) == DRAWS
+    assert drawn(50_000, 1 << 40) == 2
