@@ -68,7 +68,7 @@ OUTCOMES = {
     "not built": "the corpus could not build it",
     "skipped": "a package or a checkout is not there",
 }
-SPECIALISED = re.compile(r"speciali[sz]ed|given values|real values", re.IGNORECASE)
+SPECIALISED = re.compile(r"traced on the example inputs' values")
 NO_EVIDENCE = re.compile(r"no (evidence|gradients) (was|were) taken")
 NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|bad_alloc|MemoryError|failed to map segment")
 
