@@ -73,3 +73,53 @@ def test_a_short_example_gives_the_answer_of_the_long_one(monkeypatch: pytest.Mo
         audit = deadweight.audit(Words(), IDS)
         found.append({(f.code, f.parameter, f.slice, f.dof, f.verdict) for f in audit.findings})
     assert found[0] == found[1] and found[0]
+
+
+class Buckets(nn.Module):
+    """Keys with a row of a table for every so many positions: for 16 of them all rows may be the same one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.words, self.query, self.key = nn.Embedding(7, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.table, self.kind = nn.Parameter(torch.randn(16, 8) * 0.3), kind
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, place = self.words(ids), torch.arange(ids.shape[1])
+        keys, bias = self.key(x), 0.0
+        if self.kind == "rows":
+            keys = keys + self.table[place // 32]
+        if self.kind == "distances":
+            bias = self.table[(place[:, None] - place).abs() // 32, 0]
+        if self.kind == "window":
+            bias = ((place[:, None] - place).abs() < 20) * self.table.sum()
+        return torch.softmax(self.query(x) @ keys.transpose(1, 2) + bias, -1) @ x
+
+
+@pytest.mark.parametrize("kind", ["rows", "distances", "window"])
+def test_what_is_constant_in_a_short_example_alone_is_not_called_dead(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for large in (1, 1 << 40):
+        monkeypatch.setattr(shorten, "LARGE", large)
+        torch.manual_seed(0)
+        audit = deadweight.audit(Buckets(kind).double(), torch.randint(0, 7, (2, 96)))
+        found.append({(f.code, f.parameter, f.slice, f.dof) for f in audit.findings})
+    assert found[0] == found[1]
+
+
+class Last(nn.Module):
+    """An input that points into the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.read = nn.Embedding(7, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor, last: Tensor) -> Tensor:
+        return self.read(self.words(ids)[torch.arange(len(ids)), last])
+
+
+def test_an_input_that_points_beyond_a_short_sequence_keeps_the_sequence_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, last = torch.randint(0, 7, (4, 64)), torch.tensor([60, 63, 10, 40])
+    assert cut_of(Last(), (ids, last), monkeypatch)[0] == (2, 64)
+    assert deadweight.audit(Last(), (ids, last)).findings

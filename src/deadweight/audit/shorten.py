@@ -1,7 +1,9 @@
 """Shorter examples: what is proved for two short sequences is proved for many long ones, if the model does the same.
 
 A model is traced on the example as given. Where batch or sequence are long it is traced again on a short one; if both
-traces are the same operations on the same values, differing only in sizes, the short one stands for the long one.
+traces are the same operations on the same values, differing only in sizes, the short one stands for the long one. What
+the model makes of the sizes alone (positions, masks, buckets) must look alike too: a bucket of 32 positions is one
+number for 16 of them, and what is constant there is not constant.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from deadweight.errors import DeadweightError
+from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
+from deadweight.graph.constants import constant_value
+from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.graph.trace import TraceError, trace
+from deadweight.proof.opsets import INDEXED
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 
@@ -29,7 +35,9 @@ SIDE = 64  # pixels
 
 def shortened(source: Source, graph: Graph) -> tuple[Source, Graph]:
     """The model on a shorter example with its graph, if it does the same there; else as it was."""
-    if source.config is not None or graph.specialised or largest_value(graph) < LARGE:
+    if source.config is not None or not source.has_weights or graph.specialised or largest_value(graph) < LARGE:
+        return source, graph
+    if not all(one_row_each(graph, node) for node in graph.nodes.values()):
         return source, graph
     for inputs in shorter_examples(source.inputs):
         device = next(source.module.parameters()).device
@@ -38,9 +46,42 @@ def shortened(source: Source, graph: Graph) -> tuple[Source, Graph]:
             short = canonical(trace(source.module, args, kwargs))
         except (TraceError, DeadweightError):
             continue  # the model insists on its sizes
-        if same_program(graph, short):
+        if same_program(graph, short) and same_constants(graph, short) and runs(short, inputs):
             return replace(source, inputs=inputs, args=args, kwargs=kwargs), short
     return source, graph
+
+
+def runs(graph: Graph, inputs: Inputs) -> bool:
+    """Whether the short example runs with its values: an input may hold places that are beyond its end now."""
+    values = {name: tensor.detach() for name, tensor in graph.tensors.items()}
+    try:
+        with torch.no_grad():
+            evaluate(graph, values, bind(graph, inputs.args, inputs.kwargs))
+    except (IndexError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def one_row_each(graph: Graph, node: Node) -> bool:
+    """Whether a constant index into parameters names every row once at most: buckets need all of their positions."""
+    if node.op not in INDEXED | {"aten.embedding"} or not graph.depends[node.inputs[0]][0]:
+        return True
+    found = [constant_value(graph, name) for name in node.inputs[1:] if graph.depends[name] == (False, False)]
+    return all(value is not None and len(value.unique()) == value.numel() for value in found)
+
+
+def same_constants(one: Graph, other: Graph) -> bool:
+    """Whether every value that depends on sizes alone varies along the same axes in both graphs."""
+    for name, depends in one.depends.items():
+        if depends == (False, False) and math.prod(one.nodes[name].shape) > 1:
+            values = constant_value(one, name), constant_value(other, name)
+            if values[0] is None or values[1] is None or varying(values[0]) != varying(values[1]):
+                return False
+    return True
+
+
+def varying(value: Tensor) -> list[bool]:
+    return [not torch.equal(value, value.narrow(axis, 0, 1).expand_as(value)) for axis in range(value.ndim)]
 
 
 def largest_value(graph: Graph) -> int:
