@@ -10,7 +10,10 @@ the decay change together and each run has one seed. Here they are separated:
 and then the scale is learned, the keys are normed, and the learning rate is moved. All members of a shape are trained
 together (deadweight.train.ensemble); members with one seed see the same text in the same order.
 
+That is the small size, 4.7 M parameters. The large one, 38 M, is `s2_large.py` beside this file.
+
     python studies/s2_query_weights.py run --text enwik8.xz --out studies/s2_query_weights.json
+    python studies/s2_query_weights.py large --text enwik8.xz --record studies/s2_large.jsonl --seconds 560
     python studies/s2_query_weights.py report studies/s2_query_weights.json --markdown docs/query-weights.md
 """
 
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import s2_large
 import typer
 
 from deadweight.report.figure import pyplot, save
@@ -94,6 +98,16 @@ def run(
         curves = train_together(config(shape), missing, train, tokens[:cut], tokens[cut:], say=say)
         there["members"] += [asdict(c) for c in curves]
         out.write_text(json.dumps(record), encoding="utf-8")
+
+
+@app.command()
+def large(
+    text: Annotated[str, typer.Option(help="a text file; its last twentieth is not touched, the one before judges")],
+    record: Annotated[Path, typer.Option(help="JSON lines: what is there already is not trained again")],
+    seconds: Annotated[float, typer.Option(help="begin no run that would not end by then")] = math.inf,
+) -> None:
+    """Train the large size, in order of what decides most, and record."""
+    s2_large.go_on(text, record, seconds, lambda line: print(line, flush=True))
 
 
 def setting(text: str, size: int, train: Train, seeds: int) -> dict[str, Any]:

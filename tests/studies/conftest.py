@@ -24,7 +24,11 @@ def study() -> Callable[[str], ModuleType]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        sys.path.insert(0, str(FOLDER))  # studies import files that lie beside them, as when they are run as programs
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(FOLDER))
         return module
 
     return load
