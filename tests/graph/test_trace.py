@@ -16,6 +16,7 @@ from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.trace import TraceError, trace
+from deadweight.source.copies import copy_tensors
 
 SAME = 1e-12  # relative: a whole tiny model in float64 rounds at about 1e-15
 
@@ -161,3 +162,47 @@ def test_an_untraced_model_gets_evidence_and_no_findings() -> None:
     assert result.findings == ()
     assert [(u.parameter, u.blocked_by) for u in result.unknown] == [("idle", None)]
     assert "4 of 4 elements have no gradient; not proved" in result.unknown[0].why
+
+
+class Aside(nn.Module):
+    """A layer that forward does not call by its name."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.norm, self.layer, self.way = nn.LayerNorm(4), nn.Linear(4, 4), way
+        layer, layers = self.layer, {"only": [self.layer]}
+        self.closure = lambda x: layer(x)
+        self.of_self = lambda x: self.layer(x)
+        self.of_list = [lambda x: layers["only"][0](x)]
+        self.bound = self.layer.forward
+        self.kept = self.layer.weight.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        way = {
+            "closure": self.closure,
+            "self": self.of_self,
+            "list": self.of_list[0],
+            "bound": self.bound,
+            "kept": lambda y: F.linear(y, self.kept, self.layer.bias),
+        }
+        return torch.tanh(way[self.way](self.norm(x)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("way", ["closure", "self", "list", "bound", "kept"])
+def test_a_parameter_that_forward_reads_by_another_way_is_no_constant(way: str, device: str) -> None:
+    """Such a layer would seem unused: its weight has no name where it is read."""
+    if (way, device) == ("kept", "meta"):
+        pytest.skip("without memory, nothing tells which parameter a kept tensor is")
+    with torch.device(device):
+        module = Aside(way)
+        graph = trace(module, (torch.randn(2, 4),))
+    assert graph.unused == () and all(node.op != "buffer" for node in graph.nodes.values())
+
+
+def test_the_copy_of_a_module_with_closures_reads_its_own_parameters() -> None:
+    module, x = Aside("closure"), torch.randn(2, 4)
+    before, clone = module(x), copy_tensors(module)
+    with torch.no_grad():
+        clone.layer.weight.add_(1.0)
+    assert torch.equal(module(x), before) and not torch.equal(clone(x), before)

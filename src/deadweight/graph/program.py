@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph, Node, Ref
+from deadweight.source.copies import address
 
 IGNORED = {"aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_constrain_range_for_size"}
 IGNORED |= {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
@@ -76,6 +77,7 @@ class GraphBuilder:
         self.tensors: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
         self.tied = tied_names(module)
+        self.memory = {address(p): n for n, p in module.named_parameters() if address(p) is not None}
 
     def build(self) -> Graph:
         for fx_node in self.program.graph.nodes:
@@ -121,9 +123,25 @@ class GraphBuilder:
         self.parameters[fx_node.name] = first
         self.tensors[fx_node.name] = self.module.get_parameter(first)
 
+    def read_aside(self, name: str, value: Tensor) -> bool:
+        """Whether a constant is a parameter in truth, which forward reads by another way than its name."""
+        parameter = self.memory.get(address(value))
+        if parameter is None:
+            return False
+        own = self.module.get_parameter(parameter)
+        if (value.shape, value.stride(), value.dtype) != (own.shape, own.stride(), own.dtype):
+            raise TraceError(f"forward reads a part of {parameter} that is kept as a constant; expected the parameter")
+        known = next((node for node, named in self.parameters.items() if named == parameter), None)
+        if known is None:
+            raise TraceError(f"forward reads {parameter} as a constant before its name is known")
+        self.aliases[name] = known
+        return True
+
     def constant(self, name: str, value: Any) -> None:
         if not isinstance(value, Tensor):
             raise TraceError(f"{name} is a {type(value).__name__}: higher-order operations are not supported")
+        if self.read_aside(name, value):
+            return
         self.nodes[name] = Node(name, "buffer", shape=tuple(value.shape), dtype=value.dtype)
         self.tensors[name] = value
 

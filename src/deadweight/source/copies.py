@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from types import MethodType
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Memo = dict[int, Any]
+DEEPEST = 5  # containers and functions in each other that are looked through for what they hold
 
 
 def share_tensors(module: nn.Module) -> nn.Module:
@@ -19,7 +22,16 @@ def share_tensors(module: nn.Module) -> nn.Module:
     """
     renormed = {id(p) for m in module.modules() if getattr(m, "max_norm", None) is not None for p in m.parameters()}
     shared = {id(t): t for t in (*module.parameters(), *module.buffers()) if id(t) not in renormed}
+    memory = {address(t) for t in shared.values()} - {None}
+    views = (t for m in module.modules() for t in tensor_attributes(m) if t.is_leaf and address(t) in memory)
+    shared |= {id(t): t for t in views}  # weight.data under another name
     return copied(module, shared, lambda tensor: tensor if id(tensor) in shared else copy.deepcopy(tensor))
+
+
+def address(tensor: Tensor) -> int | None:
+    """Where its numbers lie; None if it has none."""
+    dense = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+    return tensor.data_ptr() if dense else None
 
 
 def copy_tensors(module: nn.Module) -> nn.Module:
@@ -29,10 +41,74 @@ def copy_tensors(module: nn.Module) -> nn.Module:
 
 def copied(module: nn.Module, known: Memo, tensor: Callable[[Tensor], Tensor]) -> nn.Module:
     """By deepcopy, with these objects as they are; what deepcopy refuses is rebuilt module by module."""
+    memo = known | derived_tensors(module)
     try:
-        return copy.deepcopy(module, known | derived_tensors(module))
+        copied_module = copy.deepcopy(module, memo)
     except Exception:  # noqa: BLE001 - the module's own __deepcopy__, or an attribute that cannot be copied
-        return rebuilt(module, tensor, {})
+        copied_module = rebuilt(module, tensor, memo := {})
+    rebind_closures(copied_module, memo)
+    return copied_module
+
+
+def rebind_closures(module: nn.Module, memo: Memo) -> None:
+    """Let functions that the copy holds read the copy: `self.f = lambda x: self.layer(x)` would read the original.
+
+    deepcopy takes functions as they are. `memo` says what each object of the original has become.
+    """
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                vars(part)[name] = rebound(value, memo, 0)
+
+
+def rebound(value: Any, memo: Memo, depth: int) -> Any:
+    """The value with copies in place of originals, also in closures; the value itself where nothing changes."""
+    if isinstance(value, (nn.Module, Tensor)):
+        return memo.get(id(value), value)
+    if depth == DEEPEST:
+        return value
+    again = partial(rebound, memo=memo, depth=depth + 1)
+    if isinstance(value, MethodType):
+        owner = again(value.__self__)
+        return value if owner is value.__self__ else MethodType(value.__func__, owner)
+    if isinstance(value, FunctionType):
+        return with_closure(value, [again(cell_contents(cell)) for cell in value.__closure__ or ()])
+    if isinstance(value, partial):
+        old = [value.func, *value.args, *value.keywords.values()]
+        parts: list[Any] = [again(v) for v in old]
+        named = dict(zip(value.keywords, parts[1 + len(value.args) :], strict=True))
+        given = parts[1 : 1 + len(value.args)]
+        return value if same_objects(parts, old) else partial(parts[0], *given, **named)
+    if type(value).__name__ in ("list", "tuple"):
+        parts = [again(v) for v in value]
+        return value if same_objects(parts, value) else type(value)(parts)
+    if type(value).__name__ in ("dict", "OrderedDict"):
+        parts = [again(v) for v in value.values()]
+        return value if same_objects(parts, value.values()) else type(value)(zip(value, parts, strict=True))
+    return value
+
+
+def with_closure(function: FunctionType, contents: list[Any]) -> FunctionType:
+    cells = function.__closure__ or ()
+    if same_objects(contents, [cell_contents(cell) for cell in cells]):
+        return function
+    pairs = zip(cells, contents, strict=True)
+    closure = tuple(cell if new is cell_contents(cell) else CellType(new) for cell, new in pairs)
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    return made
+
+
+def cell_contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the name is bound later, or never
+        return None
+
+
+def same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(a is b for a, b in zip(some, others, strict=True))
 
 
 def derived_tensors(module: nn.Module) -> Memo:
