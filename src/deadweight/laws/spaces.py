@@ -82,6 +82,8 @@ def bring_in(graph: Graph, writers: Writers, name: str, size: int, *, scalar: bo
     elif node.op == "aten.embedding":
         add_table(graph, writers, node, scalar=scalar)
     elif node.op == "parameter":
+        if not node.is_float:
+            raise Blocked(name, node.op, "whole numbers are added, which do not turn")
         if not node.shape or (not scalar and node.shape[-1] != size):
             raise Blocked(name, node.op, "it is added alike to several coordinates")
         coordinate = whole(node.shape[-1], scalar=scalar)
@@ -135,8 +137,8 @@ def placed(node: Node, coordinate: Tensor) -> Tensor:
 
 def add_table(graph: Graph, writers: Writers, node: Node, *, scalar: bool) -> None:
     table = graph.node(node.args[0])
-    if table.op != "parameter":
-        raise Blocked(node.name, node.op, "the table is not a parameter")
+    if table.op != "parameter" or not table.is_float:
+        raise Blocked(node.name, node.op, "the table is not a parameter, or holds whole numbers")
     coordinate = whole(node.shape[-1], scalar=scalar)
     for use in uses_of(graph, table.name):
         if graph.nodes[use].op != "aten.embedding":

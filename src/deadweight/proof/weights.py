@@ -24,14 +24,14 @@ class WeightView:
 
 
 def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightView | None:
-    """The parameter behind a linear map or convolution, if it is used whole.
+    """The parameter behind a linear map or convolution, if it is used whole and its numbers are no integers.
 
     Of a convolution in groups only the rows are those of one matrix, one for each channel of the output.
     """
     if node.op in CONVOLUTIONS:
         found = graph.node(node.args[1])
         batched = len(node.shape) == len(found.shape)
-        plain = found.op == "parameter" and batched and not is_transposed(node)
+        plain = found.op == "parameter" and found.is_float and batched and not is_transposed(node)
         plain = plain and (rows_only or groups_of(node) == 1)
         return WeightView(found.name, 0, 1) if plain else None
     if node.op == EXPERTS:
@@ -42,7 +42,8 @@ def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightV
     while isinstance(ref, Ref):
         found = graph.node(ref)
         if found.op == "parameter":
-            return WeightView(found.name, int(turned), int(not turned)) if len(found.shape) == 2 else None
+            whole = found.is_float and len(found.shape) == 2
+            return WeightView(found.name, int(turned), int(not turned)) if whole else None
         if found.op not in ("aten.t", "aten.transpose", "aten.permute"):
             return None
         ref, turned = found.args[0], not turned

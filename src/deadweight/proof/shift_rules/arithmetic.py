@@ -111,6 +111,8 @@ def both_shifted(walk: ShiftWalk, node: Node, left: Shift, right: Shift) -> Shif
 def linear(walk: ShiftWalk, node: Node) -> Shift:
     """x ↦ W·x: rows with the same shift before have the same shift after, output by output."""
     x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    if len(walk.graph.node(node.args[1]).shape) != 2:
+        return unknown_labels(node)  # a vector: the axis that is contracted is gone
     labels, fixed = [], True
     if x is not None:
         outputs = fresh((node.shape[-1],), node.args[1].name)
