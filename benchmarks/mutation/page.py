@@ -1,0 +1,73 @@
+"""The page about the mutation run: the score, file by file, what survived, and what cannot matter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+Row = dict[str, Any]
+DEAD = ("killed", "timeout")
+ALIVE = ("survived", "unreached", "not run")
+
+HEAD = """# Mutants: which conditions of the prover a test watches over
+
+A law is only as good as its conditions. Each condition of `proof/`, `laws/` and `audit/checker.py` is weakened, one at
+a time, so that the prover would say more: a refusal fires less often, `a and b` loses an operand, `<` becomes `<=`,
+`fixed=False` becomes `True`, a `raise` returns. Where the direction is not plain from the branches, both are tried. A
+mutant is *killed* if a test of `tests/proof`, `tests/laws` or `tests/audit` fails with it, *equivalent* if it is on the
+reviewed list below, and *survives* otherwise.
+
+Repeat it with `python benchmarks/mutants.py` (one core); `--file laws/spaces.py --resume` runs one file again.
+"""
+
+
+def page(rows: list[Row]) -> str:
+    """The whole page, from the rows of the record."""
+    parts = [HEAD, score(rows), by_file(rows), survivors(rows), equivalent(rows)]
+    return "\n".join(part for part in parts if part)
+
+
+def score(rows: list[Row]) -> str:
+    count = Counter(r["verdict"] for r in rows)
+    killed, alive = sum(count[v] for v in DEAD), sum(count[v] for v in ALIVE)
+    decided = killed + count["equivalent"]
+    return (
+        f"**{len(rows):,} mutants: {killed:,} killed, {count['equivalent']:,} equivalent, {alive:,} survived"
+        f" ({100 * decided / len(rows):.1f} % decided).** Of those killed {count['timeout']} ran out of time; of those"
+        f" that survived, no test gives {count['unreached']} conditions another value than the original.\n"
+    )
+
+
+def by_file(rows: list[Row]) -> str:
+    lines = ["| file | mutants | killed | equivalent | survived |", "| --- | --- | --- | --- | --- |"]
+    for file in dict.fromkeys(r["file"] for r in rows):
+        count = Counter(r["verdict"] for r in rows if r["file"] == file)
+        killed, alive = sum(count[v] for v in DEAD), sum(count[v] for v in ALIVE)
+        lines.append(f"| {file} | {count.total()} | {killed} | {count['equivalent']} | {alive} |")
+    return "\n".join(lines) + "\n"
+
+
+def survivors(rows: list[Row]) -> str:
+    alive = [r for r in rows if r["verdict"] in ALIVE]
+    return listed("## Survivors", "Each is a missing test, or a condition that may not be needed.", alive)
+
+
+def equivalent(rows: list[Row]) -> str:
+    same = [r for r in rows if r["verdict"] == "equivalent"]
+    return listed("## Equivalent", "None of these can make a false claim; the reason stands behind each.", same)
+
+
+def listed(title: str, words: str, rows: Iterable[Row]) -> str:
+    lines = [f"| {r['file']} | `{r['function']}` | {change(r)} | {r['how']} |" for r in rows]
+    if not lines:
+        return ""
+    return (
+        "\n".join([title, "", words, "", "| file | function | change | |", "| --- | --- | --- | --- |", *lines]) + "\n"
+    )
+
+
+def change(row: Row) -> str:
+    """From what to what, short enough for a table."""
+    before, after = (" ".join(row[k].split()).replace("|", "\\|") for k in ("original", "mutated"))
+    return f"`{before}` → `{after}`"
