@@ -1,11 +1,11 @@
 """The query study at 38 M parameters: what is trained, in which order, and the record that a later go continues.
 
 12 layers of width 512, context 512, bytes of enwik8 in its usual split (90 M to train on, the next 5 M to judge by).
-Runs have three lengths: *short* (20 M bytes), *half* (79 M) and *long* (157 M), each with its whole schedule.
+Runs have three lengths: *short* (20 M bytes), *middle* (67 M) and *long* (157 M), each with its whole schedule.
 
 The learning rate of a shape is swept on short runs of one seed, by factors of two until the best has a worse neighbour
-on both sides. Longer runs want lower rates: rate ∝ steps^−0.32 (arXiv 2409.19913), for every shape alike; half runs at
-once and twice that rate check it. Runs of one seed begin with the same weights and see the same text in the same order.
+on both sides. Longer runs want lower rates: rate ∝ steps^−0.32 (arXiv 2409.19913), for every shape alike; middle runs
+at twice that rate check it. Runs of one seed begin with the same weights and see the same text in the same order.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 Run = dict[str, Any]
 SIZES = {"d_model": 512, "n_layers": 12, "heads": 8, "context": 512, "vocab_size": 256}
-BATCH = 128
-SHORT, HALF, LONG = 304, 1200, 2400  # steps
+BATCH = 32
+SHORT, MIDDLE, LONG = 1216, 4096, 9600  # steps
 SPLIT = (90, 95)  # hundredths of the text: where training text and validation text end
 QUICK = 1_000_000  # bytes of validation text that judge a short run
 LAW = -0.32
-RATES = (7.5e-4, 1.5e-3, 3e-3)
+RATES = (5e-4, 1e-3, 2e-3)
 EXTREMES = (1e-4, 3e-2)
 SEEDS = (0, 1, 2)
 DECAY, THIRD = 0.1, 0.03125
@@ -54,6 +54,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "identity Q and V, larger MLP": {"query": "identity", "value": "identity", "hidden": TWICE_MORE},
     "full, smaller MLP": {"hidden": LESS},
 }
+VARIANTS: list[dict[str, Any]] = [
+    {"scale": 0.5},
+    {"scale": 2.0},
+    {"learned_scale": True},
+    {"weight_decay": THIRD},
+]
 CORE = ("full", "identity Q", "identity V", "identity K")
 SCALED = ", scaled"  # the graph of a shape in which the attention scale is a number of its own
 
@@ -129,35 +135,30 @@ class Plan:
         return [j for j in jobs if (j.graph, j.steps, json.dumps(asdict(j.member))) not in self.done]
 
     def every(self) -> Iterable[Job]:
+        pair, larger = ("full", "identity Q"), ("identity Q, larger MLP", "identity V, larger MLP")
         yield from self.sweeps(CORE)
-        for seed in SEEDS:
-            yield from self.long(CORE, [seed])
-        yield from self.claims()
+        yield from self.full_runs(MIDDLE, pair)
+        yield from self.short(CORE)
+        yield from self.short(pair, scale=0.5)
+        yield from self.checks(pair)
+        yield from self.full_runs(MIDDLE, CORE)
+        yield from self.sweeps(larger)
+        yield from self.full_runs(MIDDLE, larger)
+        yield from self.full_runs(MIDDLE, ("identity Q",), scale=0.5, weight_decay=THIRD)
+        yield from self.full_runs(LONG, pair)
         yield from self.sweeps(SHAPES)
         yield from self.short(SHAPES)
-        for scale, learned in ((2.0, False), (1.0, True)):
-            yield from self.short(("full", "identity Q"), scale=scale, learned_scale=learned)
-        yield from self.long(("identity Q, larger MLP", "identity V, larger MLP", "identity Q and V"), SEEDS)
-        yield from self.long(("full", "identity Q"), SEEDS, scale=0.5)
-        yield from self.long(("full", "identity Q"), SEEDS, weight_decay=THIRD)
-        yield from self.long(SHAPES, SEEDS)
-        for scale, learned in ((2.0, False), (1.0, True)):
-            yield from self.long(("full", "identity Q"), SEEDS, scale=scale, learned_scale=learned)
-        yield from self.long(CORE, (3, 4, 5))
+        for variant in VARIANTS:
+            yield from self.short(pair, **variant)
+        yield from self.full_runs(LONG, SHAPES)
+        for variant in VARIANTS:
+            yield from self.full_runs(LONG, pair, **variant)
 
-    def claims(self) -> Iterable[Job]:
-        """What the published claims need besides identities: half the scale, weights given to the MLP; and whether
-        the learning rates are right."""
-        pair = ("full", "identity Q")
-        yield from self.sweeps(("identity Q, larger MLP",))
-        yield from self.short(pair)
-        yield from self.short(pair, scale=0.5)
-        yield from self.short(("identity Q, larger MLP",))
-        for shape in self.ready(pair):
-            for factor in (1.0, 2.0):
-                rate = float(f"{rate_for(self.swept[shape], HALF) * factor:.3g}")
-                yield job(shape, HALF, Member(SEEDS[0], rate, DECAY))
-        yield from self.long(("identity Q",), SEEDS, scale=0.5, weight_decay=THIRD)
+    def checks(self, shapes: Iterable[str]) -> Iterable[Job]:
+        """Twice the learning rate, for one seed: whether the rates of longer runs are about right."""
+        for shape in self.ready(shapes):
+            rate = float(f"{2 * rate_for(self.swept[shape], MIDDLE):.3g}")
+            yield job(shape, MIDDLE, Member(SEEDS[0], rate, DECAY))
 
     def ready(self, shapes: Iterable[str]) -> list[str]:
         return [shape for shape in shapes if shape in self.known]
@@ -176,11 +177,12 @@ class Plan:
                     shape, SHORT, Member(seed, best_rate(self.swept[shape]), **{"weight_decay": DECAY, **changes})
                 )
 
-    def long(self, shapes: Iterable[str], seeds: Iterable[int], **changes: Any) -> Iterable[Job]:
-        for seed in seeds:
+    def full_runs(self, steps: int, shapes: Iterable[str], **changes: Any) -> Iterable[Job]:
+        """All seeds, at the rate for this length."""
+        for seed in SEEDS:
             for shape in self.ready(shapes):
-                rate = rate_for(self.swept[shape], LONG)
-                yield job(shape, LONG, Member(seed, rate, **{"weight_decay": DECAY, **changes}))
+                rate = rate_for(self.swept[shape], steps)
+                yield job(shape, steps, Member(seed, rate, **{"weight_decay": DECAY, **changes}))
 
 
 def read_record(file: Path) -> tuple[list[dict[str, Any]], list[Run]]:
@@ -195,7 +197,7 @@ def append(file: Path, line: dict[str, Any]) -> None:
         out.write(json.dumps(line) + "\n")
 
 
-def go_on(text: str, record: Path, seconds: float, say: Callable[[str], None]) -> None:
+def go_on(text: str, record: Path, seconds: float, say: Callable[[str], None], at_once: int | None = None) -> None:
     """Train what is left, until the time is over; every run is written to the record when it ends."""
     with TemporaryDirectory() as folder:
         raw = Path(folder) / "text"
@@ -213,7 +215,7 @@ def go_on(text: str, record: Path, seconds: float, say: Callable[[str], None]) -
             append(record, runs[-1])
 
         graphs = lambda name: Graph(config(name), Train(batch=BATCH), raw, cuts)  # noqa: E731
-        queue = Queue(lambda: Plan(runs).left(), graphs, keep, seconds=seconds, say=say)
+        queue = Queue(lambda: Plan(runs).left(), graphs, keep, seconds=seconds, at_once=at_once, say=say)
         queue.run()
         if queue.gains:
             append(record, {"kind": "side by side", "speed_over_one": sum(queue.gains)})

@@ -105,9 +105,10 @@ def large(
     text: Annotated[str, typer.Option(help="a text file; its last twentieth is not touched, the one before judges")],
     record: Annotated[Path, typer.Option(help="JSON lines: what is there already is not trained again")],
     seconds: Annotated[float, typer.Option(help="begin no run that would not end by then")] = math.inf,
+    at_once: Annotated[int | None, typer.Option(help="runs that share the GPU; default: found by trying")] = None,
 ) -> None:
     """Train the large size, in order of what decides most, and record."""
-    s2_large.go_on(text, record, seconds, lambda line: print(line, flush=True))
+    s2_large.go_on(text, record, seconds, lambda line: print(line, flush=True), at_once)
 
 
 def setting(text: str, size: int, train: Train, seeds: int) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def settings_of(train: Train, member: Member, steps: int) -> Train:
     return replace(
         train,
         steps=steps,
-        warmup=max(1, steps // 20),
+        warmup=max(1, steps // 10),
         log_every=max(1, steps // 40),
         seed=member.seed,
         learning_rate=member.learning_rate,

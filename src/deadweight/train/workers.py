@@ -25,7 +25,7 @@ from deadweight.transformer import TransformerConfig
 
 PREPARING = 4  # processes that compile at the same time
 AHEAD = 16  # jobs for which processes are started before their turn
-OVERHEAD = 8.0  # seconds of a training that are not spent on its steps: first weights, the judgement
+OVERHEAD = 6.0  # seconds of a training that are not spent on its steps: first weights, the judgement
 WORTH_IT = 1.03  # two trainings side by side are kept if together they are faster by this
 
 
@@ -91,6 +91,7 @@ class Queue:
     """Works through a plan until it is done or the time is over; what it learns goes to `keep`.
 
     `plan` lists the jobs that are left, first things first; `keep` gets (job, outcome, whether another ran beside it).
+    `at_once` says how many trainings share the GPU; by default two share it once that was tried and found faster.
     """
 
     def __init__(
@@ -100,16 +101,17 @@ class Queue:
         keep: Callable[[Job, Outcome, bool], None],
         *,
         seconds: float,
+        at_once: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.plan, self.graphs, self.keep, self.say = plan, graphs, keep, say
         self.end = time.perf_counter() + seconds
         self.workers: dict[str, Worker] = {}
         self.failed: set[str] = set()
-        self.slots: int | None = None  # trainings at a time; not known before it was tried
+        self.slots = at_once  # trainings at a time; None: not known before it was tried
         self.alone: dict[str, float] = {}  # tokens per second, by graph
         self.gains: list[float] = []  # of those that ran side by side, over what they did alone
-        self.step_seconds = 0.0  # the slowest so far
+        self.step_seconds = {False: 0.0, True: 0.0}  # the slowest so far, alone and beside others
 
     def run(self) -> None:
         try:
@@ -163,8 +165,9 @@ class Queue:
         return 2 if idle and known else 1
 
     def fits(self, job: Job) -> bool:
-        """Whether it can end before the time is over, at the speed of the last one."""
-        return time.perf_counter() + job.steps * self.step_seconds * (self.slots or 1) + OVERHEAD < self.end
+        """Whether it can end before the time is over, at the speed of the slowest so far."""
+        beside = (self.slots or 1) > 1
+        return time.perf_counter() + job.steps * self.step_seconds[beside] + OVERHEAD < self.end
 
     def hear(self, name: str) -> None:
         worker = self.workers[name]
@@ -189,9 +192,10 @@ class Queue:
 
     def learn(self, job: Job, outcome: Outcome, beside: bool) -> None:
         """How long a step takes; and after two ran side by side, whether that is the faster way."""
+        took = outcome.seconds[-1] / outcome.curve.steps[-1]
+        self.step_seconds[beside] = max(self.step_seconds[beside], took)
         if not beside:
             self.alone[job.graph] = outcome.tokens_per_second
-            self.step_seconds = max(self.step_seconds, outcome.seconds[-1] / outcome.curve.steps[-1])
         elif self.slots is None:
             self.gains.append(outcome.tokens_per_second / self.alone[job.graph])
             if len(self.gains) == 2:
