@@ -32,10 +32,15 @@ def llama2_c(vocabulary: int, context: int, width: int, layers: int, heads: int,
 
 
 def nanochat(vocabulary: int, context: int, width: int, layers: int, heads: int, **options: Any) -> Made:
-    """Its constructor leaves the weights to init_weights; a small vocabulary is not padded. Width is 24 at least."""
+    """Its constructor leaves the weights to init_weights; a small vocabulary is not padded.
+
+    The smear gate reads the first 24 channels: a narrower model has a gate for those it has.
+    """
     sizes = {"vocab_size": vocabulary, "sequence_len": context, "n_embd": width, "n_layer": layers}
     config = imported("nanochat.gpt:GPTConfig")(**sizes, n_head=heads, n_kv_head=heads, **options)
     module = imported("nanochat.gpt:GPT")(config, pad_vocab_size_to=1 if vocabulary < 64 else 64)
+    if width < module.smear_gate.in_features:
+        module.smear_gate = imported("nanochat.gpt:Linear")(width, 1, bias=False)
     module.init_weights()
     return module, (tokens(vocabulary, context, 2),)
 
@@ -55,17 +60,22 @@ MAKERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"width": 8, "layers": 2, "heads": 2, "multiple_of": 4},
         {"width": 288, "layers": 6, "heads": 6, "multiple_of": 32},
     ),
-    "nanochat": (nanochat, {"width": 24, "layers": 1, "heads": 2}, {"width": 256, "layers": 4, "heads": 4}),
+    "nanochat": (
+        nanochat,
+        {"width": 16, "layers": 1, "heads": 2, "vocabulary": 19},
+        {"width": 256, "layers": 4, "heads": 4},
+    ),
 }
 SMALL = {"n_layer": 2, "n_embd": 8, "n_head": 2, "intermediate_size": 12}
 LARGE = {"n_layer": 6, "n_embd": 384, "n_head": 6, "intermediate_size": 1024}
 GROUPED, ALL = {"n_query_groups": 1}, {"n_query_groups": 2}
+WORDS = {"vocabulary": 41}  # a parallel block's first MLP reads single tokens: it needs more points than it has weights
 LITGPT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "pythia-14m": (SMALL | ALL, LARGE | {"n_query_groups": 6}),
+    "pythia-14m": (SMALL | ALL | WORDS, LARGE | {"n_query_groups": 6}),
     "Llama-3.2-1B": (SMALL | GROUPED | {"head_size": 4}, LARGE | {"n_query_groups": 2, "head_size": 64}),
     "Gemma-2b": (SMALL | GROUPED | {"head_size": 4}, LARGE | {"n_query_groups": 1, "head_size": 64}),
     "Gemma-2-2b": (SMALL | GROUPED | {"head_size": 4}, LARGE | {"n_query_groups": 2, "head_size": 64}),
-    "phi-2": (SMALL | ALL | {"rotary_percentage": 0.5}, LARGE | {"n_query_groups": 6}),
+    "phi-2": (SMALL | ALL | WORDS | {"rotary_percentage": 0.5}, LARGE | {"n_query_groups": 6}),
     "Qwen2.5-0.5B": (SMALL | GROUPED, LARGE | {"n_query_groups": 2}),
     "Mixtral-8x7B-v0.1": (
         SMALL | GROUPED | {"n_expert": 3, "moe_intermediate_size": 12},
@@ -79,7 +89,7 @@ MANY = {"vocabulary": VOCABULARY, "context": CONTEXT}
 def pair(checkout: str, name: str, make: Any, small: dict[str, Any], large: dict[str, Any]) -> list[Entry]:
     """The same model twice: small, with the account of completeness, and at a realistic size."""
     return [
-        Entry(f"{name}, small", lambda: make(**FEW, **small), checkout=checkout, complete=True),
+        Entry(f"{name}, small", lambda: make(**(FEW | small)), checkout=checkout, complete=True),
         Entry(name, lambda: make(**MANY, **large), checkout=checkout),
     ]
 

@@ -36,6 +36,8 @@ class Identity:
     def compute(self, node: Node) -> Any:
         if node.op not in FREE | KEEPS_REPEATED or node.op not in ELEMENTWISE | SHAPE:
             refuse_large(node)
+        if node.op == "buffer":
+            return repeated_slices(node, self.graph)
         known = known_indices(self.graph, node)
         if known is not None and node.target is not None:
             return node.target(self.of(node.args[0]), known)
@@ -71,3 +73,22 @@ class Identity:
         seed = torch.full((), key(node.op, *constants, *sorted(map(str, node.kwargs.items()))), dtype=torch.int64)
         positions = tuple(i for i, a in enumerate(node.args) if isinstance(a, Ref))
         return mix(seed.expand(node.shape), key(*positions), *operands)
+
+
+def repeated_slices(node: Node, graph: Graph) -> Labels:
+    """Slices of a constant that hold the same numbers, all of them, are one slice: rotary tables repeat their halves.
+
+    Single equal numbers say nothing: the first row of a rotary table is all ones, the next ones are not. What is
+    stored with the model may be trained or counted, and what is one number everywhere is a state not yet written.
+    """
+    labels, value = fresh(node.shape, node.name), graph.tensors.get(node.name)
+    if node.name in graph.buffers or value is None or value.is_meta or not value.is_floating_point():
+        return labels
+    if value.ndim < 2 or not value.numel() or bool((value == value.reshape(-1)[0]).all()):
+        return labels
+    for axis in range(value.ndim):
+        first: dict[bytes, int] = {}
+        slices = value.detach().movedim(axis, 0).contiguous().view(torch.uint8).flatten(1)
+        same = [first.setdefault(part.numpy().tobytes(), place) for place, part in enumerate(slices)]
+        labels = labels.index_select(axis, torch.tensor(same))
+    return labels

@@ -1,0 +1,89 @@
+"""Rows of the Jacobian: how random sums of the outputs depend on each parameter, in float64.
+
+A row is the gradient of a random sum of all outputs of one draw of inputs. Rows of single outputs would repeat each
+other: the first position of a causal model says the same in every draw that begins with the same token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from deadweight.audit.evidence import ROUNDING, ordinary_size
+from deadweight.errors import DeadweightError
+from deadweight.graph.evaluate import evaluate, real_outputs
+from deadweight.graph.node import Graph
+from deadweight.laws.point import Values
+
+Draw = Callable[[int], Values]  # seed to fresh inputs
+LEAST_DRAWS = 16  # of inputs, however few rows are asked for
+SUMS = 1_000_000_007  # seeds of the random sums, far from those of inputs: a sum must not be like what it sums over
+SHARE = 3  # of so many outputs comes one row: with all of them, rows that say the same would count twice
+
+
+@dataclass
+class Rows:
+    """A source of rows over the parameters `order`; every call draws fresh inputs, `most` of them in all."""
+
+    graph: Graph
+    values: Values
+    draw: Draw
+    order: list[str]
+    most: int
+    drawn: int = field(default=0, init=False)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.values[name].numel() for name in self.order]
+
+    def take(self, count: int) -> Float64[Tensor, "rows p"]:
+        """At least `count` rows, fewer where the draws are used up; rows that are not finite are left out."""
+        blocks: list[Tensor] = [torch.zeros(0, sum(self.sizes), dtype=torch.float64)]
+        start, found = self.drawn, 0
+        while self.drawn < self.most and (found < count or self.drawn - start < LEAST_DRAWS):
+            left = max(1, min(self.most - self.drawn, LEAST_DRAWS - (self.drawn - start)))
+            blocks.append(mixed_rows(self, self.drawn, math.ceil(max(count - found, 1) / left)))
+            found += len(blocks[-1])
+            self.drawn += 1
+        return torch.cat(blocks)
+
+
+def mixed_rows(rows: Rows, seed: int, most: int) -> Float64[Tensor, "rows p"]:
+    """Gradients of random sums of the outputs of one draw, at most `most`."""
+    leaves = {name: rows.values[name].detach().clone().requires_grad_() for name in rows.order}
+    outputs = evaluate(rows.graph, {**rows.values, **leaves}, rows.draw(seed))
+    real = [out.reshape(-1) for out in real_outputs(outputs) if out.requires_grad]
+    if not real:
+        return torch.zeros(1, sum(rows.sizes), dtype=torch.float64)
+    flat = torch.cat(real)
+    few = min(most, math.ceil(len(flat) / SHARE))
+    generator = torch.Generator().manual_seed(SUMS + seed)
+    sums = torch.randn(few, len(flat), generator=generator, dtype=torch.float64)
+    found = gradients_of(flat, leaves, sums)
+    if not bool(torch.isfinite(found).all()):  # one output without a derivative spoils every sum
+        found = gradients_of(flat, leaves, torch.eye(len(flat), dtype=torch.float64))
+    silent = found.abs().amax(1) < ROUNDING * ordinary_size(flat.detach())
+    return found.masked_fill(silent.unsqueeze(1), 0.0)[torch.isfinite(found).all(1)]
+
+
+def gradients_of(flat: Tensor, leaves: Values, sums: Tensor) -> Float64[Tensor, "rows p"]:
+    """One row per sum; a parameter that no output reads has zeros."""
+    grads = torch.autograd.grad(
+        flat, list(leaves.values()), sums, is_grads_batched=True, allow_unused=True, retain_graph=True
+    )
+    parts = zip(leaves.values(), grads, strict=True)
+    columns = [
+        torch.zeros(len(sums), leaf.numel(), dtype=torch.float64) if g is None else g.reshape(len(sums), -1)
+        for leaf, g in parts
+    ]
+    return torch.cat(columns, 1)
+
+
+def refuse_none(rows: Tensor) -> None:
+    if not len(rows):
+        raise DeadweightError("no account can be made: the model's derivatives are not finite at random parameters")

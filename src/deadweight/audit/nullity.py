@@ -1,0 +1,130 @@
+"""Which directions change no output, beyond those that are explained.
+
+Let B span the explained directions, e of them, and A be the Jacobian without e of its columns, chosen so that the
+same e rows of B are invertible. Every direction of the null space is one that leaves these e parameters where they are,
+plus one of B: so the nullity of A is what is not explained. A = LU with partial pivoting; A₁, the square part that the
+pivots choose, has the rank of A, and its smallest singular values are found by inverse iteration. That takes half the
+time of a QR and a tenth of that of an SVD.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from deadweight.audit.jacobian import Rows, refuse_none
+
+NULL = 1e-11  # singular values below this share of the largest are zero: a norm's ε of 1e-6 leaves about 1e-9
+LEFT = 3e-13  # and above this they are more than rounding leaves
+ROUNDING = 1e-13  # what rounding may leave of a zero, at most
+FRESH = 1e-10  # what fresh rows must see of a direction to strike it
+MORE = 1.2  # rows per column: with as many rows as columns, chance makes some singular values small
+SPARE = 8  # directions beyond those that look redundant: the first live one has to be seen
+ITERATIONS = 2  # each divides what is live by the square of the gap, at least 1e4
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """Unit directions over all parameters that with the explained ones span the null space."""
+
+    directions: Float64[Tensor, "p n"]
+    gap: float  # the smallest singular value counted as live over the largest counted as zero
+
+
+def unexplained_directions(rows: Rows, basis: Float64[Tensor, "p e"]) -> Unexplained:
+    """Measure what `basis` leaves out of the null space; fresh rows then confirm each direction, or strike it."""
+    parameters, explained = basis.shape
+    jacobian = rows.take(math.ceil(MORE * (parameters - explained)))
+    refuse_none(jacobian)
+    scale = jacobian.norm(dim=0)
+    scale = torch.where(scale > 1e-9 * scale.max(), scale, 1.0)  # nothing reads it, or nearly: no unit to measure it by
+    kept = free_columns(basis * scale.unsqueeze(1))
+    found, gap = null_directions(unit_rows(jacobian[:, kept] / scale[kept]))
+    del jacobian
+    while found.shape[1]:
+        fresh = rows.take(max(found.shape[1] + SPARE, rows.drawn // 2))
+        remaining = found @ null_of(unit_rows(fresh[:, kept] / scale[kept]), found)
+        if remaining.shape == found.shape:
+            break
+        found = remaining
+    directions = torch.zeros(parameters, found.shape[1], dtype=torch.float64)
+    directions[kept] = found / scale[kept].unsqueeze(1)
+    return Unexplained(directions / directions.norm(dim=0), gap)
+
+
+def null_of(fresh: Float64[Tensor, "m n"], found: Float64[Tensor, "n k"]) -> Float64[Tensor, "k j"]:
+    """Combinations of what was found that fresh rows do not see either."""
+    if not len(fresh):
+        return torch.eye(found.shape[1], dtype=torch.float64)
+    _, singular, turn = torch.linalg.svd(fresh @ found)
+    live = int((singular > FRESH * largest_singular(fresh)).sum())
+    return turn[live:].T
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+
+
+def free_columns(basis: Float64[Tensor, "p e"]) -> Tensor:
+    """The parameters that stay when one is held fixed for every explained direction."""
+    parameters, explained = basis.shape
+    order = list(range(parameters))
+    if explained:
+        _, pivots, _ = torch.linalg.lu_factor_ex(torch.linalg.qr(basis)[0])
+        for place, pivot in enumerate(pivots.tolist()):
+            order[place], order[pivot - 1] = order[pivot - 1], order[place]
+    return torch.tensor(sorted(order[explained:]), dtype=torch.int64)
+
+
+def null_directions(rows: Float64[Tensor, "m n"]) -> tuple[Float64[Tensor, "n k"], float]:
+    """An orthonormal basis of the null space, and the gap."""
+    columns = rows.shape[1]
+    if not columns:
+        return torch.zeros(0, 0, dtype=torch.float64), math.inf
+    if len(rows) < columns:
+        rows = torch.cat([rows, torch.zeros(columns - len(rows), columns, dtype=torch.float64)])
+    largest = largest_singular(rows)
+    if not largest:
+        return torch.eye(columns, dtype=torch.float64), math.inf
+    factors = torch.linalg.lu_factor_ex(rows)[0][:columns]
+    block = int((factors.diagonal().abs() < 1e4 * NULL * largest).sum()) + SPARE
+    while True:
+        found, singular = smallest_singular(factors, min(block, columns))
+        null = singular < NULL * largest
+        if not bool(null.all()) or block >= columns:
+            break
+        block *= 2
+    redundant = found[:, null]
+    zero = max([ROUNDING * largest, *(rows @ redundant).norm(dim=0).tolist()])
+    live = float(singular[~null].min()) if not bool(null.all()) else math.inf
+    return redundant, live / zero if zero <= LEFT * largest else 0.0
+
+
+def largest_singular(matrix: Tensor) -> float:
+    """By power iteration: a share of it is all that is compared."""
+    vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for _ in range(12):
+        vector = matrix.T @ (matrix @ vector)
+        vector = vector / vector.norm().clamp_min(1e-300)
+    return float((matrix @ vector).norm())
+
+
+def smallest_singular(factors: Float64[Tensor, "n n"], count: int) -> tuple[Float64[Tensor, "n k"], Tensor]:
+    """The smallest singular values of LU and their right vectors, by inverse iteration."""
+    floor = torch.finfo(torch.float64).eps * float(factors.diagonal().abs().max())
+    tiny = factors.diagonal().abs() < floor
+    factors.diagonal()[tiny] = floor  # less than rounding has left there
+    generator = torch.Generator().manual_seed(1)
+    vectors = torch.linalg.qr(torch.randn(len(factors), count, generator=generator, dtype=torch.float64))[0]
+    solves = ((factors.T, False, False), (factors.T, True, True), (factors, False, True), (factors, True, False))
+    for matrix, upper, unit in solves * ITERATIONS:  # by Uᵀ, Lᵀ, L and U
+        solved = torch.linalg.solve_triangular(matrix, vectors, upper=upper, unitriangular=unit)
+        vectors = torch.linalg.qr(solved)[0]
+    images = factors.triu() @ vectors
+    images = factors.tril(-1) @ images + images
+    _, singular, turn = torch.linalg.svd(images, full_matrices=False)
+    return vectors @ turn.T, singular
