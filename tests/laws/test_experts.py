@@ -14,6 +14,7 @@ import deadweight
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
+from deadweight.laws.point import Point
 
 WIDTH, HIDDEN, EXPERTS = 3, 2, 3
 
@@ -108,6 +109,58 @@ SPOILT: dict[str, Any] = {
 @pytest.mark.parametrize("change", SPOILT.values(), ids=list(SPOILT))
 def test_units_that_meet_another_expert_have_only_a_scale_that_all_experts_share(change: Any) -> None:
     assert claims(Normed(Mixture(change)))["DW011"] == HIDDEN
+
+
+class Biased(Mixture):
+    """A bias for the hidden units of every expert; `add` says how the rows get it."""
+
+    def __init__(self, add: Callable[..., Tensor]) -> None:
+        super().__init__(lambda hidden, chosen: (add(self, hidden, chosen), chosen))
+        self.bias = nn.Parameter(torch.randn(EXPERTS, HIDDEN))
+        self.common = nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+
+BIASES: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "of the expert": (lambda m, hidden, chosen: hidden + m.bias[chosen], EXPERTS * HIDDEN),
+    "of another expert": (lambda m, hidden, chosen: hidden + m.bias[chosen.flip(0)], 0),
+    "of the expert, computed": (lambda m, hidden, chosen: hidden + torch.tanh(m.bias)[chosen], 0),
+    "of the expert, read elsewhere": (lambda m, hidden, chosen: hidden + m.bias[chosen] * 1.0 + m.bias.sum(), 0),
+    "of the expert, which others read": (lambda m, hidden, chosen: (hidden + m.bias[chosen]) * m.bias.mean(), 0),
+    "of the first expert": (lambda m, hidden, chosen: hidden + m.bias[0], 0),
+    "a number that is no parameter": (lambda m, hidden, chosen: hidden + 1.0, 0),
+}
+
+
+@pytest.mark.parametrize(("add", "scales"), BIASES.values(), ids=list(BIASES))
+def test_a_bias_of_the_hidden_units_is_scaled_along_if_the_same_expert_looks_it_up(
+    add: Callable[..., Tensor], scales: int
+) -> None:
+    assert claims(Normed(Biased(add))).get("DW011", 0) == scales
+
+
+def test_moving_a_bias_of_experts_along_changes_nothing() -> None:
+    module = Normed(Biased(BIASES["of the expert"][0])).double().eval()
+    graph = canonical(trace(module, (X.double(),)))
+    (claim,) = (c for c in search(graph).claims if c.code == "DW011")
+    point = Point(graph, {n: t.detach() for n, t in graph.tensors.items()}, {graph.inputs[0]: X.double()})
+    moved = claim.member(point, torch.Generator().manual_seed(0))
+    assert graph.node_of["mixture.bias"] in moved
+    (before,), (after,) = point.outputs, point.at(moved).outputs
+    assert float((before - after).abs().max()) < 1e-12  # float64 rounds at about 1e-16
+
+
+MIXED: dict[str, Callable[..., Tensor]] = {
+    "a common matrix reads them": lambda m, hidden, chosen: m.common(hidden),
+    "their mean over rows is added": lambda m, hidden, chosen: hidden + hidden.mean(0, keepdim=True),
+    "rows are weighed": lambda m, hidden, chosen: torch.outer(chosen, chosen).to(hidden.dtype) @ hidden,
+    "rows are cut and joined": lambda m, hidden, chosen: torch.cat([hidden[4:], hidden[:4]]),
+}
+
+
+@pytest.mark.parametrize("change", MIXED.values(), ids=list(MIXED))
+def test_units_of_experts_that_are_mixed_have_only_a_scale_that_all_experts_share(change: Any) -> None:
+    found = claims(Normed(Biased(change)))
+    assert found.get("DW011", 0) + found.get("DW010", 0) == HIDDEN
 
 
 def test_experts_that_meet_each_other_share_their_scales() -> None:

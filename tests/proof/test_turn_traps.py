@@ -17,7 +17,8 @@ from deadweight.laws.catalogue import search
 from deadweight.laws.prover import Prover
 from deadweight.laws.turns import dimension, spaces
 
-X, WIDE = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 3, 6, dtype=torch.float64)
+SEED = torch.Generator().manual_seed(0)
+X, WIDE = (torch.randn(2, 3, n, generator=SEED, dtype=torch.float64) for n in (4, 6))
 TOKENS = torch.tensor([[0, 1, 2], [2, 2, 0]])
 ANGLES = torch.tensor([[0.3], [1.1], [2.5]], dtype=torch.float64)
 INFINITE = float("inf")
@@ -72,6 +73,10 @@ def parts() -> dict[str, Any]:
         "key": linear(4, 6),
         "short": linear(3, 3),
         "wide": linear(12, 3),
+        "into": torch.randn(6, 4, 1),
+        "from_three": torch.randn(6, 3, 1),
+        "mix": torch.randn(6, 6, 1),
+        "halves": torch.randn(6, 3, 1),
         "one": torch.randn(1),
         "three": torch.randn(3),
         "table": torch.randn(2, 3),
@@ -164,6 +169,24 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     "a reader whose weight is computed": (lambda m, x, w, i: F.linear(m.write(x), torch.tanh(m.square.weight)), 0),
     "a reader whose weight is a vector": (lambda m, x, w, i: F.linear(m.write(x), m.bias), 0),
     "a reader whose weight is the space": (lambda m, x, w, i: F.linear(w[0], m.write(x)[0]), 0),
+    "a reader that is read the other way round too": (
+        lambda m, x, w, i: torch.tanh(m.square(m.write(x))) + F.linear(m.write(x), m.square.weight.mT),
+        0,
+    ),
+    "a kernel that is computed": (lambda m, x, w, i: F.conv1d(F.conv1d(x.mT, m.into), torch.tanh(m.mix)), 0),
+    "a kernel in groups": (lambda m, x, w, i: F.conv1d(F.conv1d(x.mT, m.into), m.mix[:, :3], groups=2), 0),
+    "a kernel that is read whole and in groups": (
+        lambda m, x, w, i: torch.convolution(F.conv1d(x.mT, m.into), m.halves, None, [1], [0], [1], False, [0], 2),
+        0,
+    ),
+    "a transposed convolution": (
+        lambda m, x, w, i: torch.convolution(F.conv1d(x.mT, m.into), m.mix, None, [1], [0], [1], True, [0], 1),
+        0,
+    ),
+    "channels on the first axis": (
+        lambda m, x, w, i: F.conv1d(F.conv1d(w[0], m.from_three) * torch.sin(w[0]).sum(0).view(6, 1), m.mix),
+        0,
+    ),
     "a state that is not zero": (
         lambda m, x, w, i: m.read(recur(m, x, torch.ones(1, 2, 6, dtype=x.dtype))),
         0,

@@ -23,6 +23,4 @@ def rows_sum_to_one(graph: Graph, name: str, axis: int) -> bool:
         return rows_sum_to_one(graph, before.name, {a: b, b: a}.get(axis, axis))
     if node.op == "aten.permute":
         return rows_sum_to_one(graph, before.name, node.args[1][axis])
-    if node.op == "getitem" and before.op in ("aten.split", "aten.chunk", "aten.unbind"):
-        return False
     return False

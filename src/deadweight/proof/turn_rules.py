@@ -25,8 +25,7 @@ from deadweight.proof.weights import uses_of, weight_view
 def shape(walk: TurnWalk, node: Node) -> Any:
     """It moves elements, each with its coordinate."""
     if node.op == "getitem":
-        found = walk.forms[node.args[0].name][node.args[1]]
-        return found if found is None or bool((found.slots[0].coordinate != 0).any()) else None
+        return walk.forms[node.args[0].name][node.args[1]]
     expert = expert_kept(walk, node)
     forms = [walk.forms[n] for n in node.inputs if n in walk.forms]
     missing = [n for n in node.inputs if n not in walk.forms]
@@ -220,6 +219,7 @@ def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         raise Blocked(node.name, node.op, "what is added does not turn expert by expert")
     if any(len(walk.graph.users[name]) != 1 for name in (rows.name, table.name)):
         raise Blocked(node.name, node.op, f"{table.name} is read elsewhere too")
+    walk.turned.touched.add(rows.name)  # the look-up turns along, and nothing but this sum reads it
     walk.turned.sites.append(Site(table.name, "out", 1, lines(slot)[0][0], None, form.gain, 0))
 
 
