@@ -61,7 +61,8 @@ class Session:
         if not isinstance(found, dict):
             raise session.Interrupted(f"the tests fail without a mutant: {found}")
         reach = Reach(**found)
-        for number, mutant in enumerate(self.mutants):
+        numbered = sorted(enumerate(self.mutants), key=lambda m: bool(reach.tests[m[0]]))  # those out of reach first
+        for number, mutant in numbered:
             tests = self.ordered(reach, number)
             self.tell(mutant, self.judge(mutant, [items[t] for t in tests], reach))
         return True
