@@ -185,11 +185,10 @@ class Plan:
                 yield job(shape, steps, Member(seed, rate, **{"weight_decay": DECAY, **changes}))
 
 
-def read_record(file: Path) -> tuple[list[dict[str, Any]], list[Run]]:
-    """The settings of every go, and all runs."""
+def read_record(file: Path) -> list[dict[str, Any]]:
+    """Lines of the kinds setting (one per go), run, and side by side."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    parsed = [json.loads(line) for line in lines]
-    return [x for x in parsed if x["kind"] == "setting"], [x for x in parsed if x["kind"] == "run"]
+    return [json.loads(line) for line in lines]
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
@@ -202,10 +201,11 @@ def go_on(text: str, record: Path, seconds: float, say: Callable[[str], None], a
     with TemporaryDirectory() as folder:
         raw = Path(folder) / "text"
         length = unpack(text, raw)
-        settings, runs = read_record(record)
+        before = read_record(record)
+        runs = [x for x in before if x["kind"] == "run"]
         now = setting(text, raw, length)
         for key in ("text_sha256", "sizes", "batch", "shapes"):
-            if settings and settings[0][key] != now[key]:
+            if before and before[0][key] != now[key]:
                 raise DeadweightError(f"{record} was made with another {key}; expected the same: name another file")
         append(record, now)
         cuts = length * SPLIT[0] // 100, length * SPLIT[1] // 100

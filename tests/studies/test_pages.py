@@ -14,7 +14,6 @@ PAGES = {
     "s1_bias": ("written", "biases"),
     "s2_exact": ("written", "exact-projections"),
     "s2_skips": ("written", "skip-boundary"),
-    "s2_query_weights": ("tables", "query-weights"),
     "s3_allocation": ("written", "allocation"),
     "s3_plans": ("written", "plans"),
     "s4_saturation": ("written", "saturation"),
@@ -27,6 +26,13 @@ def test_a_page_is_what_its_record_says(study: Callable[[str], ModuleType], name
     function, page = PAGES[name]
     record = json.loads((ROOT / "studies" / f"{name}.json").read_text(encoding="utf-8"))
     assert getattr(study(name), function)(record) == (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_query_weights_is_what_its_two_records_say(study: Callable[[str], ModuleType]) -> None:
+    s2, folder = study("s2_query_weights"), ROOT / "studies"
+    record = json.loads((folder / "s2_query_weights.json").read_text(encoding="utf-8"))
+    at_scale = s2.read_large(folder / "s2_large.jsonl", folder / "s2_large_pilot.jsonl")
+    assert s2.page(record, at_scale) == (ROOT / "docs" / "query-weights.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -47,5 +53,5 @@ def test_the_query_study_runs_records_and_goes_on(
     assert {shape: len(told["members"]) for shape, told in record["curves"].items()} == {"full": 20, "identity Q": 12}
     sizes = [record["curves"][s]["parameters"]["non_embedding"] for s in shapes]
     assert sizes[0] - sizes[1] == 16 * 16
-    page = s2.tables(record)
-    assert "identity Q against full:" in page and "Not run yet" not in page
+    assert s2.small_differences(record)["identity Q"].seeds == 2
+    assert any(line.startswith("| identity Q | ") for line in s2.small_tables(record))

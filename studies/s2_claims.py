@@ -1,0 +1,261 @@
+"""What the query study says of the published claims: differences over pairs of one seed, at both sizes, with errors.
+
+A difference is judged on three seeds or more, at equal tokens. A claim of equality
+- *holds* if the whole 95 % interval of the difference is below MATTERS;
+- is *not seen here* if the whole interval is above zero;
+- is *not decided* if the interval reaches from no difference to more than that.
+What holds at the small size, while the large one was not asked, *holds with conditions*. The larger size decides where
+it has the seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import s2_large as large
+from s2_large import Run
+
+MATTERS = 0.005  # bits per byte
+STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # standard errors of a 95 % interval, by pairs
+ASYMPTOTES = (0.0, 1.2)  # bits per byte that more text cannot undercut: the truth is taken to lie between
+FIRST_LONG = 2400  # steps of the long runs of the first go
+Bits = dict[int, float]  # by seed
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean over pairs of one seed, in bits per byte, and its standard error."""
+
+    mean: float
+    error: float
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ± {self.error:.4f}"
+
+    @property
+    def margin(self) -> float:
+        """Half of the 95 % interval, by Student's t: few seeds leave much room."""
+        return STUDENT[self.seeds] * self.error
+
+    @property
+    def is_worse(self) -> bool:
+        return self.mean > self.margin
+
+    @property
+    def is_better(self) -> bool:
+        return self.mean < -self.margin
+
+
+def difference(one: Bits, other: Bits) -> Difference | None:
+    """None for fewer than three pairs: nothing is judged on them."""
+    pairs = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    if len(pairs) < 3:
+        return None
+    return Difference(statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
+
+
+class Large:
+    """The record of the large size, by what one asks of it."""
+
+    def __init__(self, record: list[dict[str, Any]], pilot: list[dict[str, Any]]) -> None:
+        self.settings = [x for x in record if x["kind"] == "setting"]
+        self.runs: list[Run] = [x for x in record if x["kind"] == "run"]
+        self.pilot: list[Run] = [x for x in pilot if x["kind"] == "run"]
+        self.side_by_side: dict[int, float] = {}  # by bytes of a step
+        for lines in (pilot, record):
+            size = lines[0]["batch"] * lines[0]["sizes"]["context"]
+            for told in (x for x in lines if x["kind"] == "side by side"):
+                self.side_by_side[size] = told["speed_over_one"]
+        self.shapes = self.settings[0]["shapes"]
+        self.swept = {shape: large.sweep(self.runs, shape) for shape in large.SHAPES}
+
+    def rate(self, shape: str, steps: int) -> float | None:
+        """None as long as the sweep is not over."""
+        swept = self.swept[shape]
+        if large.rates_to_try(swept):
+            return None
+        return large.best_rate(swept) if steps == large.SHORT else large.rate_for(swept, steps)
+
+    def bits(self, shape: str, steps: int, scale: float = 1.0, factor: float = 1.0) -> Bits:
+        """Bits per byte of all seeds at the shape's own learning rate, or at a multiple of it."""
+        rate = self.rate(shape, steps)
+        wanted = None if rate is None else float(f"{rate * factor:.3g}")
+        return {
+            run["member"]["seed"]: large.loss_of(run) / math.log(2)
+            for run in self.runs
+            if large.shape_of(run) == shape
+            and run["steps"] == steps
+            and (run["member"]["learning_rate"], run["member"]["scale"]) == (wanted, scale)
+            and (run["member"]["weight_decay"], run["member"]["learned_scale"]) == (large.DECAY, False)
+        }
+
+    def gap(self, shape: str, steps: int, other: str = "full") -> Difference | None:
+        return difference(self.bits(shape, steps), self.bits(other, steps))
+
+    def longest_gap(self, shape: str) -> tuple[int, Difference] | None:
+        """At the longest runs that both have three seeds of."""
+        found = [(n, d) for n in (large.SHORT, large.MIDDLE, large.LONG) if (d := self.gap(shape, n)) is not None]
+        return found[-1] if found else None
+
+    def half_scale(self, shape: str) -> Difference | None:
+        return difference(self.bits(shape, large.SHORT, scale=0.5), self.bits(shape, large.SHORT))
+
+    def flops(self, shape: str) -> float:
+        """Per byte of text, over those of the full shape."""
+        return self.shapes[shape]["flops_per_token"] / self.shapes["full"]["flops_per_token"]
+
+    def speed(self, shape: str) -> float | None:
+        """Bytes per second alone on the GPU, in large steps that fill it."""
+        found = [r["tokens_per_second"] for r in self.pilot if r["graph"] == shape and not r["beside"]]
+        return statistics.median(found) if found else None
+
+    def first_pair(self, shape: str) -> float | None:
+        """The difference to full of the one pair of long runs of the first go."""
+        ends = {r["graph"]: large.loss_of(r) / math.log(2) for r in self.pilot if r["steps"] >= FIRST_LONG}
+        return ends[shape] - ends["full"] if {shape, "full"} <= ends.keys() else None
+
+    def slope(self, steps: int) -> tuple[float, float]:
+        """Bits per byte by which the full shape falls per e-fold of text there: a + b·text^−c through the means of its
+        two shortest lengths, for the least and the largest asymptote a."""
+        ends = [statistics.mean(self.bits("full", n).values()) for n in (large.SHORT, large.MIDDLE)]
+        gone = math.log(large.MIDDLE / large.SHORT)
+        found = []
+        for a in ASYMPTOTES:
+            power = math.log((ends[0] - a) / (ends[1] - a)) / gone
+            found.append(power * (ends[0] - a) * (steps / large.SHORT) ** -power)
+        return min(found), max(found)
+
+    def worth(self, steps: int, less: float) -> tuple[float, float]:
+        """What text for the share of the cost that is saved would be worth: at least, and at most."""
+        low, high = self.slope(steps)
+        return -low * math.log(less), -high * math.log(less)
+
+
+def verdict_of_equality(found: Difference) -> str:
+    if found.is_worse:
+        return "Not seen here"
+    most = found.mean + found.margin
+    return "Holds" if most < MATTERS else f"Not decided: worse by {most:.3f} at most"
+
+
+def gain_at_optimum(swept: dict[float, float]) -> float:
+    """Bits per byte that the vertex of the parabola promises over the best rate of the grid."""
+    best = large.best_rate(swept)
+    low, here, high = (swept.get(rate, math.inf) for rate in (best / 2, best, 2 * best))
+    if not math.isfinite(low + high):
+        return 0.0
+    return (low - high) ** 2 / (8 * (low - 2 * here + high)) / math.log(2)
+
+
+def millions(steps: int) -> str:
+    return f"{steps * large.BATCH * large.SIZES['context'] / 1e6:.0f} M bytes"
+
+
+def line(words: str, verdict: str, *said: str) -> str:
+    return f"- *{words}* **{verdict}.** " + " ".join(s for s in said if s)
+
+
+def identity(record: Large, shape: str, words: str, small: Mapping[str, Difference]) -> str:
+    """One claim of equality with the full shape."""
+    at_small = f"4.7 M parameters: {small[shape]}." if shape in small else ""
+    found = record.longest_gap(shape)
+    if found is None:
+        verdict = only_small(verdict_of_equality(small[shape])) if shape in small else "Open"
+        return line(words, verdict, at_small)
+    steps, gap = found
+    shorter = record.gap(shape, large.SHORT) if steps != large.SHORT else None
+    told = f"{shape} against full, 38 M parameters: {gap} after {millions(steps)} ({gap.seeds} seeds)"
+    told += f", {shorter} after {millions(large.SHORT)}." if shorter else "."
+    return line(words, verdict_of_equality(gap), told, caveats(record, shape, steps, gap), at_small)
+
+
+def caveats(record: Large, shape: str, steps: int, gap: Difference) -> str:
+    """What a finer learning rate and equal FLOPs may take back; neither is measured."""
+    said = []
+    finer = gain_at_optimum(record.swept[shape]) - gain_at_optimum(record.swept["full"])
+    if steps == large.SHORT and finer > 0.001:
+        said.append(f"A finer learning rate would take back about {finer:.3f} of it, by the parabola below.")
+    if gap.mean > 0 and record.flops(shape) < 1:
+        low, high = record.worth(steps, record.flops(shape))
+        said.append(
+            f"It takes {1 - record.flops(shape):.1%} fewer FLOPs per byte; text for those would be worth about "
+            f"{low:.3f} to {high:.3f} (extrapolated, not measured)."
+        )
+    if (other := record.first_pair(shape)) is not None and (other > 0) != (gap.mean > 0):
+        said.append(
+            f"One pair of a first go, with other steps and rates, has the other sign ({other:+.4f}, see below)."
+        )
+    return " ".join(said)
+
+
+def half_scale(record: Large, small: Mapping[str, Difference]) -> str:
+    """Whether the identity wants half the attention scale."""
+    here = {shape: record.half_scale(shape) for shape in ("identity Q", "full")}
+    listed = lambda found: ", ".join(f"{s} {d}" for s, d in found.items() if d is not None)  # noqa: E731
+    deciding = here["identity Q"] or small["half scale, identity Q"]
+    verdict = "Holds" if deciding.is_better else "Not seen here"
+    before = {s.removeprefix("half scale, "): d for s, d in small.items() if s.startswith("half scale, ")}
+    return line(
+        "It wants half the attention scale.",
+        verdict,
+        f"Half the scale against the whole, after {millions(large.SHORT)} at 38 M parameters, at the learning rate of "
+        f"the whole: {listed(here)}."
+        if any(here.values())
+        else "",
+        f"4.7 M parameters: {listed(before)}.",
+    )
+
+
+def at_small_size(words: str, names: Mapping[str, Difference], verdict: str, more: str = "") -> str:
+    """A claim that only the small size was asked about."""
+    listed = ", ".join(f"{name} {found}" for name, found in names.items())
+    return line(words, only_small(verdict), f"{listed}{more}.")
+
+
+def only_small(verdict: str) -> str:
+    verdict = "Holds with conditions" if verdict == "Holds" else verdict
+    return f"{verdict} (4.7 M parameters; open at 38 M)"
+
+
+def holds(is_so: bool) -> str:
+    return "Holds" if is_so else "Not seen here"
+
+
+def claims(record: Large, small: Mapping[str, Difference], diverged: int) -> list[str]:
+    """Every claim, its verdict, and the numbers behind it."""
+    part = lambda prefix: {n.removeprefix(prefix): d for n, d in small.items() if n.startswith(prefix)}  # noqa: E731
+    third, fast = part("third of the decay, "), part("four times the rate, ")
+    smaller, larger = small["against a smaller MLP, identity Q"], small["identity V, larger MLP"]
+    return [
+        identity(record, "identity Q", "Query weights can be the identity.", small),
+        identity(record, "identity K", "So can key weights.", small),
+        identity(record, "identity V", "So can value weights.", small),
+        identity(record, "identity Q, larger MLP", "Given to the MLP, query weights are worth as much.", small),
+        half_scale(record, small),
+        at_small_size(
+            "It wants a third of the weight decay, with which the baseline diverges.",
+            third,
+            holds(third["identity Q"].is_better and diverged > 0),
+            f"; {diverged} runs diverged",
+        ),
+        at_small_size(
+            "A model that gives up as many weights of its MLP is no better.",
+            {"identity Q against full, smaller MLP": smaller},
+            verdict_of_equality(smaller),
+        ),
+        at_small_size(
+            "Beyond the claims: value weights are better spent in the MLP.",
+            {"identity V, larger MLP against full": larger},
+            holds(larger.is_better),
+        ),
+        at_small_size(
+            "Beyond the claims: without query weights, training bears four times the learning rate better.",
+            fast,
+            holds(fast["full"].mean - fast["identity Q"].mean > math.hypot(*(d.margin for d in fast.values()))),
+        ),
+    ]
