@@ -13,12 +13,19 @@ from torch import Tensor, nn
 
 import deadweight
 from deadweight.audit.finding import Audit, Finding
+from deadweight.graph.canonical import canonical
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import trace
+from deadweight.laws.catalogue import search
+from deadweight.laws.claim import Claim
+from deadweight.laws.point import Point
 
 torch.set_num_threads(1)  # the modules are tiny: more threads only wait for each other
 
 ZERO = 1e-10  # of a typical gradient: rounding leaves about 1e-15
 LIVE = 1e-9  # of the largest singular value: rounding leaves about 1e-15, live directions 1e-5
 VOCABULARY = 11
+STAYS = 1e-10  # of outputs of order one, after a motion of order one: float64 rounds at about 1e-16
 
 
 @dataclass(frozen=True)
@@ -133,3 +140,25 @@ def redrawn(x: Tensor, generator: torch.Generator) -> Tensor:
     if x.is_floating_point():
         return torch.randn(x.shape, generator=generator, dtype=torch.float64)
     return torch.randint(0, VOCABULARY, x.shape, generator=generator)
+
+
+@pytest.fixture
+def true_claims() -> Callable[..., tuple[Graph, list[Claim]]]:
+    """What the search claims of a module, checker and evidence aside: every claim is moved along.
+
+    Outputs and the shapes of all parameters must stay as they are.
+    """
+
+    def run(module: nn.Module, *inputs: Tensor, training: bool = False) -> tuple[Graph, list[Claim]]:
+        graph = canonical(trace(module.double().train(training), inputs))
+        found = search(graph).claims
+        values = {n: t.detach() for n, t in graph.tensors.items()}
+        point = Point(graph, values, dict(zip(graph.inputs, inputs, strict=True)))
+        for claim in found:
+            moved = claim.member(point, torch.Generator().manual_seed(1))
+            assert all(t.shape == values[n].shape for n, t in moved.items()), claim
+            for new, old in zip(point.at(moved).outputs, point.outputs, strict=True):
+                assert claim.tier == "epsilon" or float((new - old).abs().max()) < STAYS, claim
+        return graph, found
+
+    return run

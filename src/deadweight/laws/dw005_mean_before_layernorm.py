@@ -55,7 +55,7 @@ def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
 def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     """The same behind a per-channel scale: the weighted motion is uniform where the scale has been applied."""
     scaled = scale_after(prover.graph, node)
-    if scaled is None:
+    if scaled is None or not writes_channels(prover.graph, node, scaled[0].shape[-1]):
         return
     product, scale = scaled
     places = torch.Size(product.shape[:-1]).numel()
@@ -82,11 +82,28 @@ def scale_after(graph: Graph, node: Node) -> tuple[Node, str] | None:
         if reader.op == "aten.mul":
             inner, scale = peel(graph, reader.name, "aten.mul")
             return (reader, scale) if scale is not None and inner == current.name else None
-        weight = current.op in ("parameter", "aten.t") and reader.op in ("linear", "aten.t")
-        if not (weight or reader.op == "aten.reshape" or adds_bias(reader, current, graph)):
+        if not (is_weight_of(reader, current) or keeps_channels(reader, current) or adds_bias(reader, current, graph)):
             return None
         current = reader
     return None
+
+
+def writes_channels(graph: Graph, node: Node, width: int) -> bool:
+    """Whether a parameter has one element, or one row, for each channel: only then can it move along 1/λ."""
+    if not node.shape:
+        return False
+    return node.shape[-1 if graph.users[node.name][0].op == "aten.t" else 0] == width
+
+
+def is_weight_of(reader: Node, current: Node) -> bool:
+    """Whether a parameter, perhaps transposed, is the weight of a linear map; what the map reads is no weight."""
+    if reader.op == "linear":
+        return current.op in ("parameter", "aten.t") and reader.args[1] == Ref(current.name)
+    return reader.op == "aten.t" and current.op == "parameter"
+
+
+def keeps_channels(reader: Node, current: Node) -> bool:
+    return reader.op == "aten.reshape" and reader.shape[-1:] == current.shape[-1:]
 
 
 def adds_bias(reader: Node, current: Node, graph: Graph) -> bool:

@@ -170,8 +170,9 @@ def step_back(graph: Graph, node: Node, channel: int) -> tuple[str, str] | None:
     elements = torch.Size(other.shape).numel()
     if elements != 1 and (elements != node.shape[channel] or long_axis(other.shape, node.shape) != channel):
         return None
-    if graph.depends[other.name][0]:
-        return (other.name, BIAS) if node.op == "aten.add" and parameter_behind(graph, other.name) else None
+    if graph.depends[other.name][0]:  # one number for all channels cannot be scaled channel by channel
+        own = elements == node.shape[channel] and bool(parameter_behind(graph, other.name))
+        return (other.name, BIAS) if node.op == "aten.add" and own else None
     return other.name, CONSTANT if node.op in ("aten.add", "aten.sub") else SCALED
 
 
