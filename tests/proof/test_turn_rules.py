@@ -75,6 +75,11 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x: m.read(m.write(x) * m.gain), gain=torch.rand(6) + 0.5, free=36),
         case(lambda m, x, w: m.read(m.write(x) * torch.tanh(w)), X, WIDE, free=6),
         case(lambda m, x: m.read(m.write(x) / 2.0 / (1 + x[..., :1] ** 2)), free=36),
+        case(lambda m, x: m.read(m.write(x) * m.write(x).abs()), free=6),
+    ],
+    "whole_power": [
+        case(lambda m, x: m.read(torch.relu(m.write(x)).square()), free=6),
+        case(lambda m, x: m.read(m.write(x) ** 3 + m.write(x) * m.write(x).abs() ** 2), free=6),
     ],
     "linear": [case(lambda m, x: m.read(m.write(x)), free=36)],
     "matmul": [case(lambda m, x: m.read(attend(m, x)), free=36)],
@@ -111,7 +116,7 @@ SILENT: dict[str, list[dict]] = {
     ],
     "negation": [case(lambda m, x: m.read(torch.exp(-m.write(x))), free=0)],
     "product": [
-        case(lambda m, x: m.read(m.write(x) * m.write(x)), free=0),
+        case(lambda m, x: m.read(m.write(x) * m.write(x).roll(1, -1)), free=0),
         case(lambda m, x, w: m.read(w / m.write(x)), X, WIDE, free=0),
     ],
     "linear": [
@@ -119,6 +124,10 @@ SILENT: dict[str, list[dict]] = {
         case(lambda m, x: m.read(m.write(x)) + m.read.weight.sum(), free=0),
     ],
     "matmul": [case(lambda m, x: m.read(m.write(x)) @ (m.write(x) @ m.write(x).transpose(1, 2))[:, :, :3], free=0)],
+    "whole_power": [
+        case(lambda m, x: m.read(m.write(x) ** 2 + m.write(x)), free=0),
+        case(lambda m, x: m.read(m.write(x).abs() ** 1.5), free=0),
+    ],
     "homogeneous": [case(lambda m, x: m.read(F.gelu(m.write(x))), free=0)],
     "norm_core": [case(lambda m, x: m.read(half_normed(m.write(x))), free=3**2)],
     "reduction": [case(lambda m, x: m.read(m.write(x)) + m.write(x).sum(-1, keepdim=True), free=0)],

@@ -38,6 +38,12 @@ class Blockwise:
         small = torch.eye(self.u.shape[-1], dtype=torch.float64) + self.v.transpose(1, 2) @ self.u
         return Blockwise(self.index, -torch.linalg.solve(small, self.u, left=False), self.v)
 
+    def raised(self, power: int, *, finite: bool) -> Blockwise:
+        """For single coordinates: (1 + x)ⁿ − 1 of a member, n·x of a direction."""
+        assert self.index.shape[1] == 1, "a power of more than a scale"
+        x = self.diagonal[..., None]
+        return Blockwise(self.index, (1 + x) ** power - 1 if finite else power * x, torch.ones_like(x))
+
     @property
     def diagonal(self) -> Float64[Tensor, "blocks n"]:
         return (self.u * self.v).sum(-1)
@@ -77,6 +83,7 @@ def site_change(site: Site, element: Element, parameter: Tensor, value: Value, r
     if gain is not None and site.role == "behind":
         gain = 1 / gain
     for part in element:
+        part = part if site.power == 1 else part.raised(site.power, finite=reader_sign == 1.0)
         for places, blocks in blocks_at(site, part.index):
             apply_part(site, part, places, blocks, along, change, gain, reader_sign)
     if site.expert is None:

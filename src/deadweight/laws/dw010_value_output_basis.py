@@ -13,5 +13,6 @@ CODE, NAME = "DW010", "value-output-basis"
 
 def find(prover: Prover) -> Iterator[TurnClaim]:
     for space in spaces(prover):
-        if space.turned.proved and len(space.writing) == 1 and space.passed("aten.matmul") and not space.of_experts:
+        alone = len(space.writing) == 1 and not space.of_experts and not space.turned.powers
+        if space.turned.proved and alone and space.passed("aten.matmul"):
             yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)

@@ -1,5 +1,7 @@
 """DW011 hidden-unit scale: a ReLU unit, or the linear branch of a gated one, can trade scale with what reads it.
 
+A squared ReLU trades s for 1/s²: every positively homogeneous unit has its power.
+
 A factor per channel right behind a linear map (LayerScale) is such a reader, and folds into the map's rows.
 """
 
@@ -18,7 +20,7 @@ CODE, NAME = "DW011", "hidden-unit-scale"
 
 def find(prover: Prover) -> Iterator[TurnClaim | ScaleClaim]:
     for space in spaces(prover):
-        units = space.passed(*POSITIVELY_HOMOGENEOUS)
+        units = space.passed(*POSITIVELY_HOMOGENEOUS) or space.turned.powers
         alone = (units or len(space.writing) == 1) and not space.passed("aten.matmul")
         between = units or space.passed("aten.mul", "aten.div")
         if space.turned.proved and alone and between and max(space.turned.block_sizes()) == 1:

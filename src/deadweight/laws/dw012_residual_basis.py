@@ -17,7 +17,13 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
         fresh = (
             space.turned.proved and not space.of_experts and not any(site is space.turned.sites[0] for site in named)
         )
-        if fresh and is_stream(space) and space.turned.rotations and dimension(space.turned):
+        if (
+            fresh
+            and not space.turned.powers
+            and is_stream(space)
+            and space.turned.rotations
+            and dimension(space.turned)
+        ):
             yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)
 
 

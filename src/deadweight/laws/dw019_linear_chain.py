@@ -20,6 +20,7 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
             turned.proved
             and not space.of_experts
             and not turned.rotations
+            and not turned.powers
             and dimension(turned)
             and not any(sites[0] is turned.sites[0] for sites in named)
         ) and any(s.role == "in" for s in turned.sites):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,11 +39,14 @@ def same(a: Site, b: Site) -> bool:
     )
 
 
-def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False) -> Turned:
-    """Turn the space these writers write, bringing in every other writer that its vectors are added to."""
+def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False, powers: bool = False) -> Turned:
+    """Turn the space these writers write, bringing in every other writer that its vectors are added to.
+
+    With `powers`, a scale of single coordinates may be followed through whole powers.
+    """
+    walk = partial(TurnWalk, prover.graph, prover.identity, size=size, scalar=scalar, powers=powers)
     for _ in range(400):
-        nodes, sites, expert = writers.nodes, writers.sites, writers.expert
-        turned = TurnWalk(prover.graph, prover.identity, nodes, sites, size, scalar=scalar, expert=expert).run()
+        turned = walk(writers=writers.nodes, sites=writers.sites, expert=writers.expert).run()
         if writers.expert is not None and not turned.proved:  # perhaps a space that all experts share
             writers.expert, writers.sites = None, [replace(s, expert=None) for s in writers.sites]
             continue

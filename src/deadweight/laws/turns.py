@@ -54,7 +54,7 @@ def search(prover: Prover) -> Iterator[Space]:
         if node.name in covered or node.name not in prover.graph.live:
             continue
         for writers, size in seeds(prover.graph, node):
-            turned = explore(prover, writers, size)
+            turned = explore(prover, writers, size, powers=True)
             if len(writers.nodes) > 1 or turned.proved:
                 covered.update(writers.nodes)
             yield Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))

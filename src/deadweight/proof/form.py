@@ -38,6 +38,7 @@ class Form:
     slots: tuple[Slot, ...]
     gain: str | None = None
     expert: str | None = None
+    power: int = 1  # of single coordinates: what scales them by s scales the value by s to this power
 
     @property
     def single(self) -> Slot | None:

@@ -40,6 +40,7 @@ class Site:
     gain: str | None = None  # node of a per-channel factor between the space and the parameter
     expert: int | None = None  # the parameter's axis of experts, where each has a space of its own
     value: str | None = None  # for a gain: the node whose value is multiplied
+    power: int = 1  # where the space stands raised to a power: single coordinates only, s acts as s to this power
 
 
 class NeedsWriters(Blocked):
@@ -84,6 +85,11 @@ class Turned:
         pairs = torch.stack([self.blocks, keys], 1)
         self.blocks = torch.unique(pairs, dim=0, return_inverse=True)[1]
 
+    @property
+    def powers(self) -> bool:
+        """Whether some parameter moves by a power of the scale: scales of single coordinates only."""
+        return any(site.power != 1 for site in self.sites)
+
     def single_coordinates(self) -> None:
         self.blocks = torch.arange(1, len(self.blocks) + 1)
 
@@ -123,9 +129,10 @@ class TurnWalk:
         scalar: bool = False,
         contracts: bool = False,
         expert: str | None = None,
+        powers: bool = False,
     ) -> None:
         self.graph, self.identity, self.writers, self.within, self.scalar = graph, identity, writers, within, scalar
-        self.contracts, self.expert = contracts, expert
+        self.contracts, self.expert, self.powers = contracts, expert, powers
         self.forms: dict[str, Any] = {}
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}
@@ -201,7 +208,8 @@ class TurnWalk:
         if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
             raise Blocked(node.name, node.op, "the coordinates it reads differ from position to position")
         copies = copies_of(coordinate[0], factor)
-        site = Site(view.parameter, "in", axis, coordinate[0], copies, form.gain, expert_axis(node, view, form))
+        expert = expert_axis(node, view, form)
+        site = Site(view.parameter, "in", axis, coordinate[0], copies, form.gain, expert, power=form.power)
         self.readings.setdefault(view.parameter, []).append(site)
         if not self.scalar:
             self.turned.split(signatures(coordinate[0], copies, self.turned.size))
@@ -211,7 +219,10 @@ class TurnWalk:
         for parameter, sites in self.readings.items():
             first = sites[0]
             uses = sum(1 for _ in uses_of(self.graph, parameter))
-            alike = all(torch.equal(s.coordinate, first.coordinate) and s.axis == first.axis for s in sites)
+            alike = all(
+                torch.equal(s.coordinate, first.coordinate) and (s.axis, s.power) == (first.axis, first.power)
+                for s in sites
+            )
             if not alike or len(sites) != uses:
                 raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
             self.turned.sites.append(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,6 +16,7 @@ from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_a
 from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
+from deadweight.proof.powers import multiplied
 from deadweight.proof.reading import is_vector_of_parameters
 from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
@@ -33,15 +35,15 @@ def shape(walk: TurnWalk, node: Node) -> Any:
         walk.missing.update(dict.fromkeys(missing, node.name))
     count = max(len(f.slots) for f in forms)
     slots = [run_slot(walk, node, k) for k in range(count)]
-    gains = {f.gain for f in forms}
-    if len(gains) > 1:
-        raise Blocked(node.name, node.op, "it joins values behind different gains")
+    gains, powers = {f.gain for f in forms}, {f.power for f in forms}
+    if len(gains) > 1 or len(powers) > 1:
+        raise Blocked(node.name, node.op, "it joins values behind different gains or powers")
     if gains != {None} and not keeps_last_axis(walk, node):
         raise Blocked(node.name, node.op, "it takes apart what a gain multiplies")
-    gain = gains.pop()
+    gain, power = gains.pop(), powers.pop()
     if isinstance(slots[0], list):
-        return [Form(tuple(column), gain, expert) for column in zip(*slots, strict=True)]
-    return Form(tuple(slots), gain, expert)
+        return [Form(tuple(column), gain, expert, power) for column in zip(*slots, strict=True)]
+    return Form(tuple(slots), gain, expert, power)
 
 
 def expert_kept(walk: TurnWalk, node: Node) -> str | None:
@@ -162,8 +164,8 @@ def addition(walk: TurnWalk, node: Node) -> Form:
     alpha = node.kwargs.get("alpha", 1) * (-1 if node.op == "aten.sub" else 1)
     right = right if right is None or alpha == 1 else scaled(right, element(node, alpha))
     if left is not None and right is not None:
-        if left.gain != right.gain or left.expert != right.expert:
-            raise Blocked(node.name, node.op, "it adds values behind different gains or experts")
+        if (left.gain, left.expert, left.power) != (right.gain, right.expert, right.power):
+            raise Blocked(node.name, node.op, "it adds values behind different gains, experts or powers")
         total = added(left, right, node.shape)
         if total is None:
             raise Blocked(node.name, node.op, "too many coordinates in one sum")
@@ -207,7 +209,7 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     if parameter_axis < 0:
         walk.missing[other.name] = node.name
         return
-    walk.turned.sites.append(Site(found.name, "out", parameter_axis, along, None, form.gain))
+    walk.turned.sites.append(Site(found.name, "out", parameter_axis, along, None, form.gain, power=form.power))
 
 
 def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
@@ -220,7 +222,7 @@ def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     if any(len(walk.graph.users[name]) != 1 for name in (rows.name, table.name)):
         raise Blocked(node.name, node.op, f"{table.name} is read elsewhere too")
     walk.turned.touched.add(rows.name)  # the look-up turns along, and nothing but this sum reads it
-    walk.turned.sites.append(Site(table.name, "out", 1, lines(slot)[0][0], None, form.gain, 0))
+    walk.turned.sites.append(Site(table.name, "out", 1, lines(slot)[0][0], None, form.gain, 0, power=form.power))
 
 
 @turn_rule("aten.neg")
@@ -242,7 +244,7 @@ def product(walk: TurnWalk, node: Node) -> Form:
     """A number times a vector turns alike; a factor per coordinate keeps only what it treats alike."""
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
     if left is not None and right is not None:
-        raise Blocked(node.name, node.op, "two turned values are multiplied element by element")
+        return multiplied(walk, node, left, right)
     if node.op == "aten.div" and (left is None or node.kwargs):
         raise Blocked(node.name, node.op, "the divisor turns, or the quotient is rounded")
     form, other = (left, node.args[1]) if left is not None else (right, node.args[0])
@@ -252,7 +254,7 @@ def product(walk: TurnWalk, node: Node) -> Form:
         factor = torch.tensor(element(node, other))
         return scaled(form, field.inverse(factor) if divides else factor)
     if node.op == "aten.mul" and is_gain(walk, node, form, other):
-        return Form(form.slots, other.name, form.expert)
+        return replace(form, gain=other.name)
     if walk.scalar and not walk.graph.depends[other.name][1]:
         return form
     factor = walk.numbers_of(other)
@@ -285,7 +287,7 @@ def matmul(walk: TurnWalk, node: Node) -> Form | None:
     refuse_experts(walk, node)
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
     if left is not None and right is not None:
-        if not walk.contracts:
+        if not walk.contracts or left.power != 1 or right.power != 1:
             raise Blocked(node.name, node.op, "two values of the space are multiplied with each other")
         walk.turned.contractions.append(Contraction(node.name, left, right))
         return None
@@ -323,7 +325,8 @@ def recurrent(walk: TurnWalk, node: Node) -> list[Form]:
         raise Blocked(node.name, node.op, "tanh and sigmoid, or its weight, do not turn along")
     zero = constant_value(walk.graph, hidden.name)
     matrix = walk.graph.node(weight)
-    if zero is None or bool(zero.any()) or matrix.op != "parameter" or form.single is None or form.gain is not None:
+    plain = form.gain is None and form.power == 1 and matrix.op == "parameter"
+    if zero is None or bool(zero.any()) or form.single is None or not plain:
         raise Blocked(node.name, node.op, "its initial state or its weight does not turn along")
     uniform(walk, node, form.single)
     along = lines(form.single)[0][0]
@@ -348,7 +351,7 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
     """A norm commutes with rotations (LayerNorm: with those that keep the mean) and ignores a common scale."""
     form = walk.forms[node.args[0].name]
     slot = form.single
-    if slot is None or node.args[1] != 1:
+    if slot is None or node.args[1] != 1 or form.power != 1:
         raise Blocked(node.name, node.op, "it reads sums of several coordinates")
     uniform(walk, node, slot)
     eps = float(node.args[-1])
