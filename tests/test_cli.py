@@ -15,6 +15,7 @@ import deadweight
 from deadweight import cli
 from deadweight.audit.finding import Audit
 from deadweight.errors import DeadweightError
+from deadweight.progress import silent
 
 Install = Callable[[object], list[dict]]
 
@@ -55,7 +56,7 @@ def test_the_options_reach_the_library_function(run, fake_audit: Install, clean:
             "ignore": ("DW001",),
             "trust_remote_code": True,
             "length": 7,
-            "progress": None,
+            "progress": silent,
         }
     ]
 

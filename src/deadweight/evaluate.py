@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
 from deadweight.source.text import printable
 from deadweight.source.tokens import encoded, tokenizer_of
 from deadweight.train.data import boundary, check_text, read_text
 
-Say = Callable[[str], None]
 LONGEST = 1024  # tokens in a window, unless asked for more
 DECODED = 64  # tokens that are generated to time it
 
@@ -57,16 +56,18 @@ def evaluate(
     limit: int | None = None,
     batch: int = 8,
     dtype: str | None = None,
-    say: Say = lambda _: None,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
 ) -> tuple[Evaluation, ...]:
     """Loss, speed and cache of a causal language model on a text; with `against`, of both, the other one first.
 
     `limit` is how many bytes of the text are read. Both models must read the same tokens.
     """
-    read = read_text(text, say)
+    read = read_text(text, progress)
     check_text(read, text)
     read = read[: boundary(read, limit)] if limit and limit < len(read) else read
-    subjects = [Subject.open(str(m), dtype, say) for m in ([against] if against is not None else []) + [model]]
+    options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    subjects = [Subject.open(str(m), options, progress) for m in ([against] if against is not None else []) + [model]]
     ids = [s.encode(read) for s in subjects]
     if len(ids) == 2 and ids[0] != ids[1]:
         raise DeadweightError(
@@ -81,7 +82,7 @@ def evaluate(
             raise DeadweightError(
                 f"found a context of {length:,} tokens; {printable(s.name)} takes at most {s.context:,}"
             )
-    return measured(subjects, torch.tensor(ids[0]), len(read), length, batch, say)
+    return measured(subjects, torch.tensor(ids[0]), len(read), length, batch, progress)
 
 
 @dataclass
@@ -94,14 +95,13 @@ class Subject:
     context: int
 
     @classmethod
-    def open(cls, name: str, dtype: str | None, say: Say) -> Subject:
+    def open(cls, name: str, options: dict[str, Any], progress: Progress) -> Subject:
         from deadweight import embedded
         from deadweight.save.load import load
 
-        say(f"loading {name}")
+        progress(f"loading {name}")
         folder = embedded.path() if name == "demo" else name
-        options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-        module: Any = load(folder, **options)
+        module: Any = load(folder, **{k: v for k, v in options.items() if v is not None})
         if not hasattr(module, "generate") or getattr(module.config, "is_encoder_decoder", False):
             raise DeadweightError(f"{printable(name)} is no causal language model; expected one that predicts tokens")
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,7 +118,7 @@ class Subject:
 
 @torch.no_grad()
 def measured(
-    subjects: list[Subject], ids: Tensor, size: int, length: int, batch: int, say: Say
+    subjects: list[Subject], ids: Tensor, size: int, length: int, batch: int, progress: Progress
 ) -> tuple[Evaluation, ...]:
     """All windows through all models, side by side."""
     whole = (len(ids) - 1) // length
@@ -131,7 +131,7 @@ def measured(
     losses, seconds = [0.0] * len(subjects), [0.0] * len(subjects)
     kl, same = 0.0, 0
     for number, (inputs, targets) in enumerate(parts):
-        say(f"reading: {number / len(parts):.0%}")
+        progress("reading", number, len(parts))
         first: Tensor | None = None
         for i, subject in enumerate(subjects):
             start = time.perf_counter()
@@ -151,7 +151,7 @@ def measured(
         raise DeadweightError(f"{printable(bad)} gives probabilities that are not finite; nothing can be said of it")
     found = []
     for i, subject in enumerate(subjects):
-        say(f"timing {subject.name}")
+        progress(f"timing {subject.name}")
         cache, speed = decoding(subject, ids[: min(length // 2, 128)])
         own = list(subject.module.parameters())
         other = {"kl": kl / count, "agreement": same / count} if i else {}

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deadweight
-from deadweight import cli_compress
+from deadweight.cli import compress as command
 from deadweight.errors import DeadweightError
 from deadweight.heads import heal as healing
 from deadweight.heads.calibration import calibration, text_to_heal_on
@@ -108,7 +108,7 @@ def test_what_is_wrong_about_healing_is_said_before_anything_is_measured(
 
 
 def test_the_command_heals_at_the_rate_of_the_library() -> None:
-    assert signature(cli_compress.compress).parameters["heal_rate"].default == healing.RATE
+    assert signature(command.compress).parameters["heal_rate"].default == healing.RATE
 
 
 def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
@@ -138,7 +138,7 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
 
 
 def test_two_processes_heal_together_and_write_once(tmp_path: Path) -> None:
-    options = ["--keep-kv", "0.25", "--windows", "8", "--length", "32", "--batch", "2", "--heal", "10", "--json"]
+    options = ["--keep-kv", "0.25", "--windows", "8", "--length", "32", "--batch", "2", "--heal", "10", "--json", "-"]
     two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
         [*two, "-m", "deadweight", "compress", "demo", str(tmp_path / "out"), *options],

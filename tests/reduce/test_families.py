@@ -38,7 +38,7 @@ def test_a_family_reduces_to_the_same_function(architecture: str, folder_of: Cal
     found = deadweight.reduce(source, tmp_path / "slim")
     assert found.verification is not None
     for error in found.verification.errors:
-        assert error.float64 <= EXACT and error.floors is not None and error.floors <= 3
+        assert error.float64 <= EXACT and error.noise is not None and error.noise.growth <= 3
     saved = found.parameters_before - found.parameters_after
     assert saved == sum(s.saves for s in found.steps) > 0
     assert deadweight.verify(source, tmp_path / "slim").same

@@ -18,8 +18,8 @@ from torch import Tensor
 
 import deadweight
 from deadweight.errors import DeadweightError
-from deadweight.reduce import run, windows
-from deadweight.reduce.apply import Applied, Weights, apply, independent, product, start_afresh
+from deadweight.reduce import run, trial, windows
+from deadweight.reduce.apply import Applied, Weights, apply, independent, product
 from deadweight.reduce.pipeline import in_order
 from deadweight.save import parts, stream
 from deadweight.save.stream import Writer
@@ -115,7 +115,7 @@ def test_a_writer_that_fails_at_the_last_tensor_says_so_too(tmp_path: Path, monk
 
 
 def on_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    for module in (parts, run):
+    for module in (parts, trial):
         monkeypatch.setattr(module, "workers", lambda: count)
 
 
@@ -185,8 +185,8 @@ def test_parts_give_what_the_plan_gives_in_one_go(folder_of: Callable[[str], Pat
     options = {"inputs": None, "trust_remote_code": False}
     job = run.prepare(folder_of(architecture), "slim", (), (), options, lambda _: None, weights=True)
     results = []
-    for groups in ([dict(enumerate(job.plan.rewrites))], independent(job.plan.rewrites)):
-        start_afresh(job.plan.rewrites)
+    plan = dict(enumerate(job.plan.rewrites))
+    for groups in ([plan], independent(plan)):
         applied = Applied()
         finals = [item for group in groups for item in apply(group, Weights(job.read), applied)]
         results.append((dict(finals), applied))

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from deadweight.allocate.from_text import effective_tokens
-from deadweight.allocate.profile import Profile, Say
+from deadweight.allocate.profile import Profile
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
 from deadweight.source.text import printable
 
 WINDOWS, AT_A_TIME = 32, 4
@@ -31,13 +32,13 @@ QUERIES = 64  # per window, if the context allows
 
 
 def measure_model(
-    model: str, lags: int, *, text: str = "embedded", layers: int | None = None, say: Say = lambda _: None
+    model: str, lags: int, *, text: str = "embedded", layers: int | None = None, say: Progress = silent
 ) -> Profile:
     """Mean attention by lag over the first `layers` layers (a third of them by default) on a text."""
     from deadweight.evaluate import Subject
     from deadweight.train.data import check_text, read_text
 
-    subject = Subject.open(model, None, say)
+    subject = Subject.open(model, {}, say)
     if lags >= subject.context:
         raise DeadweightError(
             f"found {lags} lags; {printable(model)} reads {subject.context} tokens, expected at most "
@@ -62,7 +63,7 @@ def windows(ids: Tensor, length: int, name: str) -> Tensor:
 
 
 @torch.no_grad()
-def attention_by_lag(module: Any, ids: Tensor, lags: int, say: Say = lambda _: None) -> Tensor:
+def attention_by_lag(module: Any, ids: Tensor, lags: int, say: Progress = silent) -> Tensor:
     """[layer, m − 1]: the mean weight of the token m back."""
     device = next(module.parameters()).device
     totals, parts = [], ids.split(AT_A_TIME)

@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deadweight.allocate.bound import Floats
-from deadweight.allocate.profile import Profile, Say
+from deadweight.allocate.profile import Profile
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
 from deadweight.source.text import printable
 
 Tokens = NDArray[np.int64]
@@ -41,7 +42,7 @@ BLOCKS = 64  # the text is cut into so many, odd and even
 LONGEST = 4_000_000  # tokens read
 
 
-def measure_text(text: str, lags: int, *, tokenizer: str = "bytes", say: Say = lambda _: None) -> Profile:
+def measure_text(text: str, lags: int, *, tokenizer: str = "bytes", say: Progress = silent) -> Profile:
     """The profile of a text file (or a folder, datasets:NAME, embedded), as that tokenizer cuts it."""
     tokens = read_tokens(text, tokenizer, say)
     say("fitting all lags together")
@@ -49,7 +50,7 @@ def measure_text(text: str, lags: int, *, tokenizer: str = "bytes", say: Say = l
     return Profile(values, f"measured on {printable(text)}, {len(tokens):,} tokens", effective_tokens(tokens))
 
 
-def read_tokens(text: str, tokenizer: str, say: Say) -> Tokens:
+def read_tokens(text: str, tokenizer: str, say: Progress) -> Tokens:
     from deadweight.train.data import boundary, check_text, read_text, tokenizer_for
 
     read = read_text(text, say)

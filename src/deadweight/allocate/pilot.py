@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from deadweight.allocate.plan import Shape
+from deadweight.progress import Progress, silent
 
 STEPS, BATCH = 300, 16
-Progress = Callable[[str, int, int], None]  # what, steps done, steps in all
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def pilot(
     batch: int = BATCH,
     sharing: int = 1,
     keep: Path | None = None,
-    progress: Progress = lambda what, done, of: None,
+    progress: Progress = silent,
 ) -> Pilot:
     """Train the default of this shape and measure the saturation of its layers; the model stays only in `keep`."""
     from deadweight.heads.saturation import saturation
@@ -55,5 +54,5 @@ def pilot(
     with tempfile.TemporaryDirectory() as folder:
         out = keep or Path(folder) / "pilot"
         trained = train(run, out, tell=lambda update: progress("pilot run", update.step, steps))
-        found = saturation(out, text, tell=lambda done, of: progress("measuring saturation", done, of))
+        found = saturation(out, text, progress=progress)
     return Pilot(text, steps, trained.bits_per_byte, found.factors)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deadweight.allocate.bound import checked
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
 from deadweight.source.text import printable
 
-Say = Callable[[str], None]
 FORMS = "flat, power:EXPONENT, exponential:LAGS, FILE.csv, FILE.json, text:FILE or model:MODEL"
 MEASURED_LAGS = 32  # unless asked for more
 
@@ -104,7 +103,7 @@ def number(value: Any, where: str, what: str) -> float:
     return found
 
 
-def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", say: Say = lambda _: None) -> Profile:
+def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", say: Progress = silent) -> Profile:
     """A profile by its name: one of FORMS. `lags` is its length where the name leaves that open."""
     kind, colon, rest = name.partition(":")
     if kind in ("power", "exponential") and colon:

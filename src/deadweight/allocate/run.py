@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deadweight.allocate.bound import Task
-from deadweight.allocate.profile import Profile, Say, read_profile
+from deadweight.allocate.profile import Profile, read_profile
 from deadweight.allocate.rules import Budget, Rules
 from deadweight.allocate.solver import Optimum, solve
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
 
 
 def allocate(
@@ -20,7 +21,7 @@ def allocate(
     rules: Rules | None = None,
     scale: float = 1.0,
     epsilon: float = 0.0,
-    say: Say = lambda _: None,
+    say: Progress = silent,
 ) -> Optimum:
     """The M, H_m and d_m that minimise the error bound within a budget.
 
@@ -36,7 +37,7 @@ def make_task(
     lags: int | None = None,
     scale: float = 1.0,
     epsilon: float = 0.0,
-    say: Say = lambda _: None,
+    say: Progress = silent,
 ) -> Task:
     found = read_profile(profile, lags, say=say) if isinstance(profile, str) else profile
     found = found if isinstance(found, Profile) else Profile(tuple(found), "given")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +22,12 @@ from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
 from deadweight.laws.claim import Claim
 from deadweight.laws.prover import Prover
+from deadweight.progress import Progress, silent
 from deadweight.source.model import Source, open_model
 from deadweight.source.real import with_values
 from deadweight.threads import one_thread
 
 TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live direction gives about 1
-Progress = Callable[[str], None]
 
 
 def audit(
@@ -41,7 +41,7 @@ def audit(
     ignore: Sequence[str] | None = None,
     trust_remote_code: bool = False,
     length: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Audit:
     """Every parameter of the model that is dead, folds into others, or is a gauge, each with its proof.
 
@@ -52,7 +52,7 @@ def audit(
         raise DeadweightError(f"found output={output!r}; expected 'logits' or 'probabilities'")
     options = {"training": training, "trust_remote_code": trust_remote_code, "length": length}
     with one_thread():
-        result = staged(model, inputs, options, output, complete, progress or (lambda _: None))
+        result = staged(model, inputs, options, output, complete, progress)
     return chosen(result, select, ignore)
 
 

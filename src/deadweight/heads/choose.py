@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +15,10 @@ from deadweight.heads.judge import judge
 from deadweight.heads.one_size import expressible, of_one_size, packed, same
 from deadweight.heads.streaming import float_of
 from deadweight.heads.truncate import Cut, Spaces, cut
+from deadweight.progress import Progress
 from deadweight.source.model import Source
 
 Layout = Literal["slim", "stock"]
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 SHARES = tuple(i / 20 for i in range(1, 21))  # what --max-loss tries
 ALIGNED = 8  # numbers that a GPU loads at once, in half precision
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deadweight.errors import DeadweightError
 from deadweight.heads.budget import Budget, Method, Ranks, spaces_of, total_cost
 from deadweight.heads.calibration import Calibration, calibration, text_to_heal_on
-from deadweight.heads.choose import Chosen, Layout, Progress, Work, by_loss, by_share, notes_on
+from deadweight.heads.choose import Chosen, Layout, Work, by_loss, by_share, notes_on
 from deadweight.heads.heal import RATE, heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
 from deadweight.heads.late import expect_steady, told_positions
@@ -27,6 +27,7 @@ from deadweight.heads.result import Compression, Judgement
 from deadweight.heads.scratch import spaces_aside
 from deadweight.heads.streaming import device_of, float_of, gathered, stream
 from deadweight.heads.truncate import Spaces
+from deadweight.progress import Progress, silent
 from deadweight.save.compressed import write_compressed
 from deadweight.save.folder import followed
 from deadweight.save.write import check_out
@@ -68,7 +69,8 @@ def compress(
     heal_rate: float = RATE,
     device: str | None = None,
     overwrite: bool = False,
-    progress: Progress = lambda what, done, of: None,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
 ) -> Compression:
     """Keep of every head the dimensions that matter most, measured on text, within one budget.
 
@@ -87,7 +89,7 @@ def compress(
     if target is not None:
         check_out(target, model, overwrite=overwrite)
     expect_healing(heal, heal_text, heal_rate)
-    source, precision = opened(model, device)
+    source, precision = opened(model, device, trust_remote_code)
     if late:
         expect_steady(source.config)
     what = wanted(source, keep_kv, keep_attention, max_loss)
@@ -202,9 +204,10 @@ def expect_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise DeadweightError(f"found {name}={value!r}; expected {' or '.join(map(repr, allowed))}")
 
 
-def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
+def opened(model: Any, device: str | None, trust_remote_code: bool = False) -> tuple[Source, torch.dtype]:
     """The model, which computes in float32 on its device block by block, and the precision that it came in."""
-    source = open_complete(copy.deepcopy(model) if isinstance(model, nn.Module) else model)  # theirs stays as it is
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model  # theirs stays as it is
+    source = open_complete(own, trust_remote_code=trust_remote_code)
     if source.config is None:
         raise DeadweightError(
             f"{printable(source.name)} is no model of transformers; expected one, whose attention can be looked into"
@@ -214,8 +217,8 @@ def opened(model: Any, device: str | None) -> tuple[Source, torch.dtype]:
             f"{printable(source.name)} is slim already; expected an original or a stock checkpoint: compress that one"
         )
     precision = float_of(source.module)
-    own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # one of several processes has a device of its own
-    where = device or (own if torch.cuda.is_available() else "cpu")
+    mine = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # one of several processes has a device of its own
+    where = device or (mine if torch.cuda.is_available() else "cpu")
     stream(source.module.eval(), torch.device(where), wide(precision))
     if not runs(source):  # it reads weights of parts that it does not call
         gathered(source.module)

@@ -24,6 +24,7 @@ from deadweight.errors import DeadweightError
 from deadweight.heads.calibration import Batch
 from deadweight.heads.judge import called, judge, main_output
 from deadweight.heads.streaming import gathered
+from deadweight.progress import Progress, silent
 from deadweight.source.slim_attention import Packing
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
@@ -31,7 +32,6 @@ from deadweight.train.state import load_state, save_state
 SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
 RATE = 2e-4  # of learning
 BLOCKWISE = 200  # steps, at most; of few, a quarter
-Progress = Callable[[str, int, int], None]
 
 
 def heal_or_undo(
@@ -42,7 +42,7 @@ def heal_or_undo(
     *,
     rate: float = RATE,
     place: Path | None = None,
-    progress: Progress = lambda what, done, of: None,
+    progress: Progress = silent,
 ) -> tuple[str, ...]:
     """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
     own_weights(original, compressed)
@@ -76,7 +76,7 @@ def healed(
     rate: float = RATE,
     seed: int = 0,
     place: Path | None = None,
-    progress: Progress = lambda what, done, of: None,
+    progress: Progress = silent,
 ) -> None:
     """Train the compressed model in place. What was done is kept in `place` until the end, to go on after a stop.
 

@@ -7,7 +7,7 @@ the beginning of each window again for every length, with the special tokens at 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +22,12 @@ from deadweight.heads.observe import Observer, observing
 from deadweight.heads.rows import Causality, Rows, drawn_places
 from deadweight.heads.slopes import FEWEST, Layer, factors, layer_of
 from deadweight.heads.streaming import device_of
+from deadweight.progress import Progress, silent
 from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
 
 SHORTEST, USUAL = 4, 1024  # keys of a row: the least, and the most unless asked for more
 AT_A_TIME = 4096  # tokens of windows that are read together
-Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def saturation(
     rows: int = 16,
     seed: int = 0,
     trust_remote_code: bool = False,
-    tell: Tell = lambda done, total: None,
+    progress: Progress = silent,
 ) -> Saturation:
     """Measure the softmax of every head at lengths 4, 8, … up to `length` (default: 1024, or the model's context).
 
@@ -79,7 +79,7 @@ def saturation(
     plan = readings(source, model, ids, lengths, rows, seed, causal=causal)
     if torch.cuda.is_available():
         source.module.to("cuda")
-    found = measured(source, plan, causal, tell)
+    found = measured(source, plan, causal, progress)
     layers = tuple(layer_of(path, {n: torch.cat(parts) for n, parts in by.items()}) for path, by in found.items())
     notes = noted(text, windows, ids, layers)
     return Saturation(source.name, text, lengths, len(ids), rows, seed, layers, notes)
@@ -173,18 +173,20 @@ def batches(source: Source, ids: Tensor) -> tuple[dict[str, Tensor], ...]:
     return tuple({"input_ids": p} | ({"decoder_input_ids": p} if both else {}) for p in parts)
 
 
-def measured(source: Source, plan: tuple[Reading, ...], causal: bool, tell: Tell) -> dict[str, dict[int, list[Tensor]]]:
+def measured(
+    source: Source, plan: tuple[Reading, ...], causal: bool, progress: Progress
+) -> dict[str, dict[int, list[Tensor]]]:
     """The rows of every attention, by length."""
     total = sum(len(reading.batches) for reading in plan)
     found: dict[str, dict[int, list[Tensor]]] = {}
     for done, (reading, batch) in enumerate(each(plan)):
-        tell(done, total)
+        progress("reading", done, total)
         rows = Rows(reading.places, causal=causal)
         run(source, rows, {name: t.to(device_of(source.module)) for name, t in batch.items()})
         for path, by_length in rows.found.items():
             for length, parts in by_length.items():
                 found.setdefault(path, {}).setdefault(length, []).extend(parts)
-    tell(total, total)
+    progress("reading", total, total)
     return found
 
 

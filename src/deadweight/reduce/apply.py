@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import Lazy, pieces
 from deadweight.reduce.effect import NotFollowed
-from deadweight.reduce.facts import Fact
+from deadweight.reduce.facts import Fact, Known
 from deadweight.reduce.plan import Skipped
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, module_of
 from deadweight.source.text import printable
@@ -133,11 +133,11 @@ class Applied:
 Group = dict[int, Rewrite]  # rewrites by their place in the plan, in its order
 
 
-def independent(rewrites: Sequence[Rewrite]) -> list[Group]:
+def independent(rewrites: Group) -> list[Group]:
     """The plan in parts that have no module in common: what is done in one part means nothing to another."""
     parts: dict[int, Group] = {}
     part_of: dict[str, int] = {}  # module to part
-    for place, rewrite in enumerate(rewrites):
+    for place, rewrite in rewrites.items():
         modules = {module_of(name) for name in rewrite.touches}
         met = sorted({part_of[m] for m in modules if m in part_of})
         first = met[0] if met else place
@@ -150,12 +150,6 @@ def independent(rewrites: Sequence[Rewrite]) -> list[Group]:
     return [dict(sorted(part.items())) for _, part in sorted(parts.items())]
 
 
-def start_afresh(rewrites: Sequence[Rewrite]) -> None:
-    """Forget what an earlier run of the plan has settled."""
-    for rewrite in rewrites[:1]:
-        rewrite.notes.clear()
-
-
 def apply(
     group: Group,
     weights: Weights,
@@ -165,12 +159,14 @@ def apply(
 ) -> Iterator[tuple[str, Any]]:
     """Do rewrites in order, giving out every weight once it is final: its float64 value, or None if unchanged."""
     last = {name: n for n, r in group.items() for name in r.touches}
+    known = Known()
     for n, rewrite in group.items():
         if started is not None:
             started(rewrite)
         touches = rewrite.touches
         weights.final = {name for name in touches if last[name] == n}
-        applied.outcomes[n] = one(rewrite, weights)
+        applied.outcomes[n] = outcome = one(rewrite, weights, known)
+        known = known.and_also(outcome.facts)
         for name in touches:
             if last[name] == n:
                 value = weights.open.pop(name, None)
@@ -178,13 +174,13 @@ def apply(
                 weights.changed.discard(name)
 
 
-def one(rewrite: Rewrite, weights: Weights) -> Outcome:
+def one(rewrite: Rewrite, weights: Weights, known: Known) -> Outcome:
     """Do one rewrite, or note why it is left out; a rewrite that fails leaves no trace."""
     touches = rewrite.touches
     before = {name: weights.open[name] for name in touches if name in weights.open}
     changed = set(weights.changed)
     try:
-        return Outcome(rewrite, tuple(rewrite.apply(weights)))
+        return Outcome(rewrite, tuple(rewrite.apply(weights, known)))
     except (NotDone, NotFollowed) as reason:
         for name in touches:
             weights.open.pop(name, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,13 +12,14 @@ from deadweight.laws.claim import Claim
 from deadweight.laws.dw009_query_key_basis import ContractionClaim, HeadPart
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.turn import Site
-from deadweight.reduce.facts import Fact, IdentityBlocks
+from deadweight.reduce.facts import Fact, IdentityBlocks, Known
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index
 from deadweight.threads import inverse
 
 SWAPS = 200
 POOL = 512  # columns
 COARSE = 1e6
+GROWTH = (1e3, 100.0, 50.0, 25.0)  # of rounding errors by an identity block: what is allowed, tried in turn
 
 
 def common_columns(rows: Tensor, allowed: Tensor) -> Tensor:
@@ -131,6 +132,11 @@ def as_slice(places: Tensor) -> slice | Tensor:
 class BasisRewrite(Rewrite):
     """Common to both sides: which coordinates form a head, and which columns become the identity."""
 
+    growth: float = GROWTH[0]  # of rounding errors, at most so many times
+
+    def milder(self) -> Iterator[Rewrite]:
+        return (replace(self, growth=growth) for growth in GROWTH if growth < self.growth)
+
     def heads(self) -> list[list[int]]:
         """Blocks of coordinates of the matrix that gets the identities."""
         raise NotImplementedError
@@ -147,10 +153,10 @@ class BasisRewrite(Rewrite):
     def saves(self) -> int:
         return sum(len(h) ** 2 for h in self.heads())
 
-    def leave_identities(self) -> None:
+    def leave_identities(self, known: Known) -> None:
         """Raise if a matrix that is the identity by now would be turned."""
         for name in self.touches:
-            if name in self.notes.identities:
+            if known.is_identity(name):
                 raise NotDone(f"{name} is the identity already, and would no longer be")
 
     def turn(self, tensors: Tensors, actions: Sequence[tuple[Site, list[Action]]]) -> None:
@@ -165,17 +171,16 @@ class BasisRewrite(Rewrite):
         mine = [s for s in self.sites if s.parameter == self.claim.node and s.role == "out"]
         return next(s for s in mine if wanted <= set(s.coordinate.tolist()))
 
-    def columns(self, weight: Tensor, rows: list[Tensor]) -> Tensor:
-        """The columns for all heads; weight has its rows first."""
+    def columns(self, weight: Tensor, rows: list[Tensor], empty: Sequence[int]) -> Tensor:
+        """The columns for all heads, none of them `empty`; weight has its rows first."""
         allowed = torch.ones(weight.shape[1], dtype=torch.bool)
-        for column in self.notes.empty_columns.get(self.target, ()):
-            allowed[column] = False
+        allowed[list(empty)] = False
         if int(allowed.sum()) < len(rows[0]):
             raise NotDone("the head is wider than the stream it reads")
         straight = torch.stack([orthonormal(weight[r]) for r in rows])  # heads × n × d
         columns = common_columns(straight, allowed)
         worst = amplification(straight, columns)
-        if not worst < self.notes.worst:
+        if not worst < self.growth:
             raise NotDone(f"the best identity block would make rounding errors {worst:.0f} times larger")
         return columns
 
@@ -203,16 +208,16 @@ class ValueBasis(BasisRewrite):
             blocks.setdefault(int(self.claim.blocks[c]), []).append(c)
         return list(blocks.values())
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         own, heads = self.own_site(), self.heads()
-        self.leave_identities()
+        self.leave_identities(known)
         if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):
             raise NotDone("a factor per channel stands inside the head")
         if len({len(h) for h in heads}) != 1:
             raise NotDone("heads of different sizes share one matrix")
         weight = tensors[self.target].movedim(own.axis, 0)
         rows = [places_of(own, h) for h in heads]
-        columns = self.columns(weight, rows)
+        columns = self.columns(weight, rows, known.lost_columns(self.target))
         blocks = [weight[r][:, columns].clone() for r in rows]
         inverses = [torch.linalg.inv(block) for block in blocks]
         actions = []
@@ -256,16 +261,16 @@ class KeyBasis(BasisRewrite):
     def heads(self) -> list[list[int]]:
         return [m.keys for m in self.meetings()]
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         own, meetings = self.own_site(), self.meetings()
-        self.leave_identities()
+        self.leave_identities(known)
         if any(s.gain is not None or s.role != "out" for s in self.sites):
             raise NotDone("a factor per channel stands inside the head")
         if len({len(m.keys) for m in meetings}) != 1:
             raise NotDone("heads of different sizes share one matrix")
         weight = tensors[self.target].movedim(own.axis, 0)
         rows = [places_of(own, m.keys) for m in meetings]
-        columns = self.columns(weight, rows)
+        columns = self.columns(weight, rows, known.lost_columns(self.target))
         blocks = [weight[r][:, columns].clone() for r in rows]
         actions = []
         for site in self.sites:
@@ -319,14 +324,17 @@ class WholeProjection(BasisRewrite):
         site = self.reader()
         return [sorted(set(site.coordinate.tolist()) - {0})]
 
+    def milder(self) -> Iterator[Rewrite]:
+        yield from ()  # the whole matrix or none of it
+
     def reader(self) -> Site:
         return next(s for s in self.sites if s.parameter == self.claim.node and s.role == "in")
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         site = self.reader()
         theta = tensors[self.target].movedim(site.axis, 1).clone()
         condition = float(torch.linalg.cond(theta))
-        if not condition < self.notes.worst:
+        if not condition < self.growth:
             raise NotDone(f"the projection has condition number {condition:.0f}; it would cost precision")
         if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):
             raise NotDone("a factor per channel stands on the stream")
@@ -339,9 +347,8 @@ class WholeProjection(BasisRewrite):
         self.turn(tensors, actions)
         size = len(stream)
         tensors[self.target] = torch.eye(size, dtype=torch.float64)
-        self.notes.identities.add(self.target)
         every = tuple(range(size))
-        return [IdentityBlocks(self.target, 1 - site.axis, (every,), every)]
+        return [IdentityBlocks(self.target, 1 - site.axis, (every,), every, whole=True)]
 
 
 def basis_claim(claim: Claim) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 Index = tuple[int, ...]
+Because = Literal["dead", "folded", "centred", "lost"]  # no effect; moved elsewhere; a common mean; a lost direction
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Constant:
 
     parameter: str
     value: float
+    because: Because = "folded"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class ZeroPlaces:
     axis: int
     places: Index
     others: Index | None = None
+    because: Because = "dead"
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class IdentityBlocks:
     axis: int
     blocks: tuple[Index, ...]
     columns: Index
+    whole: bool = False  # the matrix is the identity, all of it
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,50 @@ class Passed:
 
 
 Fact = Constant | ZeroPlaces | IdentityBlocks | Passed
+
+
+@dataclass(frozen=True)
+class Known:
+    """What earlier rewrites have settled, and later ones must respect. A value: adding facts makes another."""
+
+    by_parameter: dict[str, tuple[Fact, ...]] = field(default_factory=dict)
+
+    def and_also(self, facts: Iterable[Fact]) -> Known:
+        more = dict(self.by_parameter)
+        for fact in facts:
+            if not isinstance(fact, Passed):
+                more[fact.parameter] = (*more.get(fact.parameter, ()), fact)
+        return Known(more)
+
+    def is_folded(self, parameter: str) -> bool:
+        """Whether a vector has been folded away: nothing may fill it again."""
+        return any(isinstance(f, Constant) and f.because == "folded" for f in self.by_parameter.get(parameter, ()))
+
+    def is_identity(self, parameter: str) -> bool:
+        return any(isinstance(f, IdentityBlocks) and f.whole for f in self.by_parameter.get(parameter, ()))
+
+    def dead(self, parameter: str, shape: torch.Size) -> Tensor:
+        """Which elements have no effect at all, whatever is written there."""
+        found = torch.zeros(shape, dtype=torch.bool)
+        for fact in self.by_parameter.get(parameter, ()):
+            if isinstance(fact, Constant) and fact.because == "dead":
+                found[...] = True
+            elif isinstance(fact, ZeroPlaces) and fact.because == "dead":
+                found.movedim(fact.axis, 0)[list(fact.places)] = True
+        return found
+
+    def lost_columns(self, parameter: str) -> list[int]:
+        """Input columns of a weight that were emptied."""
+        return [p for f in self.zeros((parameter,), "lost") for p in f.places]
+
+    def centred_channel(self, module: str) -> int | None:
+        """The output channel that was emptied in a module: its weight and its bias have the same."""
+        parameters = [p for p in self.by_parameter if p.rpartition(".")[0] == module]
+        return next((f.places[0] for f in self.zeros(parameters, "centred")), None)
+
+    def zeros(self, parameters: Iterable[str], because: Because) -> list[ZeroPlaces]:
+        facts = [f for p in parameters for f in self.by_parameter.get(p, ())]
+        return [f for f in facts if isinstance(f, ZeroPlaces) and f.because == because]
 
 
 def holds(fact: Fact, parameter: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.reduce.apply import Applied
+from deadweight.reduce.bases import WholeProjection
 from deadweight.reduce.plan import Layout, Plan
 from deadweight.reduce.result import Reduction, step_of
 from deadweight.reduce.rewrite import Rewrite
@@ -89,8 +90,8 @@ def planned(job: Job) -> Reduction:
 
 def foreseen(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     """What will be done if all goes well: no turn of a matrix that a whole projection makes the identity."""
-    whole = {r.target for r in rewrites if r.claim.code == "DW015"}
-    return [r for r in rewrites if r.claim.code == "DW015" or not whole.intersection(r.touches)]
+    whole = {r.target for r in rewrites if isinstance(r, WholeProjection)}
+    return [r for r in rewrites if isinstance(r, WholeProjection) or not whole.intersection(r.touches)]
 
 
 def flops(job: Job, rewrites: Iterable[Rewrite]) -> int:

@@ -15,7 +15,7 @@ from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import element_wise, is_vector
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.reduce.bases import KeyBasis, ValueBasis, WholeProjection
-from deadweight.reduce.rewrite import NotDone, Notes, Rewrite
+from deadweight.reduce.rewrite import NotDone, Rewrite
 from deadweight.reduce.scales import FoldGain, FoldScale
 from deadweight.reduce.shifts import Centre, Drop, Fold, FoldBack, LoseDirection, direct_absorber, folds_into_weights
 from deadweight.source.model import Source
@@ -81,14 +81,13 @@ def make_plan(
     `shrinks` says whether the module that holds a parameter can store less of it (None), or why it cannot.
     """
     plan, wanted, unwanted = Plan(), set(select), set(ignore)
-    notes = Notes()
     for claim in sorted(claims, key=lambda c: (rank(c), -len(graph.nodes[c.node].shape))):
         name = graph.parameters[claim.node]
         own = {claim.code, claim.name}
         if (wanted and not own & wanted) or own & unwanted:
             continue
         try:
-            rewrite = made(graph, claim, layout, notes)
+            rewrite = made(graph, claim, layout)
             places = list(instances(source, [graph.stored_name(n) for n in rewrite.nodes], name))
         except NotDone as reason:
             for place in every_place(source, name):
@@ -109,7 +108,7 @@ def rank(claim: Claim) -> int:
     return ORDER.index(claim.code) if claim.code in ORDER else len(ORDER)
 
 
-def made(graph: Graph, claim: Claim, layout: Layout, notes: Notes) -> Rewrite:
+def made(graph: Graph, claim: Claim, layout: Layout) -> Rewrite:
     """The rewrite of a claim, or the reason why there is none."""
     if claim.code in NEVER:
         raise NotDone(NEVER[claim.code])
@@ -117,7 +116,7 @@ def made(graph: Graph, claim: Claim, layout: Layout, notes: Notes) -> Rewrite:
         raise NotDone(SLIM_ONLY[claim.code])
     if graph.training:
         raise NotDone("the proof is for training; a checkpoint is reduced for eval")
-    common = {"graph": graph, "claim": claim, "names": {}, "notes": notes}
+    common = {"graph": graph, "claim": claim, "names": {}}
     if isinstance(claim, ShiftClaim):
         return of_shift(graph, claim, common)
     if isinstance(claim, ScaleClaim):

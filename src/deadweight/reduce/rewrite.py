@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim
-from deadweight.reduce.facts import Fact
+from deadweight.reduce.facts import Fact, Known
 
 
 class Tensors(MutableMapping[str, Tensor]):
@@ -29,22 +29,6 @@ class NotDone(DeadweightError):
     """A rewrite that is possible by proof, and is left out for this reason."""
 
 
-@dataclass
-class Notes:
-    """What earlier rewrites have settled, and later ones must respect."""
-
-    choices: dict[str, int] = field(default_factory=dict)  # which row or column of a weight was emptied
-    dead: dict[str, Tensor] = field(default_factory=dict)  # which elements of a vector have no effect at all
-    emptied: set[str] = field(default_factory=set)  # biases that have been folded away: nothing may fill them again
-    empty_columns: dict[str, set[int]] = field(default_factory=dict)  # where no identity block may be laid
-    identities: set[str] = field(default_factory=set)  # whole matrices that are the identity, and must stay so
-    worst: float = 1e3  # how much an identity block may make rounding errors grow
-
-    def clear(self) -> None:
-        for settled in (self.choices, self.dead, self.emptied, self.empty_columns, self.identities):
-            settled.clear()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rewrite(ABC):
     """`names` takes the graph's parameter names to those of the place it is done at."""
@@ -52,7 +36,6 @@ class Rewrite(ABC):
     graph: Graph
     claim: Claim
     names: Mapping[str, str]
-    notes: Notes = field(default_factory=lambda: Notes(), compare=False, repr=False)  # shared by all rewrites
 
     @property
     def target(self) -> str:
@@ -77,9 +60,21 @@ class Rewrite(ABC):
         """Whether the target becomes a constant, all of it."""
         return False
 
+    @property
+    def stored_together(self) -> bool:
+        """Whether the modules it touches can only be stored when all of them are final."""
+        return False
+
+    def milder(self) -> Iterator[Rewrite]:
+        """The same rewrite with tighter limits on how much rounding errors may grow, the widest first."""
+        yield from ()
+
     @abstractmethod
-    def apply(self, tensors: Tensors) -> list[Fact]:
-        """Change the weights, and say what is known of them now. Raises NotDone before anything is changed."""
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        """Change the weights, and say what is known of them now; `known` is what earlier rewrites said.
+
+        Raises NotDone before anything is changed.
+        """
 
     @cached_property
     def touches(self) -> tuple[str, ...]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from deadweight.audit.run import proved, traced
 from deadweight.errors import DeadweightError
@@ -23,50 +21,36 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws import dw015_whole_projection
 from deadweight.laws.prover import Prover
-from deadweight.reduce.apply import Applied, Weights, apply, checked, independent, start_afresh
-from deadweight.reduce.facts import Fact
+from deadweight.progress import Progress, silent
+from deadweight.reduce.apply import Applied
 from deadweight.reduce.job import Job, planned, settled
-from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.plan import Layout, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
-from deadweight.reduce.rewrite import Rewrite
+from deadweight.reduce.trial import Trial
 from deadweight.reduce.verify import (
-    EXACT,
-    FLOORS,
     LENGTH,
     Subject,
-    Verification,
     accepted,
-    gathered,
-    in_float64,
-    in_own_precision,
-    names_of,
-    noise,
-    relative,
     subject,
 )
 from deadweight.reduce.windows import open_windows
 from deadweight.save.folder import check_space, followed
-from deadweight.save.parts import Made, stream
-from deadweight.save.slim import can_shrink, public, tied_parameters
-from deadweight.save.slim import layout as slim_layout
+from deadweight.save.parts import stream
+from deadweight.save.slim import can_shrink, tied_parameters
 from deadweight.save.write import check_out, write
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
 from deadweight.source.hugging import ADAPTER, MERGE, is_slim, local_folder
 from deadweight.source.model import Source, open_complete, open_model, whole_module
-from deadweight.source.slim_modeling import install
-from deadweight.source.text import printable, reason
+from deadweight.source.text import printable
 from deadweight.source.tokens import text_pieces
-from deadweight.threads import one_thread, threads_for, workers
+from deadweight.threads import one_thread, threads_for
 
-Say = Callable[[str], None]
 IN_PARTS = "the model does not fit into memory beside itself: checked in float64 on a few layers at a time"
 NOT_CHECKED = (
     "the model does not fit into memory beside itself, and has no blocks that stand for each other: the rewrites are "
     "proved, but the result was NOT compared with the original; use `deadweight verify` on a larger machine"
 )
 BYTES_PER_PARAMETER = 32  # original and reduced, each in its own precision and in float64
-TIGHTER = (1e3, 100.0, 50.0, 25.0)  # growth of rounding errors allowed for identity blocks, tried in turn
 
 
 def reduce(
@@ -80,7 +64,7 @@ def reduce(
     overwrite: bool = False,
     inputs: Any = None,
     trust_remote_code: bool = False,
-    progress: Say | None = None,
+    progress: Progress = silent,
 ) -> Reduction:
     """Take out of a model what was proved redundant, check that it is the same function, and write it to OUT.
 
@@ -90,7 +74,7 @@ def reduce(
         raise DeadweightError(f"found layout={layout!r}; expected 'stock' or 'slim'")
     if out is None and not dry_run and not isinstance(model, nn.Module):
         raise DeadweightError("no folder to write to; expected OUT, or dry_run=True")
-    start, say = time.perf_counter(), progress or (lambda _: None)
+    start, say = time.perf_counter(), progress
     target = None if out is None else followed(out)
     if target is not None and not dry_run:
         check_out(target, model, overwrite=overwrite)
@@ -105,7 +89,7 @@ def reduce(
 
 
 def prepare(
-    model: Any, layout: Layout, select: Any, ignore: Any, options: dict[str, Any], say: Say, *, weights: bool
+    model: Any, layout: Layout, select: Any, ignore: Any, options: dict[str, Any], say: Progress, *, weights: bool
 ) -> Job:
     """Prove what can be proved of the model, and plan. Evidence is not taken: the whole result is verified later."""
     say("opening the model")
@@ -185,14 +169,14 @@ def weights_of(
 
 
 def carried_out(
-    job: Job, model: Any, options: dict[str, Any], out: Path | None, overwrite: bool, say: Say
+    job: Job, model: Any, options: dict[str, Any], out: Path | None, overwrite: bool, say: Progress
 ) -> Reduction:
     """The plan is applied once: on the whole model in memory, or on its way from file to file."""
     full = affordable(job, model, options, say)
     if full is not None:
         return tried_and_written(job, Trial(job, full), out, overwrite, say)
-    rewrites, found = job.plan.rewrites, replace(planned(job), out=out)
-    windows = open_windows(job, rewrites, say)
+    rewrites, found = dict(enumerate(job.plan.rewrites)), replace(planned(job), out=out)
+    windows = open_windows(job, job.plan.rewrites, say)
     found = replace(found, notes=(*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED))
     say("writing and verifying")
     with shared_by_threads(), windows or nullcontext():
@@ -205,25 +189,25 @@ def carried_out(
     return settled(job, replace(found, verification=verification), applied)
 
 
-def tried_and_written(job: Job, trial: Trial, out: Path | None, overwrite: bool, say: Say) -> Reduction:
+def tried_and_written(job: Job, trial: Trial, out: Path | None, overwrite: bool, say: Progress) -> Reduction:
     """Try the plan on the model in memory, leave out what exceeds its noise, and write what was tried."""
     say("measuring the model's own noise")
-    rewrites, left_out = trial.within_noise(list(job.plan.rewrites), say)
+    tried, left_out = trial.within_noise(dict(enumerate(job.plan.rewrites)), say)
     say("verifying")
-    reduced = trial.reduced(rewrites)
+    module = trial.module(tried)
     found = replace(
         planned(job),
-        verification=accepted(trial.verify(reduced)),
+        verification=accepted(trial.verify(tried, module)),
         notes=job.source.notes,
         skipped=(*job.plan.skipped, *left_out),
         out=out,
-        module=reduced.module,
+        module=module,
     )
     if out is not None:
         say("writing")
-        return write(job, rewrites, found, out, reduced.made, None, overwrite=overwrite, say=say)
-    parameters = sum(p.numel() for p in reduced.module.parameters())
-    return replace(settled(job, found, reduced.made.applied), parameters_after=parameters)
+        return write(job, tried.rewrites, found, out, tried.made, None, overwrite=overwrite, say=say)
+    parameters = sum(p.numel() for p in module.parameters())
+    return replace(settled(job, found, tried.made.applied), parameters_after=parameters)
 
 
 @contextmanager
@@ -233,7 +217,7 @@ def shared_by_threads() -> Iterator[None]:
         yield
 
 
-def affordable(job: Job, model: Any, options: dict[str, Any], say: Say) -> Subject | None:
+def affordable(job: Job, model: Any, options: dict[str, Any], say: Progress) -> Subject | None:
     """The whole model with its weights, traced, if it fits into memory beside its reduced self; else None.
 
     The model that was proved has neither weights nor all blocks, and its example is as short as proofs allow: what is
@@ -260,158 +244,3 @@ def free_memory() -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
     except (OSError, StopIteration, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A plan that was carried out in memory."""
-
-    made: Made
-    module: nn.Module  # the model as it will be loaded
-    errors: list[float]  # of its outputs, in its own precision
-
-
-class Trial:
-    """Trying rewrites on the whole model in memory."""
-
-    def __init__(self, job: Job, full: Subject) -> None:
-        self.job, self.full = job, full
-        self.last: tuple[tuple[float, ...], Tried] | None = None
-        self.check_weights()
-        self.truth = in_float64(full, self.original)
-        own = in_own_precision(full.module, full.calls, full.source.inputs)
-        self.floor = noise(own, self.truth)
-
-    def original(self, name: str) -> Tensor:
-        tensor = self.job.read(name)
-        return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
-
-    def check_weights(self) -> None:
-        """Raise if the files whose weights are rewritten are not those that the model computes with."""
-        if self.job.folder is None:
-            return
-        for name, own in self.full.module.named_parameters():
-            stored = checked(name, self.job.read(name))
-            if not torch.equal(own.detach(), stored.to(own.device, own.dtype)):
-                raise DeadweightError(
-                    f"{printable(name)} in the files is not what the model has when it is loaded; expected a folder "
-                    "with one checkpoint, saved by the model's own save_pretrained"
-                )
-
-    def reduced(self, rewrites: Sequence[Rewrite]) -> Tried:
-        """The model with these rewrites; the last one is kept, to be looked at again and written."""
-        wanted = (*map(id, rewrites), rewrites[0].notes.worst if rewrites else 0.0)
-        if self.last is None or self.last[0] != wanted:
-            made = self.made(rewrites)
-            module = self.written(made.weights, made.applied)
-            self.last = wanted, Tried(made, module, relative(self.outputs(module), self.truth))
-        return self.last[1]
-
-    def made(self, rewrites: Sequence[Rewrite]) -> Made:
-        """Every weight that these rewrites change, in float64, by as many threads as there are."""
-        start_afresh(rewrites)
-        applied = Applied()
-        jobs = [partial(apply, group, Weights(self.job.read), applied) for group in independent(rewrites)]
-        with closing(in_order(jobs, workers(), lambda _: 0, 1)) as finals:
-            return Made({n: v for n, v in finals if v is not None}, applied)
-
-    def within_noise(self, rewrites: list[Rewrite], say: Say) -> tuple[list[Rewrite], list[Skipped]]:
-        """The rewrites that stay within three noise floors together; laws that do not are left out."""
-        if self.fits(rewrites):
-            return rewrites, []
-        kept: list[Rewrite] = []
-        left: list[Skipped] = []
-        for code in dict.fromkeys(r.claim.code for r in sorted(rewrites, key=lambda r: r.claim.code)):
-            mine = [r for r in rewrites if r.claim.code == code]
-            say(f"measuring {code}")
-            best = next((t for t in self.milder(mine) if self.fits(in_plan_order(rewrites, kept, t))), [])
-            kept = in_plan_order(rewrites, kept, best)
-            chosen = {id(r) for r in best}
-            why = f"would exceed {FLOORS:g} times the noise of the model's own precision"
-            left += [Skipped(code, r.claim.name, r.target, why, r.claim.dof) for r in mine if id(r) not in chosen]
-        return kept, left
-
-    def milder(self, mine: list[Rewrite]) -> Iterator[list[Rewrite]]:
-        """All of a law's rewrites; then, for identity blocks, only the well-conditioned ones."""
-        yield mine
-        notes = mine[0].notes
-        if mine[0].claim.code in ("DW009", "DW010"):
-            for worst in TIGHTER[1:]:
-                notes.worst = worst
-                yield mine
-            notes.worst = TIGHTER[0]
-
-    def fits(self, rewrites: Sequence[Rewrite]) -> bool:
-        if not rewrites:
-            return True
-        own = self.reduced(rewrites).errors
-        return all(e <= max(FLOORS * f, EXACT) for e, f in zip(own, self.floor, strict=True))
-
-    def outputs(self, module: nn.Module) -> list[list[Tensor]]:
-        """What the reduced model returns; code that looks into its layers may find less there than it expects."""
-        try:
-            return in_own_precision(module, self.full.calls, self.full.source.inputs)
-        except DeadweightError as error:
-            raise DeadweightError(
-                f"with the parameters that are not needed taken out, {error}: its code reads them where no layer does; "
-                "use --layout stock (layout='stock'), which keeps them"
-            ) from error
-
-    def written(self, weights: dict[str, Tensor], applied: Applied) -> nn.Module:
-        """The model as it will be loaded."""
-        return self.slim(weights, applied.facts) if self.job.layout == "slim" else self.dense(weights)
-
-    def dense(self, weights: dict[str, Tensor]) -> nn.Module:
-        """The original class with these weights, in its own precision."""
-        module = self.copied()
-        put(module, weights)
-        return module
-
-    def copied(self) -> nn.Module:
-        try:
-            return copy.deepcopy(self.full.module)
-        except Exception as error:  # whatever the user's module holds
-            raise DeadweightError(
-                f"{printable(self.full.source.name)} cannot be copied, and the reduced model is made from a copy "
-                f"({reason(error)}); expected a module that copy.deepcopy takes: take hooks and old-style norms of "
-                "weights out first (torch.nn.utils.remove_weight_norm)"
-            ) from error
-
-    def verify(self, tried: Tried) -> Verification:
-        weights = tried.made.weights
-
-        def reduced(name: str) -> Tensor:
-            return weights[name] if name in weights else self.original(name)
-
-        exact = relative(in_float64(self.full, reduced), self.truth)
-        names = names_of(self.full, len(exact))
-        return gathered(names, exact, tried.errors, self.floor, self.full.words)
-
-    def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
-        """The original with the smaller layers of the slim checkpoint."""
-        form = slim_layout(self.full.module, facts)
-        module = self.copied()
-        before = module.state_dict()
-
-        def whole(name: str) -> Tensor:
-            like = before[name]
-            return weights[name].to(like.dtype) if name in weights else like
-
-        install(module, {"modules": public(form.modules)})
-        for path in form.modules:
-            put(module, form.tensors(path, whole))
-        put(module, {n: w for n, w in weights.items() if n not in form.replaces})
-        return module.eval()
-
-
-def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors into a module by name, in the module's precision."""
-    own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-    with torch.no_grad():
-        for name, value in tensors.items():
-            own[name].copy_(value.to(own[name].dtype))
-
-
-def in_plan_order(every: Sequence[Rewrite], *parts: Sequence[Rewrite]) -> list[Rewrite]:
-    chosen = {id(r) for part in parts for r in part}
-    return [r for r in every if id(r) in chosen]

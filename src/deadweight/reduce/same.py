@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ from torch import nn
 
 from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
+from deadweight.progress import Progress, silent
 from deadweight.reduce.verify import LENGTH, Subject, Verification, compare, subject
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import open_complete
 from deadweight.source.tokens import text_pieces
 from deadweight.threads import one_thread, threads_for
-
-Say = Callable[[str], None]
 
 
 def verify(
@@ -25,18 +23,17 @@ def verify(
     *,
     inputs: Any = None,
     trust_remote_code: bool = False,
-    progress: Say | None = None,
+    progress: Progress = silent,
 ) -> Verification:
     """Compare B with A on random inputs (and text, where A has a tokenizer): in float64, and in their own precision."""
-    say = progress or (lambda _: None)
     with one_thread():
-        first, second = opened(a, b, inputs, trust_remote_code, say)
-    say("comparing")
+        first, second = opened(a, b, inputs, trust_remote_code, progress)
+    progress("comparing")
     with threads_for(sum(p.numel() for p in first.module.parameters())):
         return compare(first, second)
 
 
-def opened(a: Any, b: Any, inputs: Any, trust_remote_code: bool, say: Say) -> tuple[Subject, Subject]:
+def opened(a: Any, b: Any, inputs: Any, trust_remote_code: bool, say: Progress) -> tuple[Subject, Subject]:
     """Both models, traced on inputs of one length: a long one, or, where one of them cannot, the shortest there is."""
     for length in (LENGTH, None) if inputs is None else (None,):
         try:

@@ -13,7 +13,7 @@ from deadweight.laws.scale_claim import ScaleClaim
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.turn import Site
 from deadweight.reduce.effect import Constants
-from deadweight.reduce.facts import Constant, Fact, Passed
+from deadweight.reduce.facts import Constant, Fact, Known, Passed
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, module_of
 from deadweight.reduce.shifts import parameters_read
 
@@ -36,11 +36,11 @@ class FoldGain(Rewrite):
     def whole(self) -> bool:
         return True
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         own = next(s for s in self.claim.sites if s.role == "gain")
         assert own.value is not None
-        known = Constants(self.graph, lambda node: self.value(tensors, node))
-        gain = known.of(own.value).reshape(-1)
+        values = Constants(self.graph, lambda node: self.value(tensors, node))
+        gain = values.of(own.value).reshape(-1)
         factor = torch.ones(len(self.claim.blocks), dtype=torch.float64)
         factor[own.coordinate] = gain
         for site in self.claim.sites:
@@ -85,11 +85,15 @@ class FoldScale(Rewrite):
     def whole(self) -> bool:
         return True
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    @property
+    def stored_together(self) -> bool:
+        return True  # the norm's shift becomes the bias of the layer before it
+
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         claim = self.claim
         zero, one = self.through(tensors, 0.0), self.through(tensors, 1.0)
-        known = Constants(self.graph, lambda node: self.value(tensors, node))
-        gain = known.of(claim.factor).reshape(-1)
+        values = Constants(self.graph, lambda node: self.value(tensors, node))
+        gain = values.of(claim.factor).reshape(-1)
         slope, offset = one - zero, zero  # of what the factor multiplies
         weight = self.name(claim.weight)
         rows = tensors[weight]

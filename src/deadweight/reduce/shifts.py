@@ -16,7 +16,7 @@ from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import CentredReader, centred_reader
 from deadweight.proof.weights import weight_view
 from deadweight.reduce.effect import Constants, effect
-from deadweight.reduce.facts import Constant, Fact, ZeroPlaces
+from deadweight.reduce.facts import Because, Constant, Fact, Known, ZeroPlaces
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index, chosen_place, module_of
 
 KEEPS = SHAPE | {"aten.add", "aten.sub", "aten.dropout"}
@@ -43,26 +43,25 @@ class ShiftRewrite(Rewrite):
     def moving(self) -> Tensor:
         return (self.claim.groups != 0).expand(self.graph.nodes[self.claim.node].shape)
 
-    def removed(self, name: str) -> Fact:
+    def removed(self, name: str, because: Because) -> Fact:
         """What is zero now: the whole vector, or these places of it."""
         moving = self.moving()
         if bool(moving.all()):
-            return Constant(name, 0.0)
+            return Constant(name, 0.0, because)
         axis = self.claim.axis
         places = moving.movedim(axis, 0).reshape(moving.shape[axis], -1).all(1).nonzero().reshape(-1)
-        return ZeroPlaces(name, axis, as_index(places))
+        return ZeroPlaces(name, axis, as_index(places), because=because)
 
-    def absorb(self, tensors: Tensors, amounts: Mapping[str, Tensor]) -> None:
+    def absorb(self, tensors: Tensors, amounts: Mapping[str, Tensor], known: Known) -> None:
         """Undo these shifts in the parameters that take them over."""
         gone = [self.name(a.parameter) for a in self.claim.absorbers if a.node in amounts]
-        if again := [n for n in gone if n in self.notes.emptied]:
+        if again := [n for n in gone if known.is_folded(n)]:
             raise NotDone(f"{again[0]} is already gone, and would be needed again")
         for absorber in self.claim.absorbers:
             if absorber.node in amounts:
                 name = self.name(absorber.parameter)
                 moved = tensors[name] + undo(Point(self.graph, {}, {}), absorber, amounts[absorber.node])
-                dead = self.notes.dead.get(name)
-                tensors[name] = moved if dead is None else torch.where(dead, 0.0, moved)
+                tensors[name] = torch.where(known.dead(name, moved.shape), 0.0, moved)
 
     def lookup(self, tensors: Tensors) -> Constants:
         return Constants(self.graph, lambda node: self.value(tensors, node))
@@ -96,10 +95,9 @@ class Drop(ShiftRewrite):
     def nodes(self) -> tuple[str, ...]:
         return (self.claim.node,)
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         tensors[self.target] = torch.where(self.moving(), 0.0, tensors[self.target])
-        self.notes.dead[self.target] = self.moving()
-        return [self.removed(self.target)]
+        return [self.removed(self.target, "dead")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +112,13 @@ class Fold(ShiftRewrite):
     def saves(self) -> int:
         return int(self.moving().sum())
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         shift = torch.where(self.moving(), -tensors[self.target], 0.0)
         parameter = lambda node: self.value(tensors, node)  # noqa: E731
         amounts = effect(self.graph, self.claim, self.claim.node, shift, parameter)
-        self.absorb(tensors, amounts)
+        self.absorb(tensors, amounts, known)
         tensors[self.target] = torch.where(self.moving(), 0.0, tensors[self.target])
-        if self.whole:
-            self.notes.emptied.add(self.target)
-        return [self.removed(self.target)]
+        return [self.removed(self.target, "folded")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,18 +131,17 @@ class FoldBack(Fold):
     def target(self) -> str:
         return self.name(self.taken.parameter)
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
         source = self.name(self.claim.node)
         shift = tensors[self.target].reshape(tensors[source].shape)
         parameter = lambda node: self.value(tensors, node)  # noqa: E731
         amounts = effect(self.graph, self.claim, self.claim.node, shift, parameter)
-        self.absorb(tensors, amounts)
+        self.absorb(tensors, amounts, known)
         tensors[source] = tensors[source] + shift
         left = float(tensors[self.target].abs().max())
         assert left <= 1e-12 * float(shift.abs().max() + 1), left
         tensors[self.target] = torch.zeros_like(tensors[self.target])
-        self.notes.emptied.add(self.target)
-        return [Constant(self.target, 0.0)]
+        return [Constant(self.target, 0.0, "folded")]
 
 
 def direct_absorber(graph: Graph, claim: ShiftClaim) -> Absorber | None:
@@ -194,8 +189,8 @@ class Centre(ShiftRewrite):
     def nodes(self) -> tuple[str, ...]:
         return (self.claim.node, *([self.claim.profile] if self.claim.profile in self.graph.parameters else []))
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
-        if self.target in self.notes.emptied:
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        if known.is_folded(self.target):
             raise NotDone("it is already gone")
         if not bool(self.moving().all()):
             raise NotDone("only some rows of it are read, and only of these the mean is dead")
@@ -204,11 +199,11 @@ class Centre(ShiftRewrite):
             if not bool((profile == 1).all()):
                 raise NotDone("a factor per channel stands behind it that does not fold")
         weight, axis = tensors[self.target], self.axis
-        key = f"{module_of(self.target)}:channel"
-        place = self.notes.choices.setdefault(key, chosen_place(weight, axis))
+        taken = known.centred_channel(module_of(self.target))
+        place = chosen_place(weight, axis) if taken is None else taken
         weight = weight - weight.narrow(axis, place, 1)
         tensors[self.target] = weight
-        return [ZeroPlaces(self.target, axis, (place,))]
+        return [ZeroPlaces(self.target, axis, (place,), because="centred")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,35 +225,35 @@ class LoseDirection(ShiftRewrite):
         assert reader is not None
         return reader
 
-    def apply(self, tensors: Tensors) -> list[Fact]:
-        known, reader, lost = self.lookup(tensors), self.reader, self.claim.lost
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        values, reader, lost = self.lookup(tensors), self.reader, self.claim.lost
         assert lost is not None
         view = weight_view(self.graph, self.graph.nodes[lost])
         assert view is not None
         weight = tensors[self.target]
         rows = weight if view.output == 0 else weight.T
         gain = torch.ones(rows.shape[1], dtype=torch.float64)
-        gain = known.of(reader.gain).reshape(-1) if reader.gain else gain
+        gain = values.of(reader.gain).reshape(-1) if reader.gain else gain
         if float(gain.abs().min()) < 1e-3 * float(gain.abs().max()):
             raise NotDone("the gain of the norm is too close to zero in some channel")
         moving = (self.claim.groups != 0).reshape(-1)
-        column = self.notes.choices.setdefault(f"{self.target}:column", chosen_place(rows, 1))
+        taken = known.lost_columns(self.target)
+        column = taken[0] if taken else chosen_place(rows, 1)
         u = torch.where(moving, -rows[:, column] * gain[column], 0.0)
         if reader.shift is not None:
-            constant = u * (known.of(reader.shift).reshape(-1) / gain).sum()
+            constant = u * (values.of(reader.shift).reshape(-1) / gain).sum()
             if bool((constant != 0).any()):
                 shape = self.graph.nodes[lost].shape
                 parameter = lambda node: self.value(tensors, node)  # noqa: E731
                 amounts = effect(self.graph, self.claim, lost, constant.expand(shape), parameter)
                 if self.claim.absorbers and not amounts:
                     raise NotDone("the constant that it adds has nowhere to go")
-                self.absorb(tensors, amounts)
+                self.absorb(tensors, amounts, known)
         rows = rows + torch.outer(u, 1 / gain)
         rows[moving, column] = 0.0
         tensors[self.target] = rows if view.output == 0 else rows.T.contiguous()
-        self.notes.empty_columns.setdefault(self.target, set()).add(column)
         others = None if bool(moving.all()) else as_index(moving.nonzero().reshape(-1))
-        return [ZeroPlaces(self.target, view.input, (column,), others)]
+        return [ZeroPlaces(self.target, view.input, (column,), others, because="lost")]
 
 
 def folds_into_weights(claim: ShiftClaim) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import first_line, trace
+from deadweight.reduce.rounding import rounded
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.text import printable
 
 EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
-FLOORS = 3.0  # how many times its own noise a rewrite may add
+FLOORS = 3.0  # how many times its own noise a rewrite may add, both simulated
+GROSS = 10.0  # the same, both measured: how sums are rounded differs by machine, and a mistake shows a thousandfold
 DRAWS = 6  # inputs; four times as many where an output is small, and its noise a matter of luck
 FEW = 100  # numbers of a small output
 MANY = 10_000  # numbers of an output whose noise two inputs show as well as six
@@ -33,24 +36,37 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What rounding adds to an output, relative to its size: simulated, so that every machine says the same."""
+
+    reduced: float
+    original: float
+
+    @property
+    def growth(self) -> float:
+        return self.reduced / max(self.original, 1e-16)
+
+    @property
+    def small(self) -> bool:
+        return self.reduced <= max(FLOORS * self.original, EXACT)
+
+
+@dataclass(frozen=True)
 class Error:
     """How far one output is off, relative to its size."""
 
     output: str
     float64: float  # reduced against original, both in float64
-    own: float | None = None  # reduced in its own precision, against the original in float64
-    floor: float | None = None  # the original in its own precision, against itself in float64
+    own: float | None = None  # reduced as it runs in its own precision, against the original in float64
+    floor: float | None = None  # the original as it runs in its own precision, against itself in float64
+    noise: Noise | None = None
     stored: bool = False  # both were read from files: their weights are rounded to their own precision already
 
     @property
-    def floors(self) -> float | None:
-        return None if self.own is None or self.floor is None else self.own / max(self.floor, 1e-16)
-
-    @property
     def same(self) -> bool:
-        noise = max(FLOORS * (self.floor or 0.0), EXACT)  # float64 has no noise that would matter
-        within = self.own is None or self.floor is None or self.own <= noise
-        return self.float64 <= (max(EXACT, noise) if self.stored else EXACT) and within
+        runs = self.own is None or self.floor is None or self.own <= max(GROSS * self.floor, EXACT)
+        stored = FLOORS * self.noise.original if self.stored and self.noise is not None else 0.0
+        return self.float64 <= max(EXACT, stored) and runs and (self.noise is None or self.noise.small)
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ class Verification:
 
     @property
     def worst(self) -> Error:
-        return max(self.errors, key=lambda e: (e.float64 > EXACT, e.floors or 0.0, e.float64))
+        return max(self.errors, key=lambda e: (e.float64 > EXACT, e.noise.growth if e.noise else 0.0, e.float64))
 
 
 class DifferentError(DeadweightError):
@@ -130,16 +146,20 @@ def inputs_to_draw(graph: Graph) -> int:
     return min(DRAWS, max(2, WORK // max(work, 1)))
 
 
-def in_float64(one: Subject, read: Read | None = None) -> list[list[Tensor]]:
-    """The outputs for every input, all arithmetic in float64; `read` gives weights in place of the model's own."""
+def in_float64(one: Subject, read: Read | None = None, *, rounding: bool = False) -> list[list[Tensor]]:
+    """The outputs for every input, all arithmetic in float64; `read` gives weights in place of the model's own.
+
+    With `rounding` every operation is rounded as in the model's own precision, by numbers that are the same anywhere.
+    """
     values = {n: t.detach() for n, t in one.graph.tensors.items()}
     if read is not None:
         for node, name in (*one.graph.parameters.items(), *one.graph.buffers.items()):
             values[node] = read(name)
     found = []
     with torch.no_grad():
-        for args, kwargs in one.calls:
-            outputs = evaluate(one.graph, values, bind(one.graph, args, kwargs))
+        for number, (args, kwargs) in enumerate(one.calls):
+            watch = partial(rounded, number=number) if rounding else None
+            outputs = evaluate(one.graph, values, bind(one.graph, args, kwargs), watch)
             found.append([o for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
     return found
 
@@ -186,10 +206,11 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return (off / max(size, 1e-300)) ** 0.5
 
 
-def noise(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
+def noise_floor(one: Subject, errors: Sequence[float]) -> list[float]:
     """The errors of a model's own precision; at least half a unit in the last place, where luck has it smaller."""
-    least = [torch.finfo(x.dtype).eps / 2 for x in found[0]]
-    return [max(pair) for pair in zip(relative(found, truth), least, strict=True)]
+    kinds = [node.dtype for node in map(one.graph.node, one.graph.outputs) if node.is_float]
+    least = [torch.finfo(dtype or torch.float64).eps / 2 for dtype in kinds]
+    return [max(pair) for pair in zip(errors, least, strict=True)]
 
 
 def difference(found: Tensor, truth: Tensor) -> tuple[float, float]:
@@ -239,9 +260,12 @@ def compare(a: Subject, b: Subject) -> Verification:
             "fewer rows; expected two models of one vocabulary"
         ) from error
     exact = relative(found, truth)
-    floor = noise(in_own_precision(a.module, a.calls, a.source.inputs), truth)
+    floor = noise_floor(a, relative(in_own_precision(a.module, a.calls, a.source.inputs), truth))
     own = relative(in_own_precision(b.module, a.calls, a.source.inputs), truth)
-    return gathered(names_of(a, len(exact)), exact, own, floor, a.words, stored=True)
+    before = noise_floor(a, relative(in_float64(a, rounding=True), truth))
+    noise = map(Noise, relative(in_float64(b, rounding=True), truth), before)
+    rows = zip(names_of(a, len(exact)), exact, own, floor, noise, strict=True)
+    return Verification(tuple(Error(*row, stored=True) for row in rows), a.words)
 
 
 def shapes(one: Subject) -> list[list[int]]:
@@ -255,16 +279,3 @@ def returns(one: Subject) -> list[list[int]]:
 
 def takes(one: Subject) -> str:
     return ", ".join(one.source.kwargs) or f"{len(one.source.args)} tensors"
-
-
-def gathered(
-    names: Sequence[str],
-    exact: Sequence[float],
-    own: Sequence[float],
-    floor: Sequence[float],
-    words: str,
-    *,
-    stored: bool = False,
-) -> Verification:
-    errors = tuple(Error(*row, stored) for row in zip(names, exact, own, floor, strict=True))
-    return Verification(errors, words)

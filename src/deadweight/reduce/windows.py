@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from deadweight.graph.bind import bind
 from deadweight.graph.evaluate import DROPOUTS, RANDOM, Lazy, evaluate, real_outputs
 from deadweight.graph.node import Graph, Node
-from deadweight.reduce.apply import Applied, Scaled, Weights, apply, start_afresh
+from deadweight.reduce.apply import Applied, Scaled, Weights, apply
 from deadweight.reduce.job import Job
 from deadweight.reduce.pipeline import Stopped
 from deadweight.reduce.rewrite import Rewrite
@@ -248,7 +248,6 @@ class Reduced:
         self.made: dict[str, Any] = {}
         self.coming = {name for r in rewrites for name in r.touches}
         scaled = lambda _, stored, factor: Scaled(factor, factor)  # noqa: E731 - the weight itself is read again
-        start_afresh(rewrites)
         self.stream = apply(dict(enumerate(rewrites)), Weights(job.read, scaled=scaled), Applied())
 
     def read(self, name: str) -> Tensor | Lazy:

@@ -32,9 +32,9 @@ def print_verification(found: Verification, console: Console) -> None:
         console.print(Text("same function, to the precision in which the weights are stored", style="bold green"))
     else:
         worst = found.worst
-        floors = "" if worst.floors is None else f"; {worst.floors:.1f} noise floors in own precision"
+        grows = f"; rounding in its own precision grows by {worst.noise.growth:.1f}" if worst.noise else ""
         console.print(
-            Text(f"different: {worst.output} is off by {worst.float64:.1e} in float64{floors}", style="bold red")
+            Text(f"different: {worst.output} is off by {worst.float64:.1e} in float64{grows}", style="bold red")
         )
 
 
@@ -104,15 +104,15 @@ def _checked(found: Verification) -> Table:
         "error in float64",
         "in own precision",
         "noise floor",
-        "floors",
-        right=("error in float64", "in own precision", "noise floor", "floors"),
+        "rounding grows",
+        right=("error in float64", "in own precision", "noise floor", "rounding grows"),
     )
     for e in found.errors:
-        floors = "" if e.floors is None else f"{e.floors:.2f}"
+        grows = "" if e.noise is None else f"× {e.noise.growth:.2f}"
         style = "green" if e.same else "bold red"
         own, floor = ("not measured" if v is None else f"{v:.1e}" for v in (e.own, e.floor))
-        table.add_row(printable(e.output), Text(f"{e.float64:.1e}", style=style), own, floor, floors)
-    table.caption = f"on {found.inputs}; own precision may be off by {FLOORS:g} floors" if found.inputs else None
+        table.add_row(printable(e.output), Text(f"{e.float64:.1e}", style=style), own, floor, grows)
+    table.caption = f"on {found.inputs}; rounding (simulated) may grow by {FLOORS:g}" if found.inputs else None
     table.caption_justify = "left"
     return table
 

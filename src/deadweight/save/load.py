@@ -11,23 +11,26 @@ from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.source.checkpoint import FileCheckpoint
 from deadweight.source.files import read_json
-from deadweight.source.hugging import local_folder, locate, model_class, read_config
+from deadweight.source.hugging import local_folder, locate, model_class, read_config, trusted_class
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
 
 
-def load(folder: str | Path, module: nn.Module | None = None, **options: Any) -> nn.Module:
+def load(
+    folder: str | Path, module: nn.Module | None = None, *, trust_remote_code: bool = False, **options: Any
+) -> nn.Module:
     """The model in a folder that deadweight wrote (or in any Hugging Face folder), ready to be used.
 
     `options` go to transformers' from_pretrained (dtype, device_map, …). A reduced module of your own is loaded into
-    `module`, a fresh original.
+    `module`, a fresh original. A class that only the folder's own code knows takes `trust_remote_code`.
     """
     if module is not None:
         return into(module, Path(folder))
     folder = embedded.path() if str(folder) == "demo" and not Path(folder).exists() else folder
     place = locate(str(folder))
-    config = read_config(place)
-    cls = model_class(config)
+    config = read_config(place, trust_remote_code)
+    cls = model_class(config) or (trusted_class(config) if trust_remote_code else None)
+    options |= {"trust_remote_code": True} if trust_remote_code else {}
     if cls is None:
         raise DeadweightError(f"{printable(str(folder))} names no model class that transformers knows")
     root = local_folder(str(folder)) or Path(place.root)

@@ -41,7 +41,13 @@ def verification_data(found: Verification) -> dict[str, Any]:
         "inputs": found.inputs,
         "same": found.same,
         "outputs": [
-            {"output": e.output, "float64": finite(e.float64), "own": finite(e.own), "floor": finite(e.floor)}
+            {
+                "output": e.output,
+                "float64": finite(e.float64),
+                "own": finite(e.own),
+                "floor": finite(e.floor),
+                "growth": None if e.noise is None else finite(e.noise.growth),
+            }
             for e in found.errors
         ],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from deadweight.reduce.apply import Applied, Group, Scaled, Weights, apply, checked, independent, rounding, start_afresh
+from deadweight.reduce.apply import Applied, Group, Scaled, Weights, apply, checked, independent, rounding
 from deadweight.reduce.job import Job
 from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.rewrite import Rewrite, module_of
@@ -64,7 +64,7 @@ Item = Final | Stored | Done
 
 def stream(
     job: Job,
-    rewrites: Sequence[Rewrite],
+    rewrites: Group,
     applied: Applied,
     specs: dict[str, Any],
     say: Callable[[str], None],
@@ -86,12 +86,8 @@ def stream(
                 say(f"writing: {len(applied.outcomes)} of {len(rewrites)} rewrites")
 
 
-def parts(
-    job: Job, rewrites: Sequence[Rewrite], made: Made | None, wanted: set[str]
-) -> list[Callable[[], Iterator[Item]]]:
+def parts(job: Job, rewrites: Group, made: Made | None, wanted: set[str]) -> list[Callable[[], Iterator[Item]]]:
     """One for every group of rewrites that has modules of its own, then one for every weight that none touches."""
-    if made is None:
-        start_afresh(rewrites)
     groups, names = independent(rewrites), Names(job)
     touched = {module_of(n) for group in groups for rewrite in group.values() for n in rewrite.touches}
     rest = [n for n in job.checkpoint.names if module_of(n) not in touched]
@@ -154,7 +150,7 @@ class Due:
                     groups.append({path})
                     waiting.append(set())
                 waiting[self.unit_of[path]].add(name)
-            if rewrite.claim.code == "DW004":  # a norm's shift becomes the bias of the layer before it
+            if rewrite.stored_together:
                 first, *others = dict.fromkeys(self.unit_of[module_of(n)] for n in rewrite.touches)
                 for other in others:
                     for path in groups[other]:

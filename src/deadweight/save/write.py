@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,9 @@ import transformers
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.reduce.apply import Applied
+from deadweight.reduce.apply import Applied, Group
 from deadweight.reduce.job import Job, settled
 from deadweight.reduce.result import Reduction
-from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import accepted
 from deadweight.reduce.windows import Windows
 from deadweight.save.folder import check_replaceable, check_target, complete_or_absent
@@ -72,7 +71,7 @@ def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
 
 def write(
     job: Job,
-    rewrites: Sequence[Rewrite],
+    rewrites: Group,
     found: Reduction,
     out: Path,
     made: Made | None,

@@ -182,6 +182,11 @@ def model_class(config: Any) -> type[PreTrainedModel] | None:
     return None
 
 
+def trusted_class(config: Any) -> Any:
+    """The Auto class that finds a model in the code of its own folder."""
+    return next((auto for auto in _autos(config) if _remote(config, auto.__name__)), None)
+
+
 def _named(config: Any, name: str) -> Any:
     """A class of transformers; of our own transformer always ours, whatever code lies beside the weights."""
     return OWN.get(name) if isinstance(config, TransformerConfig) else getattr(transformers, name, None)

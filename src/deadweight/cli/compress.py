@@ -1,17 +1,15 @@
-"""The command that makes heads smaller: `compress`."""
+"""`deadweight compress`: smaller heads and a smaller cache, at a measured loss."""
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deadweight.cli_parts import LayoutName, stages_bar
-from deadweight.report.json_report import as_text
-from deadweight.report.terminal import make_console
+from deadweight.cli.options import Json, LayoutName, Overwrite, TrustRemoteCode
+from deadweight.cli.screen import JsonReport, plain, progress_bar
 
 
 class MethodName(StrEnum):
@@ -70,8 +68,9 @@ def compress(
     late: Annotated[
         bool, typer.Option("--late", help="Cache keys before rotary positions: less is lost, decoding does more.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    overwrite: Overwrite = False,
+    json: Json = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Keep of every attention head the dimensions that matter, measured on text; write a model with a smaller cache.
 
@@ -91,11 +90,14 @@ def compress(
     \b
     exit status: 0 done, 2 wrong usage or bad input
     """
+    report = JsonReport(json)
+    from rich.console import Console
+
     from deadweight.heads.compress import compress as run
     from deadweight.report.compression import as_data, print_compression
     from deadweight.train.launch import first_process
 
-    with stages_bar() as tell:
+    with progress_bar() as progress:
         found = run(
             model,
             out,
@@ -116,22 +118,13 @@ def compress(
             merge=merge,
             late=late,
             overwrite=overwrite,
-            progress=tell,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
         )
-    if not first_process():  # of many one speaks
-        return
-    if json:
-        sys.stdout.write(as_text(as_data(found)))
-        return
-    console = make_console()
-    print_compression(found, console)
-    console.print(
-        f"\n{found.seconds:.0f} s\ndeadweight evaluate {out} --against {model}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
 
+    def show(console: Console) -> None:
+        print_compression(found, console)
+        plain(f"\n{found.seconds:.0f} s\ndeadweight evaluate {out} --against {model}")
 
-def register(app: typer.Typer) -> None:
-    app.command(short_help="Smaller heads and a smaller cache, at a measured loss.")(compress)
+    if first_process():  # of many one speaks
+        report.deliver(lambda: as_data(found), show)

@@ -1,22 +1,18 @@
-"""The command that looks at the softmax of every head: `saturation`."""
+"""`deadweight saturation`: does the softmax of each head saturate with length?"""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deadweight.cli_allocate import drawable, writable
-from deadweight.cli_parts import stages_bar
-from deadweight.report.json_report import as_text
-from deadweight.report.terminal import make_console
+from deadweight.cli.options import Json, Plot, Text, TrustRemoteCode
+from deadweight.cli.screen import JsonReport, drawable, progress_bar
 
 
 def saturation(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of text: folder, hub id, or demo.")],
-    text: Annotated[str, typer.Option("--text", help="A file, a folder, datasets:NAME, or embedded.")] = "embedded",
+    text: Text = "embedded",
     length: Annotated[
         int | None,
         typer.Option("--length", metavar="N", help="The longest context looked at. Default: 1024, if the model can."),
@@ -25,15 +21,9 @@ def saturation(
     rows: Annotated[int, typer.Option("--rows", help="Rows of each window looked at for each length, at most.")] = 16,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the rows that are looked at.")] = 0,
     heads: Annotated[bool, typer.Option("--heads", help="A row for each head, not for each layer.")] = False,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON; - is standard output.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg or .png (needs matplotlib).")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code.")
-    ] = False,
+    json: Json = None,
+    plot: Plot = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Do the heads of MODEL become less sensitive to their logits as the context grows?
 
@@ -57,8 +47,8 @@ def saturation(
     from deadweight.heads.saturation import saturation as measure
     from deadweight.report.saturation import plot_saturation, print_saturation, saturation_data
 
-    destination, drawing = writable(json, "--json"), drawable(plot)
-    with stages_bar() as tell:
+    report, drawing = JsonReport(json), drawable(plot)
+    with progress_bar() as progress:
         found = measure(
             model,
             text,
@@ -67,17 +57,8 @@ def saturation(
             rows=rows,
             seed=seed,
             trust_remote_code=trust_remote_code,
-            tell=lambda done, total: tell("reading", done, total),
+            progress=progress,
         )
-    if json == "-":
-        sys.stdout.write(as_text(saturation_data(found)))
-    else:
-        print_saturation(found, make_console(), heads=heads)
-    if destination is not None:
-        destination.write_text(as_text(saturation_data(found)), encoding="utf-8")
+    report.deliver(lambda: saturation_data(found), lambda console: print_saturation(found, console, heads=heads))
     if drawing is not None:
         plot_saturation(saturation_data(found), drawing)
-
-
-def register(app: typer.Typer) -> None:
-    app.command(short_help="Does the softmax of each head saturate with length?")(saturation)

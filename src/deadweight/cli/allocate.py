@@ -1,4 +1,4 @@
-"""The commands that design: `allocate bound` and `allocate plan`."""
+"""`deadweight allocate`: how many heads, of what size, in which layer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from deadweight.cli.options import Json, Plot
+from deadweight.cli.screen import JsonReport, drawable, plain, progress_bar, writable
 from deadweight.errors import DeadweightError
-from deadweight.report.json_report import as_text
-from deadweight.report.terminal import make_console
 
 Profile = Annotated[
     str,
@@ -30,11 +30,6 @@ TokenDim = Annotated[
 Tokenizer = Annotated[str, typer.Option("--tokenizer", help="For text:FILE. bytes, bpe:SIZE, or a tokenizer.json.")]
 Multiple = Annotated[int, typer.Option("--multiple", min=1, help="Head sizes are multiples of this.")]
 Sharing = Annotated[int, typer.Option("--sharing", min=1, help="Query heads per key-value head (grouped keys).")]
-Json = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON; - is standard output.")
-]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg or .png (needs matplotlib).")]
-
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -99,20 +94,15 @@ def bound(
     from deadweight.allocate.run import allocate
     from deadweight.report.allocation import bound_data, plot_bound, print_bound
 
-    destination = writable(json, "--json")
-    drawing = drawable(plot)
+    report, drawing = JsonReport(json), drawable(plot)
     limits = Budget(budget, kv_bytes, flops, width, context)
     found_profile = named_profile(profile, lags, tokenizer)
     rules = Rules(multiple, one_size, sharing, use_lags)
     found = allocate(found_profile, limits, d_token=token_dim, rules=rules, epsilon=epsilon)
-    if json == "-":
-        sys.stdout.write(as_text(bound_data(found, found_profile.source)))
-    else:
-        print_bound(found, found_profile.source, make_console())
-    if destination is not None:
-        destination.write_text(as_text(bound_data(found, found_profile.source)), encoding="utf-8")
+    source = found_profile.source
+    report.deliver(lambda: bound_data(found, source), lambda console: print_bound(found, source, console))
     if drawing is not None:
-        plot_bound(found, found_profile.source, drawing)
+        plot_bound(found, source, drawing)
 
 
 @app.command(short_help="A whole transformer, layer by layer, ready to train.")
@@ -168,7 +158,7 @@ def plan(
 
     if json == "-" and toml == "-":
         raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
-    files = writable(json, "--json"), writable(toml, "--toml"), drawable(plot)
+    report, run_file, drawing = JsonReport(json), writable(toml, "--toml"), drawable(plot)
     shape = Shape(width, layers, heads, context)
     text = profile.removeprefix("text:") if profile.startswith("text:") else None  # what is measured is trained on
     factors = None if saturation == "pilot" else given_saturation(saturation)
@@ -179,36 +169,32 @@ def plan(
         factors = piloted(shape, text or "embedded", tokenizer, pilot_steps, sharing)
     found = make_plan(shape, known.values, d_token=size, saturation=factors, rules=rules)
     data = {"text": text, "tokenizer": tokenizer} if text is not None else None
-    if json == "-":
-        sys.stdout.write(as_text(plan_data(found, known.source)))
-    elif toml == "-":
+    if toml == "-":
         sys.stdout.write(plan_toml(found, data))
-    else:
-        print_plan(found, known.source, make_console())
-    if files[0] is not None:
-        files[0].write_text(as_text(plan_data(found, known.source)), encoding="utf-8")
-    if files[1] is not None:
-        files[1].write_text(plan_toml(found, data), encoding="utf-8")
-    if files[2] is not None:
-        plot_plan(found, known.source, files[2])
+    report.deliver(
+        lambda: plan_data(found, known.source),
+        lambda console: None if toml == "-" else print_plan(found, known.source, console),
+    )
+    if run_file is not None:
+        run_file.write_text(plan_toml(found, data), encoding="utf-8")
+    if drawing is not None:
+        plot_plan(found, known.source, drawing)
 
 
 def named_profile(name: str, lags: int | None, tokenizer: str) -> Any:
     from deadweight.allocate.profile import read_profile
-    from deadweight.cli import spinner
 
-    with spinner() as say:
-        return read_profile(name, lags, tokenizer, say or (lambda _: None))
+    with progress_bar() as progress:
+        return read_profile(name, lags, tokenizer, progress)
 
 
 def piloted(shape: Any, text: str, tokenizer: str, steps: int, sharing: int) -> list[float]:
     """The factors that a short run shows, told on standard error."""
     from deadweight.allocate.pilot import pilot
-    from deadweight.cli_parts import stages_bar
 
-    with stages_bar() as tell:
-        found = pilot(shape, text, tokenizer=tokenizer, steps=steps, sharing=sharing, progress=tell)
-    make_console(stderr=True).print(found.source, highlight=False, markup=False, soft_wrap=True)
+    with progress_bar() as progress:
+        found = pilot(shape, text, tokenizer=tokenizer, steps=steps, sharing=sharing, progress=progress)
+    plain(found.source, stderr=True)
     return [round(f, 4) for f in found.factors]
 
 
@@ -224,24 +210,3 @@ def given_saturation(text: str | None) -> list[float] | None:
             f"found --saturation {text!r}; expected numbers by comma, the word pilot, or a .json file: a list of "
             "them, or what deadweight saturation --json wrote"
         ) from error
-
-
-def writable(file: str | Path | None, option: str) -> Path | None:
-    """Fail before the work, not after it, if its result has nowhere to go."""
-    if file is None or str(file) == "-":
-        return None
-    path = Path(file)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        found = "it is a folder" if path.is_dir() else f"the folder {str(path.absolute().parent)!r} does not exist"
-        raise DeadweightError(f"cannot write {option} {str(path)!r}: {found}; name a file in an existing folder")
-    return path
-
-
-def drawable(file: Path | None) -> Path | None:
-    if file is not None and file.suffix not in (".svg", ".png"):
-        raise DeadweightError(f"found --plot {str(file)!r}; expected a name that ends in .svg or .png")
-    return writable(file, "--plot")
-
-
-def register(main: typer.Typer) -> None:
-    main.add_typer(app, name="allocate", short_help="How many heads, of what size, in which layer.")

@@ -1,8 +1,7 @@
-"""The commands that train and judge: `train`, `sweep`, `evaluate`."""
+"""`deadweight train`: a small GPT of any shape."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from deadweight.cli.options import Json
+from deadweight.cli.screen import JsonReport, counting_bar, plain
 from deadweight.errors import DeadweightError
-from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 
 START = {"d_model": 128, "n_layers": 4, "heads": 4, "context": 128}  # learns something in two minutes on a laptop
@@ -50,7 +49,7 @@ def train(
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting, as often as needed."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew if OUT holds a run.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: Json = None,
 ) -> None:
     """Train a small GPT of any shape. Without options: four layers on Python's manual, two minutes on a CPU.
 
@@ -69,6 +68,7 @@ def train(
     \b
     exit status: 0 done, 2 wrong usage, bad input, or a loss that is not finite
     """
+    report = JsonReport(json)
     from deadweight.train import make_run
     from deadweight.train import train as run_training
     from deadweight.train.launch import first_process
@@ -90,7 +90,7 @@ def train(
     with training_bar(run.train.steps) as (tell, say):
         result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
     if first_process():  # of many one speaks
-        tell_result(result, as_json=json)
+        report.deliver(lambda: {**asdict(result), "out": str(result.out)}, lambda _: show(result))
 
 
 def tables_from(config: Path | None, flags: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -106,18 +106,11 @@ def tables_from(config: Path | None, flags: dict[str, Any], settings: list[str])
     return tables
 
 
-def tell_result(result: Any, *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(as_text({**asdict(result), "out": str(result.out)}))
-        return
-    console = make_console()
-    console.print(
+def show(result: Any) -> None:
+    plain(
         f"{result.parameters:,} parameters, {result.tokens:,} tokens in {result.seconds:.0f} s: "
         f"{result.bits_per_byte:.3f} bits per byte on text it has not seen\n\n"
-        f"deadweight evaluate {result.out} --text FILE\ndeadweight audit {result.out}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"deadweight evaluate {result.out} --text FILE\ndeadweight audit {result.out}"
     )
 
 
@@ -152,8 +145,7 @@ def training_bar(steps: int) -> Iterator[tuple[Callable[[Any], None], Callable[[
             lambda _: None,
         )
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    with counting_bar(console) as bar:
         task = bar.add_task("starting", total=steps)
 
         def tell(update: Any) -> None:
@@ -168,99 +160,3 @@ def line(update: Any) -> str:
     if update.valid_loss is not None:
         return f"step {update.step}: {update.bits_per_byte:.3f} bits per byte on held-out text"
     return f"step {update.step}: loss {update.loss:.3f}, {update.tokens_per_second:,.0f} tokens/s"
-
-
-def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML: a run, and what varies.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; what is there already is kept.")],
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at a time on this machine.")] = 1,
-    ray: Annotated[
-        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster (OUT on a shared disk), or local.")
-    ] = None,
-) -> None:
-    """Train a grid of variants and seeds; OUT gets results.json, results.md and results.svg.
-
-    \b
-    seeds = [0, 1, 2]
-    [model]
-    d_model = 128
-    [train]
-    steps = 300
-    [grid]                                    # every combination
-    "train.weight_decay" = [0.1, 0.03]
-    [[variant]]                               # beside each other
-    name = "full"
-    [[variant]]
-    name = "identity Q"
-    "model.query" = "identity"
-
-    \b
-    deadweight sweep grid.toml OUT
-    deadweight sweep grid.toml OUT --ray auto
-
-    \b
-    exit status: 0 done (runs that failed are in the table), 2 wrong usage or bad input
-    """
-    from deadweight.report.sweep import markdown, plot, print_sweep
-    from deadweight.train.sweep import read_sweep, rows
-    from deadweight.train.sweep import sweep as run_sweep
-
-    jobs = read_sweep(file)
-    console, bar_console = make_console(), make_console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=bar_console, transient=True) as bar:
-        task = bar.add_task("training", total=len(jobs))
-
-        def tell(outcome: Any) -> None:
-            bar.advance(task)
-            told = f"{outcome.bits_per_byte:.4f} bits per byte" if outcome.error is None else outcome.error
-            bar.console.print(f"{outcome.variant}, seed {outcome.seed}: {told}", markup=False, highlight=False)
-
-        outcomes = run_sweep(jobs, out, workers=workers, ray=ray, tell=tell)
-    found = rows(outcomes)
-    (out / "results.json").write_text(as_text({"runs": [asdict(o) for o in outcomes]}), encoding="utf-8")
-    (out / "results.md").write_text(markdown(found), encoding="utf-8")
-    print_sweep(found, console)
-    plot(found, out / "results.svg")
-
-
-def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A causal language model: folder, hub id, or demo.")],
-    text: Annotated[str, typer.Option("--text", help="A file, a folder, datasets:NAME, or embedded.")] = "embedded",
-    against: Annotated[str | None, typer.Option("--against", metavar="ORIGINAL", help="Compare with this one.")] = None,
-    context: Annotated[int | None, typer.Option("--context", min=2, help="Tokens per window.")] = None,
-    limit: Annotated[int | None, typer.Option("--bytes", min=2, help="Read at most this much of the text.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Windows at a time.")] = 8,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16, float16; default: as stored.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-) -> None:
-    """Perplexity, bits per byte, speed and cache of MODEL on a text; with --against, beside another model.
-
-    \b
-    deadweight evaluate demo --text embedded
-    deadweight evaluate OUT --text book.txt --against ORIGINAL
-
-    \b
-    exit status: 0 done, 2 wrong usage or bad input
-    """
-    from deadweight.cli import spinner
-    from deadweight.evaluate import evaluate as judge
-    from deadweight.report.evaluation import as_data, print_evaluation
-
-    if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
-        raise DeadweightError(f"found --dtype {dtype}; expected float32, bfloat16, float16 or float64")
-    with spinner() as say:
-        options: dict[str, Any] = {"context": context, "limit": limit, "batch": batch, "dtype": dtype}
-        found = judge(model, text, against=against, say=say or (lambda _: None), **options)
-    if json:
-        sys.stdout.write(as_text({"text": text, "models": [as_data(e) for e in found]}))
-    else:
-        print_evaluation(found, make_console())
-
-
-def register(app: typer.Typer) -> None:
-    app.command(short_help="Train a small GPT of any shape.")(train)
-    app.command(short_help="A grid of variants and seeds.")(sweep)
-    app.command(short_help="Perplexity, bits per byte, speed, cache.")(evaluate)

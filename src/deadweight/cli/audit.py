@@ -1,0 +1,84 @@
+"""`deadweight audit`: which parameters are redundant, and why."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+import deadweight
+from deadweight.cli.options import AnyModel, Ignore, Json, Select, TrustRemoteCode
+from deadweight.cli.screen import JsonReport, progress_bar
+from deadweight.errors import DeadweightError
+from deadweight.report.json_report import to_json
+from deadweight.report.pages import law_codes
+from deadweight.report.terminal import print_audit
+from deadweight.report.text import printable
+
+FOUND = 1
+
+
+class Output(StrEnum):
+    """What of the model's output has to stay the same."""
+
+    logits = "logits"
+    probabilities = "probabilities"
+
+
+def audit(
+    model: AnyModel,
+    json: Json = None,
+    training: Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")] = False,
+    output: Annotated[Output, typer.Option("--output", help="Which output must not change.")] = Output.logits,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Count all redundancy on a narrow clone and compare with the laws.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if nothing was audited."
+        ),
+    ] = False,
+    gauges: Annotated[
+        bool, typer.Option("--gauges", help="With --check: gauges, which every transformer has, count too.")
+    ] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    trust_remote_code: TrustRemoteCode = False,
+    proofs: Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")] = False,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="N", min=2, help="Sequence length of the example inputs.")
+    ] = None,
+) -> None:
+    """Say which parameters of MODEL are redundant, with proofs, and what stays unknown.
+
+    \b
+    deadweight audit demo --proofs              every law with one of its proofs
+    deadweight audit demo --complete            does anything redundant escape the laws?
+    deadweight audit demo --json -              the same facts, for a program
+    deadweight audit ./config.json              no weights needed: architecture alone decides
+    deadweight audit mypkg.model:build --check --select key-bias,value-bias
+                                                fail a build that wastes these
+
+    \b
+    exit status: 0 done, 1 --check found something, 2 wrong usage, bad input, or a model that could not be audited
+    """
+    report = JsonReport(json)
+    with progress_bar() as progress:
+        result = deadweight.audit(
+            model,
+            training=training,
+            output=output.value,
+            complete=complete,
+            select=law_codes(select or []),
+            ignore=law_codes(ignore or []),
+            trust_remote_code=trust_remote_code,
+            length=length,
+            progress=progress,
+        )
+    report.deliver(lambda: to_json(result), lambda console: print_audit(result, console, proofs=proofs))
+    if check and any(f.counts(gauges=gauges) for f in result.findings):
+        raise typer.Exit(FOUND)
+    if result.unaudited is not None and (check or not result.findings):
+        raise DeadweightError(f"{printable(result.model)} could not be audited: {printable(result.unaudited)}")

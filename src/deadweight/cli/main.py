@@ -1,0 +1,78 @@
+"""All subcommands together, and what becomes of a user's mistake."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Annotated
+
+import typer
+
+import deadweight
+from deadweight.cli import allocate, audit, compress, demo, evaluate, explain, reduce, saturation, sweep, train, verify
+from deadweight.cli.screen import complain
+from deadweight.errors import DeadweightError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing make millions of objects and hardly any garbage
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=HELP,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Find the parameters of a transformer that cannot matter, and prove it.
+
+    \b
+    deadweight demo                 a first look, on a small model that comes with the package
+    deadweight audit demo           the same model, audited with every option at hand
+    deadweight audit gpt2           a Hugging Face model, by its id or its folder
+    deadweight explain key-bias     one of the laws: what, why, example, when it fails
+    deadweight reduce demo OUT      take out what is redundant, and check that nothing changed
+    deadweight verify demo OUT      are two checkpoints the same function?
+    deadweight compress demo OUT    smaller heads and a smaller cache, at a measured loss
+    deadweight train OUT            a small GPT of any shape, with or without its query weights
+    deadweight evaluate demo        perplexity, bits per byte, speed, cache
+    deadweight saturation demo      does the softmax of each head saturate as the context grows?
+    deadweight allocate plan        how many heads, of what size, in which layer; ready to train
+    """
+    if version:
+        typer.echo(f"deadweight {deadweight.__version__}")
+        raise typer.Exit
+
+
+app.command(short_help="Which parameters are redundant, and why.")(audit.audit)
+app.command(short_help="Take out exactly what was proved, and write a checkpoint.")(reduce.reduce)
+app.command(short_help="Are two checkpoints the same function?")(verify.verify)
+app.command(short_help="One law, or all of them.")(explain.explain)
+app.command(short_help="A first look, offline, in seconds.")(demo.demo)
+app.command(short_help="Smaller heads and a smaller cache, at a measured loss.")(compress.compress)
+app.command(short_help="Train a small GPT of any shape.")(train.train)
+app.command(short_help="A grid of variants and seeds.")(sweep.sweep)
+app.command(short_help="Perplexity, bits per byte, speed, cache.")(evaluate.evaluate)
+app.add_typer(allocate.app, name="allocate", short_help="How many heads, of what size, in which layer.")
+app.command(short_help="Does the softmax of each head saturate with length?")(saturation.saturation)
+
+
+def main() -> None:
+    """Run the command. A user's mistake is one line on standard error and exit status 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Greek letters still gets a report
+    gc.set_threshold(*PATIENT_COLLECTOR)
+    try:
+        app(prog_name="deadweight")
+    except DeadweightError as error:
+        complain(str(error))
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

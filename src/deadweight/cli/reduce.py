@@ -1,0 +1,72 @@
+"""`deadweight reduce`: take out exactly what was proved, and write a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import deadweight
+from deadweight.cli.options import Ignore, Json, LayoutName, Overwrite, Select, TrustRemoteCode
+from deadweight.cli.screen import JsonReport, complain, progress_bar
+from deadweight.errors import DeadweightError
+from deadweight.report.pages import law_codes
+
+DIFFERENT = 1
+
+
+def reduce(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for audit, with its weights.")],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="The folder to write; not needed with --dry-run.")
+    ] = None,
+    layout: Annotated[
+        LayoutName,
+        typer.Option("--layout", help="slim: really smaller. stock: same shapes, loads with plain transformers."),
+    ] = LayoutName.slim,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    json: Json = None,
+    select: Select = None,
+    ignore: Ignore = None,
+    overwrite: Overwrite = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Take out of MODEL what is provably redundant, and write the result to OUT.
+
+    The reduced model is compared with the original in float64 and in its own precision before OUT appears. A rewrite
+    that would cost more than three times the model's own rounding noise is left out, and the report says so.
+
+    \b
+    deadweight reduce demo --dry-run            what would be done, what it saves, and why the rest is not done
+    deadweight reduce demo OUT                  really smaller; loads with deadweight.load or trust_remote_code
+    deadweight reduce demo OUT --layout stock   the same class and shapes: loads with plain transformers
+    deadweight reduce demo OUT --select key-bias,value-bias
+
+    \b
+    exit status: 0 done, 1 the result would not be the same function (nothing is written), 2 wrong usage or bad input
+    """
+    if out is None and not dry_run:
+        raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
+    report = JsonReport(json)
+    from deadweight.reduce.verify import DifferentError
+    from deadweight.report.reduction import print_reduction
+    from deadweight.save.manifest import manifest
+
+    with progress_bar() as progress:
+        try:
+            result = deadweight.reduce(
+                model,
+                out,
+                layout=layout.value,
+                dry_run=dry_run,
+                select=law_codes(select or []),
+                ignore=law_codes(ignore or []),
+                overwrite=overwrite,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+        except DifferentError as error:
+            complain(str(error))
+            raise typer.Exit(DIFFERENT) from error
+    report.deliver(lambda: manifest(result), lambda console: print_reduction(result, console))

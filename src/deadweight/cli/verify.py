@@ -1,0 +1,39 @@
+"""`deadweight verify`: are two checkpoints the same function?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import deadweight
+from deadweight.cli.options import Json, TrustRemoteCode
+from deadweight.cli.screen import JsonReport, progress_bar
+
+DIFFERENT = 1
+
+
+def verify(
+    a: Annotated[str, typer.Argument(metavar="A", help="The original.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
+    json: Json = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Compare B with A, whoever made them: in float64, and in their own precision against A's own rounding noise.
+
+    \b
+    deadweight verify demo OUT
+    deadweight verify ./original ./fused --json -
+
+    \b
+    exit status: 0 the same function, 1 different, 2 wrong usage or bad input
+    """
+    report = JsonReport(json)
+    from deadweight.report.reduction import print_verification
+    from deadweight.save.manifest import verification_data
+
+    with progress_bar() as progress:
+        result = deadweight.verify(a, b, trust_remote_code=trust_remote_code, progress=progress)
+    report.deliver(lambda: verification_data(result), lambda console: print_verification(result, console))
+    if not result.same:
+        raise typer.Exit(DIFFERENT)

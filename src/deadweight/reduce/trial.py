@@ -1,0 +1,198 @@
+"""Trying a plan on the whole model in memory: what adds too much rounding is left out, the rest is verified."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.errors import DeadweightError
+from deadweight.reduce.apply import Applied, Group, Weights, apply, checked, independent
+from deadweight.reduce.facts import Fact
+from deadweight.reduce.job import Job
+from deadweight.reduce.pipeline import in_order
+from deadweight.reduce.plan import Skipped
+from deadweight.reduce.rewrite import Rewrite
+from deadweight.reduce.verify import (
+    FLOORS,
+    Error,
+    Noise,
+    Subject,
+    Verification,
+    in_float64,
+    in_own_precision,
+    names_of,
+    noise_floor,
+    relative,
+)
+from deadweight.save.parts import Made
+from deadweight.save.slim import layout as slim_layout
+from deadweight.save.slim import public
+from deadweight.source.slim_modeling import install
+from deadweight.source.text import printable, reason
+from deadweight.threads import workers
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Rewrites that were carried out in memory."""
+
+    rewrites: Group
+    made: Made
+    noise: list[Noise]  # what rounding adds to each output, before and after
+
+    @property
+    def fits(self) -> bool:
+        return all(n.small for n in self.noise)
+
+
+class Trial:
+    """Trying rewrites on the whole model in memory."""
+
+    def __init__(self, job: Job, full: Subject) -> None:
+        self.job, self.full = job, full
+        self.check_weights()
+        self.truth = in_float64(full, self.original)
+        self.floor = noise_floor(full, relative(in_float64(full, self.original, rounding=True), self.truth))
+
+    def original(self, name: str) -> Tensor:
+        tensor = self.job.read(name)
+        return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+    def check_weights(self) -> None:
+        """Raise if the files whose weights are rewritten are not those that the model computes with."""
+        if self.job.folder is None:
+            return
+        for name, own in self.full.module.named_parameters():
+            stored = checked(name, self.job.read(name))
+            if not torch.equal(own.detach(), stored.to(own.device, own.dtype)):
+                raise DeadweightError(
+                    f"{printable(name)} in the files is not what the model has when it is loaded; expected a folder "
+                    "with one checkpoint, saved by the model's own save_pretrained"
+                )
+
+    def within_noise(self, rewrites: Group, say: Say) -> tuple[Tried, list[Skipped]]:
+        """The rewrites that together stay within three noise floors; laws that do not are left out."""
+        best = self.tried(rewrites)
+        if best.fits:
+            return best, []
+        best = self.tried({})
+        for code in sorted({r.claim.code for r in rewrites.values()}):
+            say(f"measuring {code}")
+            mine = {n: r for n, r in rewrites.items() if r.claim.code == code}
+            attempts = (self.tried(in_place_order(best.rewrites | m)) for m in milder(mine))
+            best = next((t for t in attempts if t.fits), best)
+        why = f"would exceed {FLOORS:g} times the noise of the model's own precision"
+        left = [r for n, r in rewrites.items() if n not in best.rewrites]
+        return best, [Skipped(r.claim.code, r.claim.name, r.target, why, r.claim.dof) for r in by_law(left)]
+
+    def tried(self, rewrites: Group) -> Tried:
+        """Carry these rewrites out, and see what rounding does to the result."""
+        made = self.made(rewrites)
+        if not rewrites:
+            return Tried(rewrites, made, [Noise(f, f) for f in self.floor])
+
+        def stored(name: str) -> Tensor:
+            return made.weights[name].to(self.job.precision(name)) if name in made.weights else self.job.read(name)
+
+        errors = relative(in_float64(self.full, stored, rounding=True), self.truth)
+        return Tried(rewrites, made, list(map(Noise, errors, self.floor)))
+
+    def made(self, rewrites: Group) -> Made:
+        """Every weight that these rewrites change, in float64, by as many threads as there are."""
+        applied = Applied()
+        jobs = [partial(apply, group, Weights(self.job.read), applied) for group in independent(rewrites)]
+        with closing(in_order(jobs, workers(), lambda _: 0, 1)) as finals:
+            return Made({n: v for n, v in finals if v is not None}, applied)
+
+    def verify(self, tried: Tried, module: nn.Module) -> Verification:
+        """Compare what will be loaded, `module`, with the original: in float64, and as it runs."""
+        weights = tried.made.weights
+
+        def reduced(name: str) -> Tensor:
+            return weights[name] if name in weights else self.original(name)
+
+        exact = relative(in_float64(self.full, reduced), self.truth)
+        own = relative(self.outputs(module), self.truth)
+        before = in_own_precision(self.full.module, self.full.calls, self.full.source.inputs)
+        floor = noise_floor(self.full, relative(before, self.truth))
+        names = names_of(self.full, len(exact))
+        rows = zip(names, exact, own, floor, tried.noise, strict=True)
+        return Verification(tuple(Error(*row) for row in rows), self.full.words)
+
+    def outputs(self, module: nn.Module) -> list[list[Tensor]]:
+        """What the reduced model returns; code that looks into its layers may find less there than it expects."""
+        try:
+            return in_own_precision(module, self.full.calls, self.full.source.inputs)
+        except DeadweightError as error:
+            raise DeadweightError(
+                f"with the parameters that are not needed taken out, {error}: its code reads them where no layer does; "
+                "use --layout stock (layout='stock'), which keeps them"
+            ) from error
+
+    def module(self, tried: Tried) -> nn.Module:
+        """The model as it will be loaded."""
+        weights, applied = tried.made.weights, tried.made.applied
+        return self.slim(weights, applied.facts) if self.job.layout == "slim" else self.dense(weights)
+
+    def dense(self, weights: dict[str, Tensor]) -> nn.Module:
+        """The original class with these weights, in its own precision."""
+        module = self.copied()
+        put(module, weights)
+        return module
+
+    def copied(self) -> nn.Module:
+        try:
+            return copy.deepcopy(self.full.module)
+        except Exception as error:  # whatever the user's module holds
+            raise DeadweightError(
+                f"{printable(self.full.source.name)} cannot be copied, and the reduced model is made from a copy "
+                f"({reason(error)}); expected a module that copy.deepcopy takes: take hooks and old-style norms of "
+                "weights out first (torch.nn.utils.remove_weight_norm)"
+            ) from error
+
+    def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
+        """The original with the smaller layers of the slim checkpoint."""
+        form = slim_layout(self.full.module, facts)
+        module = self.copied()
+        before = module.state_dict()
+
+        def whole(name: str) -> Tensor:
+            like = before[name]
+            return weights[name].to(like.dtype) if name in weights else like
+
+        install(module, {"modules": public(form.modules)})
+        for path in form.modules:
+            put(module, form.tensors(path, whole))
+        put(module, {n: w for n, w in weights.items() if n not in form.replaces})
+        return module.eval()
+
+
+def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy tensors into a module by name, in the module's precision."""
+    own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name, value in tensors.items():
+            own[name].copy_(value.to(own[name].dtype))
+
+
+def in_place_order(rewrites: Group) -> Group:
+    return dict(sorted(rewrites.items()))
+
+
+def milder(law: Group) -> Iterator[Group]:
+    """All rewrites of one law; then the same with tighter limits, as far as each of them has one."""
+    yield law
+    tighter = [dict(zip(law, each, strict=True)) for each in zip(*(r.milder() for r in law.values()), strict=False)]
+    yield from tighter
+
+
+def by_law(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
+    return sorted(rewrites, key=lambda r: r.claim.code)
