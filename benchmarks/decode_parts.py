@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from deadweight.heads.assemble import assembled
 from deadweight.heads.compress import WIDEST, WIDEST_LATE
 from deadweight.heads.truncate import Cut
-from deadweight.reduce.facts import ZeroPlaces
+from deadweight.save.facts import ZeroPlaces
 from deadweight.source import slim_attention
 
 Kind = Literal["original", "slim", "late"]

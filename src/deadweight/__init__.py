@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from deadweight.version import __version__
 
 __all__ = [
     "Audit",
@@ -26,6 +26,7 @@ __all__ = [
     "allocate",
     "audit",
     "compress",
+    "evaluate",
     "load",
     "reduce",
     "saturation",
@@ -59,7 +60,7 @@ class _Stage(ModuleType):
         return getattr(import_module(f"{self.__name__}.run"), name)(*args, **options)
 
 
-for _name in ("audit", "allocate", "reduce"):
+for _name in ("audit", "allocate", "evaluate", "reduce"):
     import_module(f"deadweight.{_name}").__class__ = _Stage
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
     from deadweight.errors import DeadweightError
+    from deadweight.evaluate.run import evaluate
     from deadweight.heads.compress import compress
     from deadweight.heads.saturation import saturation
     from deadweight.reduce.result import Reduction

@@ -12,9 +12,10 @@ import deadweight
 from deadweight.reduce import run, verify
 from deadweight.reduce.apply import Group
 from deadweight.reduce.bases import BasisRewrite
-from deadweight.reduce.facts import Constant, IdentityBlocks, Known, ZeroPlaces
+from deadweight.reduce.known import Known
 from deadweight.reduce.trial import Trial, Tried
 from deadweight.reduce.verify import Error, Noise, relative
+from deadweight.save.facts import Constant, IdentityBlocks, ZeroPlaces
 
 OPTIONS = {"inputs": None, "trust_remote_code": False}
 

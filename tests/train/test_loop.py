@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import deadweight
 from deadweight.errors import DeadweightError
-from deadweight.evaluate import evaluate
+from deadweight.evaluate.run import evaluate
 from deadweight.train import Run, train
 from deadweight.train.loop import Trainer
 from deadweight.train.settings import as_toml

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import BertConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, RobertaConfig
 
 from deadweight.errors import DeadweightError
+from deadweight.source.families import FAMILIES, LIMITS
+from deadweight.source.our_transformer import imported, origins
 from deadweight.source.randomise import randomise
-from deadweight.transformer import TransformerForCausalLM, TransformerModel, imported
-from deadweight.transformer.families import FAMILIES, LIMITS
-from deadweight.transformer.importing import origins
+from deadweight.transformer import TransformerForCausalLM, TransformerModel
 
 EXACT = 1e-12  # relative, in float64: sums in another order leave about 1e-15
 OTHER = 1e-6  # what another function is at least off by

@@ -35,7 +35,7 @@ def measure_model(
     model: str, lags: int, *, text: str = "embedded", layers: int | None = None, say: Progress = silent
 ) -> Profile:
     """Mean attention by lag over the first `layers` layers (a third of them by default) on a text."""
-    from deadweight.evaluate import Subject
+    from deadweight.evaluate.run import Subject
     from deadweight.train.data import check_text, read_text
 
     subject = Subject.open(model, {}, say)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-Verdict = Literal["dead", "folds", "gauge"]
-Tier = Literal["bitwise", "real", "epsilon", "mode"]
+from deadweight.proof.verdict import Tier, Verdict
+
 Pieces = tuple[tuple[int, int], ...]
 
 

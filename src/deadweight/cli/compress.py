@@ -94,7 +94,8 @@ def compress(
     from rich.console import Console
 
     from deadweight.heads.compress import compress as run
-    from deadweight.report.compression import as_data, print_compression
+    from deadweight.heads.manifest import as_data
+    from deadweight.report.compression import print_compression
     from deadweight.train.launch import first_process
 
     with progress_bar() as progress:

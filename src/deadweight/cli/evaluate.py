@@ -33,7 +33,7 @@ def evaluate(
     \b
     exit status: 0 done, 2 wrong usage or bad input
     """
-    from deadweight.evaluate import evaluate as judge
+    from deadweight.evaluate.run import evaluate as judge
     from deadweight.report.evaluation import as_data, print_evaluation
 
     report = JsonReport(json)

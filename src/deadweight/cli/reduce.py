@@ -49,9 +49,9 @@ def reduce(
     if out is None and not dry_run:
         raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
     report = JsonReport(json)
+    from deadweight.reduce.manifest import manifest
     from deadweight.reduce.verify import DifferentError
     from deadweight.report.reduction import print_reduction
-    from deadweight.save.manifest import manifest
 
     with progress_bar() as progress:
         try:

@@ -29,8 +29,8 @@ def verify(
     exit status: 0 the same function, 1 different, 2 wrong usage or bad input
     """
     report = JsonReport(json)
+    from deadweight.reduce.manifest import verification_data
     from deadweight.report.reduction import print_verification
-    from deadweight.save.manifest import verification_data
 
     with progress_bar() as progress:
         result = deadweight.verify(a, b, trust_remote_code=trust_remote_code, progress=progress)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deadweight.heads.streaming import place_rest
 from deadweight.heads.truncate import Cut
-from deadweight.save.slim import layout, public, with_spare_rows
+from deadweight.save.layout import layout, public, with_spare_rows
 from deadweight.source.slim_attention import install_attention
 from deadweight.source.slim_modeling import install
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,6 +22,7 @@ from deadweight.heads.heal import RATE, heal_or_undo, healing_place
 from deadweight.heads.judge import called, judge
 from deadweight.heads.late import expect_steady, told_positions
 from deadweight.heads.locate import Heads, locate
+from deadweight.heads.manifest import as_data, card
 from deadweight.heads.moments import Moments, measure
 from deadweight.heads.observe import attend_alike
 from deadweight.heads.result import Compression, Judgement
@@ -29,8 +31,7 @@ from deadweight.heads.streaming import device_of, float_of, gathered, stream
 from deadweight.heads.truncate import Spaces
 from deadweight.progress import Progress, silent
 from deadweight.save.compressed import write_compressed
-from deadweight.save.folder import followed
-from deadweight.save.write import check_out
+from deadweight.save.folder import check_out, followed
 from deadweight.source.hugging import is_slim, local_folder
 from deadweight.source.model import Source, open_complete
 from deadweight.source.slim_class import slim_class
@@ -134,7 +135,8 @@ def compress(
         write_compressed(
             chosen.module,
             chosen.slim,
-            result,
+            as_data(result),
+            partial(card, result),
             target,
             folder=local_folder(str(model)) if isinstance(model, (str, Path)) else None,
             config=source.config if chosen.config is None else getattr(chosen.module, "config", None),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from deadweight.errors import DeadweightError
 from deadweight.heads.observe import Attend, observing
 from deadweight.heads.streaming import device_of, float_of
-from deadweight.save.slim import is_linear
+from deadweight.save.layout import is_linear
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.text import printable

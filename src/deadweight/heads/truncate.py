@@ -19,7 +19,7 @@ from deadweight.heads.joined import Joined
 from deadweight.heads.locate import Heads, Rows
 from deadweight.heads.planes import Planes
 from deadweight.heads.subspace import Subspace
-from deadweight.reduce.facts import Fact, ZeroPlaces
+from deadweight.save.facts import Fact, ZeroPlaces
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deadweight.audit.finding import Tier, Verdict
 from deadweight.laws.point import Motion, Point, Values
 from deadweight.proof.steps import Step
+from deadweight.proof.verdict import Tier, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

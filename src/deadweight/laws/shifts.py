@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from deadweight.audit.finding import Verdict
 from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.prover import Prover
@@ -15,6 +14,7 @@ from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.proof.labels import compact
 from deadweight.proof.opsets import CONVOLUTIONS
 from deadweight.proof.shift import Absorbers, Outcome
+from deadweight.proof.verdict import Verdict
 
 Accept = Callable[[Prover, Node, Outcome], bool]
 CENTRES = ("core.layer", "core.group", "core.instance", "core.batch")

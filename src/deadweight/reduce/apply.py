@@ -12,9 +12,10 @@ from torch import Tensor
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import Lazy, pieces
 from deadweight.reduce.effect import NotFollowed
-from deadweight.reduce.facts import Fact, Known
+from deadweight.reduce.known import Known
 from deadweight.reduce.plan import Skipped
-from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, module_of
+from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors
+from deadweight.save.facts import Fact, module_of
 from deadweight.source.text import printable
 
 Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision

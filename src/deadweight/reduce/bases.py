@@ -12,8 +12,9 @@ from deadweight.laws.claim import Claim
 from deadweight.laws.dw009_query_key_basis import ContractionClaim, HeadPart
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.turn import Site
-from deadweight.reduce.facts import Fact, IdentityBlocks, Known
+from deadweight.reduce.known import Known
 from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index
+from deadweight.save.facts import Fact, IdentityBlocks
 from deadweight.threads import inverse
 
 SWAPS = 200

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from deadweight.audit.finding import Tier
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim
 from deadweight.laws.dw009_query_key_basis import ContractionClaim
@@ -14,6 +13,7 @@ from deadweight.laws.scale_claim import ScaleClaim
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import element_wise, is_vector
 from deadweight.laws.turn_claim import TurnClaim
+from deadweight.proof.verdict import Tier
 from deadweight.reduce.bases import KeyBasis, ValueBasis, WholeProjection
 from deadweight.reduce.rewrite import NotDone, Rewrite
 from deadweight.reduce.scales import FoldGain, FoldScale

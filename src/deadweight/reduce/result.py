@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from deadweight.audit.finding import Tier
+from deadweight.proof.verdict import Tier
 from deadweight.reduce.plan import Layout, Skipped
 from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import Verification

@@ -14,7 +14,8 @@ from torch import Tensor
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim
-from deadweight.reduce.facts import Fact, Known
+from deadweight.reduce.known import Known
+from deadweight.save.facts import Fact
 
 
 class Tensors(MutableMapping[str, Tensor]):
@@ -90,10 +91,6 @@ def chosen_place(weight: Tensor, axis: int, allowed: Tensor | None = None) -> in
     if allowed is not None:
         norms = torch.where(allowed, norms, torch.inf)
     return int(norms.argmin())
-
-
-def module_of(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
 
 
 def as_index(places: Any) -> tuple[int, ...]:

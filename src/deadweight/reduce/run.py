@@ -24,6 +24,7 @@ from deadweight.laws.prover import Prover
 from deadweight.progress import Progress, silent
 from deadweight.reduce.apply import Applied
 from deadweight.reduce.job import Job, planned, settled
+from deadweight.reduce.parts import stream
 from deadweight.reduce.plan import Layout, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.trial import Trial
@@ -34,10 +35,9 @@ from deadweight.reduce.verify import (
     subject,
 )
 from deadweight.reduce.windows import open_windows
-from deadweight.save.folder import check_space, followed
-from deadweight.save.parts import stream
-from deadweight.save.slim import can_shrink, tied_parameters
-from deadweight.save.write import check_out, write
+from deadweight.reduce.write import write
+from deadweight.save.folder import check_out, check_space, followed
+from deadweight.save.layout import can_shrink, tied_parameters
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
 from deadweight.source.hugging import ADAPTER, MERGE, is_slim, local_folder
 from deadweight.source.model import Source, open_complete, open_model, whole_module

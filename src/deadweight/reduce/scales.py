@@ -13,9 +13,10 @@ from deadweight.laws.scale_claim import ScaleClaim
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.turn import Site
 from deadweight.reduce.effect import Constants
-from deadweight.reduce.facts import Constant, Fact, Known, Passed
-from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, module_of
+from deadweight.reduce.known import Known
+from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors
 from deadweight.reduce.shifts import parameters_read
+from deadweight.save.facts import Constant, Fact, Passed, module_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import CentredReader, centred_reader
 from deadweight.proof.weights import weight_view
 from deadweight.reduce.effect import Constants, effect
-from deadweight.reduce.facts import Because, Constant, Fact, Known, ZeroPlaces
-from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index, chosen_place, module_of
+from deadweight.reduce.known import Known
+from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors, as_index, chosen_place
+from deadweight.save.facts import Because, Constant, Fact, ZeroPlaces, module_of
 
 KEEPS = SHAPE | {"aten.add", "aten.sub", "aten.dropout"}
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.reduce.apply import Applied, Group, Weights, apply, checked, independent
-from deadweight.reduce.facts import Fact
 from deadweight.reduce.job import Job
+from deadweight.reduce.parts import Made
 from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.plan import Skipped
 from deadweight.reduce.rewrite import Rewrite
@@ -30,9 +30,9 @@ from deadweight.reduce.verify import (
     noise_floor,
     relative,
 )
-from deadweight.save.parts import Made
-from deadweight.save.slim import layout as slim_layout
-from deadweight.save.slim import public
+from deadweight.save.facts import Fact
+from deadweight.save.layout import layout as slim_layout
+from deadweight.save.layout import public
 from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
 from deadweight.threads import workers

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deadweight import __version__
 from deadweight.allocate.bound import curve, lag_errors
 from deadweight.allocate.plan import Plan, PlannedLayer
 from deadweight.allocate.relaxed import relaxed
 from deadweight.allocate.solver import Optimum
 from deadweight.report.figure import pyplot, save
 from deadweight.report.text import plural
+from deadweight.version import __version__
 
 BAR = 30  # columns of the longest bar
 SHOWN = (1, 2, 3, 4, 6, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64, 80, 96, 128, 192, 256)  # heads per lag in the table

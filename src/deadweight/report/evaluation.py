@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.evaluate import Evaluation
+from deadweight.evaluate.run import Evaluation
 
 ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
     ("parameters", lambda e: f"{e.parameters:,}"),

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deadweight.audit.finding import Finding, Pieces, Tier, Unknown, Verdict
+from deadweight.audit.finding import Finding, Pieces, Unknown
+from deadweight.proof.verdict import Tier, Verdict
 from deadweight.report.pattern import Pattern, collapse, join_pieces, pieces_text
 
 _ORDER: dict[Verdict, int] = {"dead": 0, "folds": 1, "gauge": 2}

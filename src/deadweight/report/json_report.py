@@ -6,8 +6,8 @@ import json
 import math
 from typing import Any
 
-from deadweight import __version__
 from deadweight.audit.finding import Audit, Completeness, Finding
+from deadweight.version import __version__
 
 
 def to_json(audit: Audit) -> dict[str, Any]:

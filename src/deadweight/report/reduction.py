@@ -10,12 +10,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadweight import __version__
 from deadweight.reduce.result import Reduction, Step
 from deadweight.reduce.verify import FLOORS, Verification
 from deadweight.report.pattern import collapse
 from deadweight.report.terminal import PROSE
 from deadweight.report.text import count, one_line, percent, plural, printable
+from deadweight.version import __version__
 
 
 def print_reduction(found: Reduction, console: Console) -> None:

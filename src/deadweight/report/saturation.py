@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deadweight import __version__
 from deadweight.heads.saturation import Saturation
 from deadweight.heads.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, Layer
 from deadweight.report.allocation import plain
 from deadweight.report.figure import pyplot, save
 from deadweight.report.text import plural, printable
+from deadweight.version import __version__
 
 DIGITS = 5  # of numbers in JSON
 

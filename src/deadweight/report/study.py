@@ -13,7 +13,7 @@ import torch
 import transformers
 from rich.console import Console
 
-import deadweight
+from deadweight.version import __version__
 
 Record = dict[str, Any]
 
@@ -24,7 +24,7 @@ def circumstances() -> dict[str, str]:
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "deadweight": deadweight.__version__,
+        "deadweight": __version__,
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu,
     }
 

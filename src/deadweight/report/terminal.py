@@ -19,12 +19,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from deadweight import __version__
 from deadweight.audit.finding import Audit, Completeness
 from deadweight.report.groups import Doubt, Group, group_findings, group_unknown
 from deadweight.report.pages import Page, pages
 from deadweight.report.pattern import Pattern, pieces_text
 from deadweight.report.text import count, one_line, percent, plural, printable, wrap_name
+from deadweight.version import __version__
 
 PROSE = 100  # columns after which sentences wrap, and below which tables are laid out narrowly
 _UNBOUNDED = 10_000  # columns of a file or pipe: a table there is as wide as its longest name

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deadweight.report.compression import as_data, card
+from deadweight.save.beside import how_to_load, lay_beside
 from deadweight.save.folder import check_space, complete_or_absent
 from deadweight.save.stream import PER_TENSOR, Writer
-from deadweight.save.write import how_to_load, lay_beside
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.files import read_json
 from deadweight.source.slim_modeling import REPLACED
@@ -22,7 +21,8 @@ from deadweight.source.slim_modeling import REPLACED
 def write_compressed(
     module: nn.Module,
     slim: dict[str, Any] | None,
-    found: Any,
+    manifest: dict[str, Any],
+    card: Callable[[str], str],
     out: Path,
     *,
     folder: Path | None,
@@ -32,7 +32,10 @@ def write_compressed(
     precision: torch.dtype,
     overwrite: bool,
 ) -> None:
-    """OUT with everything, or nothing. `slim` is the spec of the small layers; None: the same class and shapes."""
+    """OUT with everything, or nothing. `slim` is the spec of the small layers; None: the same class and shapes.
+
+    `card` makes the README, given how the model is loaded.
+    """
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in named_tensors(module, slim, precision)}
     check_space(out, sum(sizes.values()))
     with complete_or_absent(out, overwrite=overwrite) as draft:
@@ -44,8 +47,8 @@ def write_compressed(
         if changes is not None:
             change_config(draft / "config.json", changes)
         loading = how_to_load(out.name, cls, config, slim=slim is not None)
-        (draft / "deadweight.json").write_text(json.dumps(as_data(found), indent=1) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(card(found, loading), encoding="utf-8")
+        (draft / "deadweight.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        (draft / "README.md").write_text(card(loading), encoding="utf-8")
 
 
 def change_config(file: Path, changes: dict[str, Any]) -> None:

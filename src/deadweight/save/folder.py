@@ -8,8 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from deadweight.errors import DeadweightError
+from deadweight.source.model import refuse_unthinkable
 from deadweight.source.text import printable, reason
 
 CHECKPOINT = ("config.json", "deadweight.json", "*.safetensors")  # by any of these a folder is one
@@ -108,3 +112,18 @@ def sync(folder: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
+    """Raise before any work is done if OUT cannot be."""
+    check_target(out, overwrite=overwrite)
+    if not isinstance(model, nn.Module):
+        refuse_unthinkable(str(model))
+    if not isinstance(model, nn.Module) and str(model) and Path(str(model)).expanduser().exists():
+        here, there = Path(str(model)).expanduser().resolve(), out.resolve()
+        if here == there or here in there.parents:
+            raise DeadweightError(f"{printable(out)} is the model itself, or inside it; expected another folder")
+        if there in here.parents:
+            raise DeadweightError(f"{printable(out)} holds the model, and would be replaced; expected another folder")
+    if overwrite:
+        check_replaceable(out)

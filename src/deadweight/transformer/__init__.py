@@ -5,7 +5,6 @@ from __future__ import annotations
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from deadweight.transformer.configuration import LayerShape, TransformerConfig
-from deadweight.transformer.importing import imported
 from deadweight.transformer.modeling import TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
 AutoConfig.register(TransformerConfig.model_type, TransformerConfig, exist_ok=True)
@@ -27,5 +26,4 @@ __all__ = [
     "TransformerForCausalLM",
     "TransformerForMaskedLM",
     "TransformerModel",
-    "imported",
 ]

@@ -14,9 +14,10 @@ from torch import Tensor
 from deadweight.reduce.apply import Applied, Group, Scaled, Weights, apply, checked, independent, rounding
 from deadweight.reduce.job import Job
 from deadweight.reduce.pipeline import in_order
-from deadweight.reduce.rewrite import Rewrite, module_of
+from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.windows import Windows
-from deadweight.save.slim import layout as slim_layout
+from deadweight.save.facts import module_of
+from deadweight.save.layout import layout as slim_layout
 from deadweight.threads import workers
 
 ROOM = 64 << 20  # bytes of finished tensors that may wait for the file

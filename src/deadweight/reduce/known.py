@@ -1,58 +1,14 @@
-"""What is known of a parameter after a rewrite, and therefore need not be stored."""
+"""What earlier rewrites have said of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Index = tuple[int, ...]
-Because = Literal["dead", "folded", "centred", "lost"]  # no effect; moved elsewhere; a common mean; a lost direction
-
-
-@dataclass(frozen=True)
-class Constant:
-    """Every element has this value: 0 for a bias, 1 for a gain (0 where the model stores the gain less one)."""
-
-    parameter: str
-    value: float
-    because: Because = "folded"
-
-
-@dataclass(frozen=True)
-class ZeroPlaces:
-    """Zero at these places of an axis; for a matrix only in these rows of the other axis (None: in all)."""
-
-    parameter: str
-    axis: int
-    places: Index
-    others: Index | None = None
-    because: Because = "dead"
-
-
-@dataclass(frozen=True)
-class IdentityBlocks:
-    """Each block of rows (places along `axis`) is the identity matrix in these columns."""
-
-    parameter: str
-    axis: int
-    blocks: tuple[Index, ...]
-    columns: Index
-    whole: bool = False  # the matrix is the identity, all of it
-
-
-@dataclass(frozen=True)
-class Passed:
-    """A BatchNorm that only adds its shift now; `before` is the layer whose output it reads."""
-
-    module: str
-    before: str
-
-
-Fact = Constant | ZeroPlaces | IdentityBlocks | Passed
+from deadweight.save.facts import Because, Constant, Fact, IdentityBlocks, Passed, ZeroPlaces, module_of
 
 
 @dataclass(frozen=True)
@@ -91,24 +47,9 @@ class Known:
 
     def centred_channel(self, module: str) -> int | None:
         """The output channel that was emptied in a module: its weight and its bias have the same."""
-        parameters = [p for p in self.by_parameter if p.rpartition(".")[0] == module]
+        parameters = [p for p in self.by_parameter if module_of(p) == module]
         return next((f.places[0] for f in self.zeros(parameters, "centred")), None)
 
     def zeros(self, parameters: Iterable[str], because: Because) -> list[ZeroPlaces]:
         facts = [f for p in parameters for f in self.by_parameter.get(p, ())]
         return [f for f in facts if isinstance(f, ZeroPlaces) and f.because == because]
-
-
-def holds(fact: Fact, parameter: Tensor) -> bool:
-    """Whether the fact is true of this parameter, to the bit."""
-    if isinstance(fact, Constant):
-        return bool((parameter == fact.value).all())
-    if isinstance(fact, ZeroPlaces):
-        part = parameter.movedim(fact.axis, 0)[list(fact.places)]
-        part = part if fact.others is None else part[:, list(fact.others)]
-        return not bool((part != 0).any())
-    if isinstance(fact, IdentityBlocks):
-        rows = parameter.movedim(fact.axis, 0)[:, list(fact.columns)]
-        eye = torch.eye(len(fact.columns), dtype=parameter.dtype)
-        return all(torch.equal(rows[list(block)], eye) for block in fact.blocks)
-    return True

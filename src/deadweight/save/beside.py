@@ -1,34 +1,16 @@
-"""Writing a reduced checkpoint: stock or slim, one module at a time, complete or absent."""
+"""What lies in a checkpoint's folder beside its weights: config, tokenizer, and the code that builds slim layers."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
-from deadweight.errors import DeadweightError
-from deadweight.reduce.apply import Applied, Group
-from deadweight.reduce.job import Job, settled
-from deadweight.reduce.result import Reduction
-from deadweight.reduce.verify import accepted
-from deadweight.reduce.windows import Windows
-from deadweight.save.folder import check_replaceable, check_target, complete_or_absent
-from deadweight.save.manifest import card, manifest
-from deadweight.save.parts import Made, stream
-from deadweight.save.slim import public
-from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.source.files import PICKLES, read_json
-from deadweight.source.model import refuse_unthinkable
-from deadweight.source.slim_modeling import REPLACED
-from deadweight.source.text import printable
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerPreTrained
 
@@ -52,85 +34,6 @@ AUTOS = (
     "AutoModelForPreTraining",
     "AutoModel",
 )
-
-
-def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
-    """Raise before any work is done if OUT cannot be."""
-    check_target(out, overwrite=overwrite)
-    if not isinstance(model, nn.Module):
-        refuse_unthinkable(str(model))
-    if not isinstance(model, nn.Module) and str(model) and Path(str(model)).expanduser().exists():
-        here, there = Path(str(model)).expanduser().resolve(), out.resolve()
-        if here == there or here in there.parents:
-            raise DeadweightError(f"{printable(out)} is the model itself, or inside it; expected another folder")
-        if there in here.parents:
-            raise DeadweightError(f"{printable(out)} holds the model, and would be replaced; expected another folder")
-    if overwrite:
-        check_replaceable(out)
-
-
-def write(
-    job: Job,
-    rewrites: Group,
-    found: Reduction,
-    out: Path,
-    made: Made | None,
-    windows: Windows | None,
-    *,
-    overwrite: bool,
-    say: Callable[[str], None],
-) -> Reduction:
-    """Write what the rewrites make of the checkpoint, and have the windows see it pass; OUT appears if they agree."""
-    applied, specs, numbers = Applied(), dict[str, Any](), Numbers(job)
-    room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
-    with complete_or_absent(out, overwrite=overwrite) as draft, Writer(draft, room) as writer:
-        with closing(stream(job, rewrites, applied, specs, say, made, windows)) as tensors:
-            for name, tensor in tensors:
-                numbers.count(name, tensor)
-                writer.add(job.checkpoint.outer(name), tensor)
-        for name, tensor in guard(job, specs):
-            writer.add(job.checkpoint.outer(name), tensor)
-        if windows is not None:
-            found = replace(found, verification=accepted(windows.verification()))
-        writer.close()
-        done = settled(job, found, applied)
-        done = replace(done, parameters_after=numbers.total, bytes_after=writer.bytes)
-        accompany(job, draft, specs)
-        loading = loading_words(job, out)
-        (draft / "deadweight.json").write_text(json.dumps(manifest(done), indent=1) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(card(done, loading), encoding="utf-8")
-    return done
-
-
-class Numbers:
-    """How many parameters the file holds: floating-point numbers that are not buffers of the original."""
-
-    def __init__(self, job: Job) -> None:
-        self.buffers = {n for n in job.checkpoint.names if n not in job.source.shapes}
-        self.buffers -= {n for first, others in job.graph.tied.items() for n in (first, *others)}
-        self.total = 0
-
-    def count(self, name: str, tensor: Tensor) -> None:
-        if tensor.is_floating_point() and name not in self.buffers:
-            self.total += tensor.numel()
-
-
-def guard(job: Job, specs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """An empty tensor under the name of one weight that is stored in another form.
-
-    Plain transformers makes up the weights that it does not find, and says so in a warning only; this one it finds, and
-    refuses for its shape.
-    """
-    if job.source.config is not None:
-        for path in [path for path, spec in specs.items() if spec["kind"] in REPLACED][:1]:
-            name = f"{path}.weight"
-            yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
-
-
-def accompany(job: Job, draft: Path, specs: dict[str, Any]) -> None:
-    """What lies beside the weights, for a reduction."""
-    slim = {"format": 1, "modules": public(specs)} if job.layout == "slim" else None
-    lay_beside(draft, job.folder, job.source.config, type(job.whole), slim)
 
 
 def lay_beside(
@@ -201,10 +104,6 @@ def modeling(cls: type[nn.Module], *, attention: bool = False) -> str:
         "        super().__init__(config, *args, **kwargs)\n"
         f"        install(self, config.deadweight)\n{last}"
     )
-
-
-def loading_words(job: Job, out: Path) -> str:
-    return how_to_load(out.name, type(job.whole), job.source.config, slim=job.layout == "slim")
 
 
 def how_to_load(name: str, cls: type[nn.Module], config: Any, *, slim: bool) -> str:

@@ -18,8 +18,8 @@ import transformers
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
+from deadweight.source.families import BIASED, FAMILIES, LIMITS, NORMED, Family, Origin
 from deadweight.transformer.configuration import TransformerConfig
-from deadweight.transformer.families import BIASED, FAMILIES, LIMITS, NORMED, Family, Origin
 from deadweight.transformer.modeling import TransformerForCausalLM, TransformerModel
 
 INSTEAD = "audit and reduce take the model as it is"

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from deadweight.reduce.facts import Constant, Fact, IdentityBlocks, Passed, ZeroPlaces, holds
-from deadweight.reduce.rewrite import module_of
+from deadweight.save.facts import Constant, Fact, IdentityBlocks, Passed, ZeroPlaces, holds, module_of
 from deadweight.source.slim_modeling import without
 
 Dense = Callable[[str], Tensor]  # a parameter of the reduced model, whole, by its state-dict name

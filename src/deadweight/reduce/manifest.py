@@ -6,15 +6,15 @@ import math
 from collections import Counter
 from typing import Any
 
-import deadweight
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.verify import Verification
+from deadweight.version import __version__
 
 
 def manifest(found: Reduction) -> dict[str, Any]:
     """Everything that a later reader may want to know, as plain data."""
     return {
-        "deadweight": deadweight.__version__,
+        "deadweight": __version__,
         "source": found.model,
         "layout": found.layout,
         "parameters": {"before": found.parameters_before, "after": found.parameters_after},
@@ -67,7 +67,7 @@ def card(found: Reduction, loading: str) -> str:
         "---",
         f"# {found.name}, reduced exactly",
         "",
-        f"Made from `{found.model}` by deadweight {deadweight.__version__}: the same function, with "
+        f"Made from `{found.model}` by deadweight {__version__}: the same function, with "
         f"{saved:,} of {found.parameters_before:,} parameters gone ({saved / max(found.parameters_before, 1):.2%}).",
         "",
         "## Loading",

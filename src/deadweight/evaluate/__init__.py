@@ -1,0 +1,1 @@
+"""How good and how fast a language model is on a text, and beside another one."""

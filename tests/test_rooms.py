@@ -1,0 +1,111 @@
+"""The rooms of the house: what imports what, and that no room imports one that lies above it."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "deadweight"
+COMMON = {"errors", "embedded", "progress", "silence", "threads", "version"}  # small, and imported by anyone
+FLOORS = (  # from the ground up: a room may import what stands before it
+    ("transformer", "our own transformer, of any shape"),
+    ("source", "from a folder, an id or a module to a model with example inputs"),
+    ("graph", "from a model to a graph of operations, in one form"),
+    ("proof", "labels, exact arithmetic, and the rules that carry both through a graph"),
+    ("laws", "what can be redundant, law by law"),
+    ("audit", "findings with evidence, unknowns and the account"),
+    ("save", "checkpoints: what is stored, how it is written and loaded"),
+    ("reduce", "rewrites of the weights, tried, verified and written"),
+    ("train", "training runs and sweeps"),
+    ("evaluate", "loss, speed and cache of a model"),
+    ("heads", "smaller heads and caches; saturation"),
+    ("allocate", "heads and sizes by an exact solver"),
+    ("report", "results for people and for programs"),
+    ("deadweight", "the library's own functions, imported when they are used"),
+    ("testing", "the audit as an assertion"),
+    ("cli", "the command, a file for each subcommand"),
+    ("__main__", "python -m deadweight"),
+)
+ORDER = [name for name, _ in FLOORS]
+Edges = dict[tuple[str, str], list[str]]
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def imports_of(file: Path) -> list[str]:
+    """The modules of ours that a file imports, at its top or inside a function."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "deadweight":
+            inside = [f"deadweight.{a.name}" for a in node.names if is_module(a.name)]
+            found += inside or ["deadweight"]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("deadweight."):
+            found.append(str(node.module))
+        elif isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.split(".")[0] == "deadweight"]
+    return found
+
+
+def is_module(name: str) -> bool:
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+
+
+def edges(package: Path = PACKAGE) -> Edges:
+    found: Edges = defaultdict(list)
+    for file in sorted(package.rglob("*.py")):
+        inside = file.relative_to(package).with_suffix("").parts
+        own = "deadweight" if inside == ("__init__",) else inside[0]
+        for module in imports_of(file):
+            if room(module) != own:
+                found[own, room(module)].append("/".join(inside))
+    return dict(found)
+
+
+def pointing_back(found: Edges) -> list[str]:
+    """Edges from a room to one above it; anything but the common files has its floor."""
+    wrong = []
+    for (above, below), files in found.items():
+        if above in COMMON and below not in COMMON:
+            wrong.append(f"{above} imports {below}, and is imported by all ({files[0]})")
+        elif above not in COMMON and below not in COMMON and ORDER.index(above) <= ORDER.index(below):
+            wrong.append(f"{above} imports {below}, which stands above it ({', '.join(sorted(set(files)))})")
+    return wrong
+
+
+def drawing(found: Edges) -> str:
+    """The rooms from the ground up, each with those it imports."""
+    lines = []
+    for name, what in FLOORS:
+        below = [b for b in ORDER if (name, b) in found]
+        lines.append(f"{name:12} {what}")
+        if below:
+            lines.append(f"{'':12} ← {', '.join(below)}")
+    return "\n".join(lines)
+
+
+def test_no_room_imports_one_above_it() -> None:
+    assert pointing_back(edges()) == []
+
+
+def test_every_room_has_its_floor() -> None:
+    rooms = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.glob("*.py")))}
+    assert rooms - {"__init__"} - COMMON == set(ORDER) - {"deadweight"}
+
+
+@pytest.mark.parametrize("back", [("laws", "audit"), ("save", "reduce"), ("source", "graph"), ("errors", "source")])
+def test_an_edge_that_points_back_is_seen(back: tuple[str, str]) -> None:
+    assert len(pointing_back({**edges(), back: ["a/file"]})) == 1
+
+
+def test_contributing_shows_the_rooms_as_they_are() -> None:
+    assert drawing(edges()) in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(drawing(edges()))
