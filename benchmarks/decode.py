@@ -44,7 +44,7 @@ from decode_parts import (
 from rich.console import Console
 
 from deadweight.report.study import circumstances
-from deadweight.source import slim_attention
+from deadweight.slim import attention as slim_attention
 
 app = typer.Typer(pretty_exceptions_enable=False)
 Record = dict[str, Any]
@@ -268,7 +268,7 @@ def kernel(
         typer.echo("no kernel: it needs Triton and a GPU")
         kept(json_file, record)
         return
-    from deadweight.source import slim_decode as code
+    from deadweight.slim import kernels as code
 
     record["kernel"] = []
     for name, shape, form in itertools.product(names.split(","), cases.split(","), forms.split(",")):

@@ -24,7 +24,7 @@ from deadweight.heads.assemble import assembled
 from deadweight.heads.compress import WIDEST, WIDEST_LATE
 from deadweight.heads.truncate import Cut
 from deadweight.save.facts import ZeroPlaces
-from deadweight.source import slim_attention
+from deadweight.slim import attention as slim_attention
 
 Kind = Literal["original", "slim", "late"]
 CUDA = torch.cuda.is_available()

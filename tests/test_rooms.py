@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "deadweight"
 COMMON = {"errors", "embedded", "progress", "silence", "threads", "version"}  # small, and imported by anyone
 FLOORS = (  # from the ground up: a room may import what stands before it
+    ("slim", "the runtime of slim checkpoints, which travels with them"),
     ("transformer", "our own transformer, of any shape"),
     ("source", "from a folder, an id or a module to a model with example inputs"),
     ("graph", "from a model to a graph of operations, in one form"),
@@ -47,6 +48,8 @@ def imports_of(file: Path) -> list[str]:
             found += inside or ["deadweight"]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("deadweight."):
             found.append(str(node.module))
+        elif isinstance(node, ast.ImportFrom) and node.level > 1:
+            found.append("deadweight")  # out of its own room, without saying where to
         elif isinstance(node, ast.Import):
             found += [a.name for a in node.names if a.name.split(".")[0] == "deadweight"]
     return found

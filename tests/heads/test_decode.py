@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import deadweight
-from deadweight.source import slim_attention
-from deadweight.source.slim_attention import Packing
+from deadweight.slim import attention as slim_attention
+from deadweight.slim.attention import Packing
 
 START = """
 import sys, torch
@@ -27,9 +27,9 @@ if not CUDA:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
     inside._patch_lang_tensor = patched
-from deadweight.source import slim_attention
-from deadweight.source.slim_attention import Packing, spelled_out
-from deadweight.source.slim_decode import Plan, decode, decoded, evenly
+from deadweight.slim import attention as slim_attention
+from deadweight.slim.attention import Packing, spelled_out
+from deadweight.slim.kernels import Plan, decode, decoded, evenly
 torch.manual_seed(0)
 torch.set_num_threads(1)
 """
@@ -238,7 +238,7 @@ if sys.argv[2] == "without":
     sys.modules["triton"] = None
 import torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
-code = sys.modules[type(model).__module__.rpartition(".")[0] + ".attention_deadweight"]
+code = sys.modules[type(model).__module__.rpartition(".")[0] + ".deadweight_attention"]
 assert (code.decode is None) == (sys.argv[2] == "without"), code.decode
 model.generate(torch.tensor([list(b"The function returns ")]), max_new_tokens=3, do_sample=False, pad_token_id=0)
 """
@@ -280,7 +280,7 @@ def test_the_kernel_travels_with_the_checkpoint_and_is_not_needed_there(
     if triton == "with":
         pytest.importorskip("triton")
     ours = Path(slim_attention.__file__).parent
-    assert (small / "slim_decode.py").read_bytes() == (ours / "slim_decode.py").read_bytes()
+    assert (small / "deadweight_kernels.py").read_bytes() == (ours / "kernels.py").read_bytes()
     passes(ELSEWHERE, str(small), triton, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
 
 

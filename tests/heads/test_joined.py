@@ -14,7 +14,7 @@ from torch import Tensor
 import deadweight
 from deadweight.heads.compress import compress
 from deadweight.heads.joined import answers, as_complex, best_joined, moment_of_product, real_form
-from deadweight.source.slim_attention import Packing
+from deadweight.slim.attention import Packing
 
 PLANES, HEADS, JOINED = ((0, 2), (1, 3)), 4, 2  # two frequencies, four query heads on two key heads
 ANGLES = torch.tensor([1.0, 0.1], dtype=torch.float64)

@@ -12,7 +12,7 @@ from transformers import StaticCache
 from deadweight.errors import DeadweightError
 from deadweight.heads.compress import compress
 from deadweight.heads.late import rates_of, wrapped
-from deadweight.source.slim_attention import Packing
+from deadweight.slim.attention import Packing
 
 FAMILIES = ["llama", "qwen2", "gpt_neox", "gemma2"]
 

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from deadweight.heads.streaming import place_rest
 from deadweight.heads.truncate import Cut
-from deadweight.save.layout import layout, public, with_spare_rows
-from deadweight.source.slim_attention import install_attention
-from deadweight.source.slim_modeling import install
+from deadweight.save.layout import layout
+from deadweight.slim.attention import install_attention
+from deadweight.slim.format import SlimSpec
+from deadweight.slim.layers import install
 
 
-def assembled(cut: Cut) -> tuple[nn.Module, dict[str, Any]]:
+def assembled(cut: Cut) -> tuple[nn.Module, SlimSpec]:
     """The cut module with small layers in place of the zero-padded ones, and the spec by which to build it again."""
     form = layout(cut.module, cut.facts)
-    for path in {path for packing in cut.packings.values() for path in packing["_spare"]} & set(form.modules):
-        form.modules[path] = with_spare_rows(form.modules[path])
+    for path in {path for packing in cut.packings.values() for path in packing["_spare"]} & set(form.layers):
+        form.layers[path] = form.layers[path].with_spare_rows()
     dense = dict(cut.module.state_dict())
     stored: dict[str, Tensor] = {}
-    for path in form.modules:
+    for path in form.layers:
         device = cut.module.get_submodule(path).get_parameter("weight").device
         stored |= {name: tensor.to(device) for name, tensor in form.tensors(path, dense.__getitem__).items()}
-    spec: dict[str, Any] = {
-        "format": 1,
-        "modules": public(form.modules),
-        "attention": {path: {k: v for k, v in p.items() if k[0] != "_"} for path, p in cut.packings.items()},
-    }
-    for packing in spec["attention"].values():
-        if packing.get("bias") in form.modules:  # a slim layer knows of its own
+    attention = {path: {k: v for k, v in p.items() if k[0] != "_"} for path, p in cut.packings.items()}
+    for packing in attention.values():
+        if packing.get("bias") in form.layers:  # a slim layer knows of its own
             packing["bias"] = None
+    spec = SlimSpec(form.spec.layers, attention)
     module = cut.module
     likes = {path: next(module.get_submodule(path).parameters()) for path in cut.packings}
     install(module, spec)
-    install_attention(module, spec["attention"])
+    install_attention(module, attention)
     for path, packing in cut.packings.items():
         tensors = dict(packing["_tensors"])
         if packing["chosen"]:

@@ -16,6 +16,7 @@ from deadweight.heads.one_size import expressible, of_one_size, packed, same
 from deadweight.heads.streaming import float_of
 from deadweight.heads.truncate import Cut, Spaces, cut
 from deadweight.progress import Progress
+from deadweight.slim.format import SlimSpec
 from deadweight.source.model import Source
 
 Layout = Literal["slim", "stock"]
@@ -54,7 +55,7 @@ class Chosen:
     """A compressed model, the spec of its small layers if it is slim, and what is new in its config if it is not."""
 
     module: nn.Module
-    slim: dict[str, Any] | None
+    slim: SlimSpec | None
     config: dict[str, Any] | None = None
 
 

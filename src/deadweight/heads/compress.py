@@ -32,9 +32,10 @@ from deadweight.heads.truncate import Spaces
 from deadweight.progress import Progress, silent
 from deadweight.save.compressed import write_compressed
 from deadweight.save.folder import check_out, followed
-from deadweight.source.hugging import is_slim, local_folder
+from deadweight.slim.format import SlimSpec
+from deadweight.slim.load import is_slim, slim_class
+from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source, open_complete
-from deadweight.source.slim_class import slim_class
 from deadweight.source.text import printable, reason
 from deadweight.threads import threads_for
 from deadweight.train.data import check_text, read_text
@@ -149,7 +150,7 @@ def compress(
     return replace(result, module=module, seconds=time.perf_counter() - start)
 
 
-def own_class(module: nn.Module, slim: dict[str, Any] | None) -> nn.Module:
+def own_class(module: nn.Module, slim: SlimSpec | None) -> nn.Module:
     """A slim model in memory as one that is loaded: it says what it is, and so does what save_pretrained writes.
 
     One that is not slim needs none of our code.
@@ -158,7 +159,7 @@ def own_class(module: nn.Module, slim: dict[str, Any] | None) -> nn.Module:
         cast(Any, module).set_attn_implementation("eager")
     else:
         config: Any = copy.copy(module.config)
-        config.deadweight = slim
+        config.deadweight = slim.to_json()
         for part in module.modules():
             if part.__dict__.get("config") is module.config and part is not module:
                 part.config = config

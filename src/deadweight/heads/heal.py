@@ -25,7 +25,7 @@ from deadweight.heads.calibration import Batch
 from deadweight.heads.judge import called, judge, main_output
 from deadweight.heads.streaming import gathered
 from deadweight.progress import Progress, silent
-from deadweight.source.slim_attention import Packing
+from deadweight.slim.attention import Packing
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 

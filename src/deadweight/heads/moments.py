@@ -27,7 +27,7 @@ from deadweight.heads.late import turned_back, turned_by
 from deadweight.heads.locate import Heads
 from deadweight.heads.observe import Attend, observing
 from deadweight.heads.streaming import NotAloneError, run_again
-from deadweight.source.slim_attention import side_by_side
+from deadweight.slim.attention import side_by_side
 
 
 def second(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deadweight.errors import DeadweightError
-from deadweight.source.slim_attention import NAME, attention, how_of, register
+from deadweight.slim.attention import NAME, attention, how_of, register
 
 OBSERVED = "deadweight-observed"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

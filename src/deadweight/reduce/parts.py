@@ -17,6 +17,7 @@ from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.windows import Windows
 from deadweight.save.facts import module_of
+from deadweight.save.layout import Layer
 from deadweight.save.layout import layout as slim_layout
 from deadweight.threads import workers
 
@@ -54,10 +55,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a part: what came of its rewrites, and the specs of its layers."""
+    """The end of a part: what came of its rewrites, and its layers as they are stored."""
 
     applied: Applied
-    specs: dict[str, Any]
+    layers: dict[str, Layer]
 
 
 Item = Final | Stored | Done
@@ -67,12 +68,12 @@ def stream(
     job: Job,
     rewrites: Group,
     applied: Applied,
-    specs: dict[str, Any],
+    layers: dict[str, Layer],
     say: Callable[[str], None],
     made: Made | None = None,
     windows: Windows | None = None,
 ) -> Generator[tuple[str, Tensor]]:
-    """Every tensor of the new checkpoint, by its name in the model; `applied` and `specs` fill up on the way."""
+    """Every tensor of the new checkpoint, by its name in the model; `applied` and `layers` fill up on the way."""
     wanted = windows.wanted if windows is not None else set()
     with closing(in_order(parts(job, rewrites, made, wanted), workers(), held_bytes, ROOM)) as items:
         for item in items:
@@ -83,7 +84,7 @@ def stream(
                 windows.feed(item.name, item.value)
             else:
                 applied.outcomes.update(item.applied.outcomes)
-                specs.update(item.specs)
+                layers.update(item.layers)
                 say(f"writing: {len(applied.outcomes)} of {len(rewrites)} rewrites")
 
 
@@ -121,7 +122,7 @@ def untouched(job: Job, name: str) -> Iterator[Item]:
 
 def of_group(job: Job, group: Group, names: Names, made: Made | None, wanted: set[str]) -> Iterator[Item]:
     """The modules that these rewrites touch, each as soon as all its weights are final."""
-    own, specs = Applied() if made is None else made.applied.at(group), dict[str, Any]()
+    own, layers = Applied() if made is None else made.applied.at(group), dict[str, Layer]()
     weights = Weights(job.read, scaled=rounding(job.precision))
     finals = apply(group, weights, own) if made is None else made.finals(group)
     due, ready = Due(group.values()), dict[str, Tensor]()
@@ -132,8 +133,8 @@ def of_group(job: Job, group: Group, names: Names, made: Made | None, wanted: se
             yield Final(name, value)
         del value  # in float64 it is four times as large
         for unit in due.released(name):
-            yield from finished(job, unit, names, ready, own, specs)
-    yield Done(own, specs)
+            yield from finished(job, unit, names, ready, own, layers)
+    yield Done(own, layers)
 
 
 class Due:
@@ -169,7 +170,7 @@ class Due:
 
 
 def finished(
-    job: Job, modules: set[str], names: Names, ready: dict[str, Tensor], applied: Applied, specs: dict[str, Any]
+    job: Job, modules: set[str], names: Names, ready: dict[str, Tensor], applied: Applied, layers: dict[str, Layer]
 ) -> Iterator[Item]:
     """The tensors of complete modules, in their own precision."""
 
@@ -180,8 +181,8 @@ def finished(
     if job.layout == "slim":
         facts = [f for f in applied.facts if path_of(f) in modules]
         form = slim_layout(job.whole, facts)
-        specs.update(form.modules)
-        for path in form.modules:
+        layers.update(form.layers)
+        for path in form.layers:
             for name, tensor in form.tensors(path, whole).items():
                 yield Stored(name, tensor)
         replaced = set(form.replaces)

@@ -38,8 +38,9 @@ from deadweight.reduce.windows import open_windows
 from deadweight.reduce.write import write
 from deadweight.save.folder import check_out, check_space, followed
 from deadweight.save.layout import can_shrink, tied_parameters
+from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
-from deadweight.source.hugging import ADAPTER, MERGE, is_slim, local_folder
+from deadweight.source.hugging import ADAPTER, MERGE, local_folder
 from deadweight.source.model import Source, open_complete, open_model, whole_module
 from deadweight.source.text import printable
 from deadweight.source.tokens import text_pieces

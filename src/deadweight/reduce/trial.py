@@ -32,8 +32,7 @@ from deadweight.reduce.verify import (
 )
 from deadweight.save.facts import Fact
 from deadweight.save.layout import layout as slim_layout
-from deadweight.save.layout import public
-from deadweight.source.slim_modeling import install
+from deadweight.slim.layers import install
 from deadweight.source.text import printable, reason
 from deadweight.threads import workers
 
@@ -168,8 +167,8 @@ class Trial:
             like = before[name]
             return weights[name].to(like.dtype) if name in weights else like
 
-        install(module, {"modules": public(form.modules)})
-        for path in form.modules:
+        install(module, form.spec)
+        for path in form.layers:
             put(module, form.tensors(path, whole))
         put(module, {n: w for n, w in weights.items() if n not in form.replaces})
         return module.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import transformers
 from torch import nn
 
+from deadweight.slim.format import SlimSpec
 from deadweight.source.files import PICKLES, read_json
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerPreTrained
@@ -17,8 +19,8 @@ from deadweight.transformer.modeling import TransformerPreTrained
 PACKAGE = Path(__file__).parent.parent
 OWN_CODE = (PACKAGE / "transformer" / "configuration.py", PACKAGE / "transformer" / "modeling.py")
 MODELING = "modeling_deadweight.py"
-ATTENTION = "attention_deadweight.py"
-DECODE = "slim_decode.py"  # imported by the one above, under this name
+RUNTIME = ("format", "layers")  # files of slim/ that a slim checkpoint needs
+ATTENTION = ("attention", "kernels")  # and those that a compressed one needs too
 FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
 LEFT_BEHIND = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (
@@ -36,9 +38,7 @@ AUTOS = (
 )
 
 
-def lay_beside(
-    draft: Path, folder: Path | None, config: Any, cls: type[nn.Module], slim: dict[str, Any] | None
-) -> None:
+def lay_beside(draft: Path, folder: Path | None, config: Any, cls: type[nn.Module], slim: SlimSpec | None) -> None:
     """Config, tokenizer and whatever else lies in the folder; for slim, the code that builds its layers."""
     if folder is not None:
         for file in sorted(folder.rglob("*")):
@@ -50,16 +50,16 @@ def lay_beside(
     elif config is not None:
         config.save_pretrained(draft)
     if slim is not None and config is None:
-        (draft / "slim.json").write_text(json.dumps(slim) + "\n", encoding="utf-8")
+        (draft / "slim.json").write_text(json.dumps(slim.to_json()) + "\n", encoding="utf-8")
     elif slim is not None:
         write_slim_code(draft, config, cls, slim)
 
 
-def write_slim_code(draft: Path, config: Any, cls: type[nn.Module], slim: dict[str, Any]) -> None:
+def write_slim_code(draft: Path, config: Any, cls: type[nn.Module], slim: SlimSpec) -> None:
     """The config of a slim checkpoint, and the files that build it where deadweight is not installed."""
     file = draft / "config.json"
     raw = read_json(file)
-    raw["deadweight"] = slim
+    raw["deadweight"] = slim.to_json()
     raw["auto_map"] = dict.fromkeys(autos_of(cls, config), f"{MODELING.removesuffix('.py')}.SlimModel")
     if isinstance(config, TransformerConfig):
         raw["auto_map"]["AutoConfig"] = f"configuration.{TransformerConfig.__name__}"
@@ -67,10 +67,15 @@ def write_slim_code(draft: Path, config: Any, cls: type[nn.Module], slim: dict[s
             shutil.copyfile(own, draft / own.name)
     raw.setdefault("architectures", [cls.__name__])
     file.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    if "attention" in slim:
-        shutil.copyfile(PACKAGE / "source" / "slim_attention.py", draft / ATTENTION)
-        shutil.copyfile(PACKAGE / "source" / DECODE, draft / DECODE)
-    (draft / MODELING).write_text(modeling(cls, attention="attention" in slim), encoding="utf-8")
+    for name in (*RUNTIME, *(() if slim.attention is None else ATTENTION)):
+        text = (PACKAGE / "slim" / f"{name}.py").read_text(encoding="utf-8")
+        (draft / f"deadweight_{name}.py").write_text(travelling(text), encoding="utf-8")
+    (draft / MODELING).write_text(modeling(cls, attention=slim.attention is not None), encoding="utf-8")
+
+
+def travelling(text: str) -> str:
+    """A file of slim/ as it lies in a checkpoint's folder, where the others have names that nobody else uses."""
+    return re.sub(r"from \.(format|layers|attention|kernels) import", r"from .deadweight_\1 import", text)
 
 
 def takes_along(file: Path) -> bool:
@@ -91,18 +96,29 @@ def autos_of(cls: type[nn.Module], config: Any) -> list[str]:
 
 
 def modeling(cls: type[nn.Module], *, attention: bool = False) -> str:
-    """The code that travels with a slim checkpoint: its layers, and the model class that uses them."""
-    source = PACKAGE / "source" / "slim_modeling.py"
+    """The model class of a slim checkpoint, as a file that lies beside its weights."""
     home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
-    packed = f"from .{ATTENTION.removesuffix('.py')} import install_attention  # noqa: E402\n" if attention else ""
-    last = '        install_attention(self, config.deadweight["attention"])\n' if attention else ""
-    return source.read_text(encoding="utf-8") + (
-        f"\n\nfrom {home} import {cls.__name__}  # noqa: E402\n{packed}\n\n"
-        f"class SlimModel({cls.__name__}):\n"
-        f'    """{cls.__name__} with the layers that its config describes."""\n\n'
-        "    def __init__(self, config, *args, **kwargs):\n"
-        "        super().__init__(config, *args, **kwargs)\n"
-        f"        install(self, config.deadweight)\n{last}"
+    imports = ["from .deadweight_format import SlimSpec", "from .deadweight_layers import install"]
+    lines = ["install(self, slim)"]
+    if attention:
+        imports.insert(0, "from .deadweight_attention import install_attention")
+        lines.append("install_attention(self, slim.attention)")
+    return "\n".join(
+        [
+            f'"""{cls.__name__} with the layers that its config describes, in a smaller form."""',
+            "",
+            f"from {home} import {cls.__name__}",
+            "",
+            *imports,
+            "",
+            "",
+            f"class SlimModel({cls.__name__}):",
+            "    def __init__(self, config, *args, **kwargs):",
+            "        super().__init__(config, *args, **kwargs)",
+            "        slim = SlimSpec.from_json(config.deadweight)",
+            *(f"        {line}" for line in lines),
+            "",
+        ]
     )
 
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from deadweight.save.beside import how_to_load, lay_beside
 from deadweight.save.folder import check_space, complete_or_absent
 from deadweight.save.stream import PER_TENSOR, Writer
+from deadweight.slim.format import SlimSpec
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.files import read_json
-from deadweight.source.slim_modeling import REPLACED
 
 
 def write_compressed(
     module: nn.Module,
-    slim: dict[str, Any] | None,
+    slim: SlimSpec | None,
     manifest: dict[str, Any],
     card: Callable[[str], str],
     out: Path,
@@ -57,14 +57,11 @@ def change_config(file: Path, changes: dict[str, Any]) -> None:
     file.write_text(json.dumps(raw | changes, indent=2) + "\n", encoding="utf-8")
 
 
-def named_tensors(
-    module: nn.Module, slim: dict[str, Any] | None, precision: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(module: nn.Module, slim: SlimSpec | None, precision: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every tensor once, in the precision that the original had, and the guard against plain transformers."""
     checkpoint = ModuleCheckpoint(module)
     for name in checkpoint.names:
         tensor = checkpoint.read(name).cpu()
         yield name, tensor.to(precision) if tensor.is_floating_point() else tensor
-    replaced = [path for path, spec in (slim or {}).get("modules", {}).items() if spec["kind"] in REPLACED]
-    for path in replaced[:1]:
+    for path in [] if slim is None else slim.stored_otherwise[:1]:
         yield f"{path}.weight", torch.empty(0, dtype=precision)

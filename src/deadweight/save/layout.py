@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,18 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from deadweight.save.facts import Constant, Fact, IdentityBlocks, Passed, ZeroPlaces, holds, module_of
-from deadweight.source.slim_modeling import without
+from deadweight.slim.format import (
+    BiasSpec,
+    EmbeddingSpec,
+    IdentitySpec,
+    LayerSpec,
+    LinearSpec,
+    PlainLinearSpec,
+    RowGroup,
+    SlimSpec,
+    WithoutSpec,
+)
+from deadweight.slim.layers import without
 
 Dense = Callable[[str], Tensor]  # a parameter of the reduced model, whole, by its state-dict name
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -134,85 +145,130 @@ def by_module(facts: Iterable[Fact]) -> dict[str, Known]:
 
 
 @dataclass(frozen=True)
-class Slim:
-    """How the layers are stored: specs by module path, and which parameters of the original they replace."""
+class Layer:
+    """The spec of one layer, and where its tensors lie in the whole ones: for every group, rows and columns."""
 
-    modules: dict[str, dict[str, Any]]
+    spec: LayerSpec
+    rows: tuple[tuple[int, ...], ...] = ()
+    columns: tuple[tuple[int, ...], ...] = ()
+    through: tuple[tuple[int, ...], ...] = ()  # inputs that identity blocks pass on
+    shift: str | None = None  # the norm's parameter that becomes the bias
+
+    def tensors(self, path: str, dense: Dense) -> dict[str, Tensor]:
+        """What is stored, by its name inside the layer, cut out of the whole parameters."""
+        spec = self.spec
+        if isinstance(spec, LinearSpec):
+            return self.groups(spec, path, dense)
+        if isinstance(spec, EmbeddingSpec):
+            table = dense(f"{path}.weight")
+            return {"table": table[:, [c for c in range(table.shape[1]) if c != spec.place]]}
+        if isinstance(spec, (PlainLinearSpec, BiasSpec)):
+            found = {"weight": dense(f"{path}.weight")}
+            if isinstance(spec, BiasSpec) or spec.bias:
+                found["bias"] = dense(self.shift or f"{path}.bias")
+            return found
+        return {}
+
+    def groups(self, spec: LinearSpec, path: str, dense: Dense) -> dict[str, Tensor]:
+        weight = dense(f"{path}.weight")
+        weight = weight.T if spec.transposed else weight
+        found = {}
+        for i, group in enumerate(spec.groups):
+            rows, columns = torch.tensor(self.rows[i]), torch.tensor(self.columns[i], dtype=torch.int64)
+            if group.columns:
+                found[f"weight_{i}"] = weight[rows][:, columns]
+            if group.bias:
+                found[f"bias_{i}"] = dense(f"{path}.bias")[rows]
+            if 0 < group.columns < spec.inputs:
+                found[f"columns_{i}"] = columns.to(torch.int32)
+            if group.heads:
+                found[f"through_{i}"] = torch.tensor(self.through[i], dtype=torch.int32)
+        if spec.shuffled:
+            made = [r for rows, g in zip(self.rows, spec.groups, strict=True) if spec.is_made(g) for r in rows]
+            order = torch.zeros(spec.outputs, dtype=torch.int32)  # what is spare may be anything: the first row
+            order[made] = torch.arange(len(made), dtype=torch.int32)
+            found["order"] = order
+        return found
+
+    def with_spare_rows(self) -> Layer:
+        """The same layer where nobody reads the rows of the output that are zero: they need not be made."""
+        spec = self.spec
+        if not isinstance(spec, LinearSpec) or not any(g.columns for g in spec.groups):
+            return self
+        spare = replace(spec, spare=True, shuffled=True)
+        return replace(self, spec=spare) if not all(map(spare.is_made, spare.groups)) else self
+
+
+@dataclass(frozen=True)
+class Slim:
+    """How the layers are stored, by module path, and which parameters of the original they replace."""
+
+    layers: dict[str, Layer]
     facts: tuple[Fact, ...]
     replaces: dict[str, str]  # original parameter or buffer to the module whose slim form holds it now
+
+    @property
+    def spec(self) -> SlimSpec:
+        return SlimSpec({path: layer.spec for path, layer in self.layers.items()})
 
     def tensors(self, path: str, dense: Dense) -> dict[str, Tensor]:
         """What is stored for one module, from its whole parameters, of which the facts must be true."""
         for fact in self.facts:
             if not isinstance(fact, Passed) and module_of(fact.parameter) == path:
                 assert holds(fact, dense(fact.parameter)), f"{fact} is no longer true"
-        return {f"{path}.{k}": v for k, v in stored(self.modules[path], path, dense).items()}
+        return {f"{path}.{name}": value for name, value in self.layers[path].tensors(path, dense).items()}
 
 
 def layout(module: nn.Module, facts: Iterable[Fact]) -> Slim:
-    """The specs of every module of which something is known."""
-    modules: dict[str, dict[str, Any]] = {}
+    """The layers of which something is known, each in the smallest form that it can have."""
+    layers: dict[str, Layer] = {}
     replaces: dict[str, str] = {}
     facts = tuple(facts)
     for path, known in by_module(facts).items():
         owner = module.get_submodule(path)
-        spec = spec_of(owner, known)
-        if spec is None:
+        layer = layer_of(owner, known)
+        if layer is None:
             continue
-        modules[path] = spec
+        layers[path] = layer
         for name, _ in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)):
-            if spec["kind"] != "without" or name in spec["constants"]:
+            if not isinstance(layer.spec, WithoutSpec) or name in layer.spec.constants:
                 replaces[f"{path}.{name}"] = path
         if known.passed is not None:
             before = known.passed.before
-            modules[before] = with_bias(module.get_submodule(before), path, modules.get(before))
+            layers[before] = with_bias(module.get_submodule(before), path)
             for name, _ in module.get_submodule(before).named_parameters(recurse=False):
                 replaces[f"{before}.{name}"] = before
-    return Slim(modules, facts, replaces)
+    return Slim(layers, facts, replaces)
 
 
-def with_bias(owner: nn.Module, norm: str, known: dict[str, Any] | None) -> dict[str, Any]:
+def with_bias(owner: nn.Module, norm: str) -> Layer:
     """The layer before a BatchNorm, with the norm's shift as its bias."""
     if isinstance(owner, nn.Linear):
-        return {
-            "kind": "plain",
-            "inputs": owner.in_features,
-            "outputs": owner.out_features,
-            "bias": True,
-            "shift": f"{norm}.bias",
-        }
-    return {"kind": "bias", "outputs": owner.out_channels, "shift": f"{norm}.bias"}
+        return Layer(PlainLinearSpec(owner.in_features, owner.out_features, bias=True), shift=f"{norm}.bias")
+    return Layer(BiasSpec(owner.out_channels), shift=f"{norm}.bias")  # type: ignore[arg-type]
 
 
-def spec_of(owner: nn.Module, known: Known) -> dict[str, Any] | None:
+def layer_of(owner: nn.Module, known: Known) -> Layer | None:
     if known.passed is not None:
-        return {"kind": "identity"}
+        return Layer(IdentitySpec())
     if is_linear(owner):
-        return linear_spec(owner, known)
+        return linear_layer(owner, known)
     if type(owner) is nn.Embedding and known.zero:
         (zero,) = known.zero
-        return {
-            "kind": "embedding",
-            "rows": owner.num_embeddings,
-            "width": owner.embedding_dim,
-            "padding": owner.padding_idx,
-            "place": zero.places[0],
-        }
-    if known.constants:
-        return {"kind": "without", "constants": dict(known.constants)}
-    return None
+        return Layer(EmbeddingSpec(owner.num_embeddings, owner.embedding_dim, owner.padding_idx, zero.places[0]))
+    return Layer(WithoutSpec(dict(known.constants))) if known.constants else None
 
 
-def linear_spec(owner: nn.Module, known: Known) -> dict[str, Any]:
+def linear_layer(owner: nn.Module, known: Known) -> Layer:
     """Rows with the same columns, the same identity block and the same need of a bias form a group."""
     transposed = isinstance(owner, Conv1D)
-    rows_first = owner.get_parameter("weight").shape
-    outputs, inputs = (rows_first[1], rows_first[0]) if transposed else (rows_first[0], rows_first[1])
+    shape = owner.get_parameter("weight").shape
+    outputs, inputs = (shape[1], shape[0]) if transposed else (shape[0], shape[1])
     has_bias = owner.bias is not None and "bias" not in known.constants
     if type(owner) is nn.Linear and set(known.constants) == {"bias"} and not known.zero and not known.blocks:
-        return {"kind": "without", "constants": dict(known.constants)}  # its weight stays what it is, tied or not
+        return Layer(WithoutSpec(dict(known.constants)))  # its weight stays what it is, tied or not
     if not transposed and not known.zero and not known.blocks:
-        return {"kind": "plain", "inputs": inputs, "outputs": outputs, "bias": has_bias}
+        return Layer(PlainLinearSpec(inputs, outputs, has_bias))
     out_axis = 1 if transposed else 0
     rows = Rows(outputs, inputs, has_bias)
     for zero in known.zero:
@@ -224,7 +280,7 @@ def linear_spec(owner: nn.Module, known: Known) -> dict[str, Any]:
             rows.drop_columns(zero.places, zero.others)
     for block in known.blocks:
         rows.lay(block)
-    return rows.spec(transposed)
+    return rows.layer(transposed)
 
 
 class Rows:
@@ -257,31 +313,22 @@ class Rows:
                 self.block[r] = len(self.blocks) - 1
                 self.dropped[r] = self.dropped[r] | frozenset(block.columns)
 
-    def spec(self, transposed: bool) -> dict[str, Any]:
-        groups: dict[tuple[Any, ...], list[int]] = {}
+    def layer(self, transposed: bool) -> Layer:
+        groups: dict[tuple[frozenset[int], int, bool], list[int]] = {}
         for r in self.sequence():
-            columns = frozenset(range(self.inputs)) if self.constant[r] else self.dropped[r]
-            groups.setdefault((columns, self.block[r], self.bias[r]), []).append(r)
+            dropped = frozenset(range(self.inputs)) if self.constant[r] else self.dropped[r]
+            groups.setdefault((dropped, self.block[r], self.bias[r]), []).append(r)
         order = [r for rows in groups.values() for r in rows]
-        return {
-            "kind": "linear",
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "transposed": transposed,
-            "shuffled": order != sorted(order),
-            "groups": [
-                {
-                    "rows": len(rows),
-                    "columns": self.inputs - len(dropped),
-                    "heads": self.heads(block, rows),
-                    "bias": bias,
-                }
-                for (dropped, block, bias), rows in groups.items()
-            ],
-            "_rows": list(groups.values()),
-            "_columns": [sorted(set(range(self.inputs)) - dropped) for dropped, _, _ in groups],
-            "_through": [list(self.blocks[block].columns) if block >= 0 else [] for _, block, _ in groups],
-        }
+        stored = tuple(
+            RowGroup(len(rows), self.inputs - len(dropped), self.heads(block, rows), bias)
+            for (dropped, block, bias), rows in groups.items()
+        )
+        return Layer(
+            LinearSpec(self.inputs, self.outputs, stored, shuffled=order != sorted(order), transposed=transposed),
+            rows=tuple(map(tuple, groups.values())),
+            columns=tuple(tuple(sorted(set(range(self.inputs)) - dropped)) for dropped, _, _ in groups),
+            through=tuple(self.blocks[block].columns if block >= 0 else () for _, block, _ in groups),
+        )
 
     def sequence(self) -> list[int]:
         """Rows in their order, those of identity blocks block by block."""
@@ -300,55 +347,3 @@ class Rows:
         size = len(self.blocks[block].columns)
         assert len(rows) % size == 0, "an identity block whose rows differ in their biases"
         return len(rows) // size
-
-
-def stored(spec: Mapping[str, Any], path: str, dense: Dense) -> dict[str, Tensor]:
-    """The tensors of one slim module, cut out of the whole ones."""
-    kind = spec["kind"]
-    if kind in ("identity", "without"):
-        return {}
-    if kind in ("plain", "bias"):
-        found = {"weight": dense(f"{path}.weight")}
-        if kind == "bias" or spec["bias"]:
-            found["bias"] = dense(spec.get("shift", f"{path}.bias"))
-        return found
-    if kind == "embedding":
-        table = dense(f"{path}.weight")
-        keep = [c for c in range(table.shape[1]) if c != spec["place"]]
-        return {"table": table[:, keep]}
-    weight = dense(f"{path}.weight")
-    weight = weight.T if spec["transposed"] else weight
-    found = {}
-    for i, group in enumerate(spec["groups"]):
-        rows, columns = torch.tensor(spec["_rows"][i]), torch.tensor(spec["_columns"][i], dtype=torch.int64)
-        if group["columns"]:
-            found[f"weight_{i}"] = weight[rows][:, columns]
-        if group["bias"]:
-            found[f"bias_{i}"] = dense(f"{path}.bias")[rows]
-        if 0 < group["columns"] < spec["inputs"]:
-            found[f"columns_{i}"] = columns.to(torch.int32)
-        if group["heads"]:
-            found[f"through_{i}"] = torch.tensor(spec["_through"][i], dtype=torch.int32)
-    if spec["shuffled"]:
-        made = [rows for rows, g in zip(spec["_rows"], spec["groups"], strict=True) if not is_spare(spec, g)]
-        order = torch.zeros(spec["outputs"], dtype=torch.int32)  # what is spare may be anything: the first row
-        order[[r for rows in made for r in rows]] = torch.arange(sum(map(len, made)), dtype=torch.int32)
-        found["order"] = order
-    return found
-
-
-def is_spare(spec: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
-    return spec.get("spare", False) and not group["columns"] and not group["bias"]
-
-
-def with_spare_rows(spec: dict[str, Any]) -> dict[str, Any]:
-    """The spec of a linear layer of whose output nobody reads the rows that are zero: they need not be made."""
-    if spec["kind"] != "linear" or not any(g["columns"] for g in spec["groups"]):
-        return spec
-    spare = spec | {"spare": True}
-    return spare | {"shuffled": True} if any(is_spare(spare, g) for g in spec["groups"]) else spec
-
-
-def public(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The specs as the config holds them: what is needed to build the layers, not what was needed to cut them."""
-    return {path: {k: v for k, v in spec.items() if not k.startswith("_")} for path, spec in modules.items()}

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from deadweight import embedded
 from deadweight.errors import DeadweightError
+from deadweight.slim.format import SlimSpec
+from deadweight.slim.layers import install
 from deadweight.source.checkpoint import FileCheckpoint
 from deadweight.source.files import read_json
 from deadweight.source.hugging import local_folder, locate, model_class, read_config, trusted_class
-from deadweight.source.slim_modeling import install
 from deadweight.source.text import printable, reason
 
 
@@ -43,8 +44,7 @@ def load(
 
 def into(module: nn.Module, folder: Path) -> nn.Module:
     """The weights of a reduced module, in a fresh original that is given the same form."""
-    slim = read_json(folder / "slim.json") if (folder / "slim.json").is_file() else {"modules": {}}
-    install(module, slim)
+    install(module, slim_spec(folder))
     weights = FileCheckpoint(folder)
     found = under_all_names(module, {name: weights.read(name) for name in weights.names})
     try:
@@ -52,6 +52,15 @@ def into(module: nn.Module, folder: Path) -> nn.Module:
     except RuntimeError as error:
         raise DeadweightError(f"{printable(str(folder))} does not fit the module ({reason(error)})") from error
     return module.eval()
+
+
+def slim_spec(folder: Path) -> SlimSpec:
+    """How the layers of a module that is not one of transformers are stored."""
+    file = folder / "slim.json"
+    try:
+        return SlimSpec.from_json(read_json(file)) if file.is_file() else SlimSpec()
+    except (ValueError, KeyError, AttributeError) as error:
+        raise DeadweightError(f"{printable(file)} describes no slim checkpoint ({reason(error)})") from error
 
 
 def under_all_names(module: nn.Module, found: dict[str, Tensor]) -> dict[str, Tensor]:

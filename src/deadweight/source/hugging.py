@@ -18,8 +18,8 @@ from transformers import AutoConfig, PreTrainedModel
 from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
+from deadweight.slim.load import is_slim, slim_class
 from deadweight.source.files import check_weights, read_json
-from deadweight.source.slim_class import slim_class
 from deadweight.source.text import printable, reason
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
@@ -195,10 +195,6 @@ def _named(config: Any, name: str) -> Any:
 def _slim_or_not(cls: type[PreTrainedModel], config: Any) -> type[PreTrainedModel]:
     """A slim checkpoint of ours has the same class with smaller layers."""
     return slim_class(cls) if is_slim(config) else cls
-
-
-def is_slim(config: Any) -> bool:
-    return isinstance(getattr(config, "deadweight", None), dict)
 
 
 def _autos(config: Any) -> tuple[Any, ...]:

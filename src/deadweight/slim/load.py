@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from deadweight.source.slim_attention import install_attention
-from deadweight.source.slim_modeling import install
+from .attention import install_attention
+from .format import SlimSpec
+from .layers import install
+
+
+def is_slim(config: Any) -> bool:
+    return isinstance(getattr(config, "deadweight", None), dict)
 
 
 def slim_class(base: type[Any]) -> type[Any]:
@@ -13,9 +18,10 @@ def slim_class(base: type[Any]) -> type[Any]:
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base.__init__(self, config, *args, **kwargs)
-        install(self, config.deadweight)
-        if "attention" in config.deadweight:
-            install_attention(self, config.deadweight["attention"])
+        slim = SlimSpec.from_json(config.deadweight)
+        install(self, slim)
+        if slim.attention is not None:
+            install_attention(self, slim.attention)
 
     mine = {"__init__": __init__, "__module__": __name__, "_auto_class": None}  # this file alone is not its code
     return type(f"Slim{base.__name__}", (base,), mine)

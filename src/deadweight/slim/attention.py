@@ -18,8 +18,8 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 decode: Any
-try:  # the names of the files are the same where they travel with a checkpoint
-    from .slim_decode import decode, gathers
+try:
+    from .kernels import decode, gathers
 except ImportError:  # no Triton
     decode = None
 

@@ -1,4 +1,4 @@
-"""The layers of a slim checkpoint. It needs torch alone, so that it can travel with the checkpoint.
+"""The layers of a slim checkpoint.
 
 A slim layer computes what its original computes, with fewer numbers: rows and columns that are zero are not stored,
 identity blocks pass their input through, and norms whose gain is one have none.
@@ -6,14 +6,23 @@ identity blocks pass their input through, and norms whose gain is one have none.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from .format import (
+    BiasSpec,
+    EmbeddingSpec,
+    IdentitySpec,
+    LayerSpec,
+    LinearSpec,
+    PlainLinearSpec,
+    RowGroup,
+    SlimSpec,
+    WithoutSpec,
+)
+
 IGNORED = "_keys_to_ignore_on_load_unexpected"
-REPLACED = ("linear", "embedding")  # layers whose weight is stored in another form, under other names
 
 
 class SlimLinear(nn.Module):
@@ -25,57 +34,53 @@ class SlimLinear(nn.Module):
     nobody reads them, and what `order` puts there is no matter.
     """
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: LinearSpec) -> None:
         super().__init__()
-        self.in_features, self.out_features = spec["inputs"], spec["outputs"]
-        self.groups: list[dict[str, Any]] = spec["groups"]
-        self.spare = spec.get("spare", False)
-        self.transposed = spec.get("transposed", False)
-        for i, group in enumerate(self.groups):
-            if group["columns"]:
-                self.register_parameter(f"weight_{i}", nn.Parameter(torch.empty(group["rows"], group["columns"])))
-            if group["bias"]:
-                self.register_parameter(f"bias_{i}", nn.Parameter(torch.empty(group["rows"])))
-            if 0 < group["columns"] < self.in_features:
-                self.register_buffer(f"columns_{i}", torch.zeros(group["columns"], dtype=torch.int32))
-            if group["heads"]:
-                width = group["rows"] // group["heads"]
+        self.spec = spec
+        self.in_features, self.out_features = spec.inputs, spec.outputs
+        for i, group in enumerate(spec.groups):
+            if group.columns:
+                self.register_parameter(f"weight_{i}", nn.Parameter(torch.empty(group.rows, group.columns)))
+            if group.bias:
+                self.register_parameter(f"bias_{i}", nn.Parameter(torch.empty(group.rows)))
+            if 0 < group.columns < self.in_features:
+                self.register_buffer(f"columns_{i}", torch.zeros(group.columns, dtype=torch.int32))
+            if group.heads:
+                width = group.rows // group.heads
                 self.register_buffer(f"through_{i}", torch.zeros(width, dtype=torch.int32))
-        if spec["shuffled"]:
+        if spec.shuffled:
             self.register_buffer("order", torch.zeros(self.out_features, dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = [self.group(x, i, group) for i, group in self.read()]
+        rows = [self.group(x, i, group) for i, group in self.made()]
         y = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
         order = getattr(self, "order", None)
         return y if order is None else y.index_select(-1, order)
 
-    def read(self) -> list[tuple[int, dict[str, Any]]]:
-        return [(i, g) for i, g in enumerate(self.groups) if not self.spare or g["columns"] or g["bias"]]
+    def made(self) -> list[tuple[int, RowGroup]]:
+        return [(i, group) for i, group in enumerate(self.spec.groups) if self.spec.is_made(group)]
 
-    def group(self, x: Tensor, i: int, group: dict[str, Any]) -> Tensor:
+    def group(self, x: Tensor, i: int, group: RowGroup) -> Tensor:
         bias = getattr(self, f"bias_{i}", None)
-        if not group["columns"]:
-            y = x.new_zeros(*x.shape[:-1], group["rows"])
+        if not group.columns:
+            y = x.new_zeros(*x.shape[:-1], group.rows)
             y = y if bias is None else y + bias
         else:
             columns = getattr(self, f"columns_{i}", None)
             read = x if columns is None else x.index_select(-1, columns)
             y = linear(read, getattr(self, f"weight_{i}"), bias)
-        if group["heads"]:
+        if group.heads:
             through = x.index_select(-1, getattr(self, f"through_{i}"))
-            y = (y.unflatten(-1, (group["heads"], -1)) + through.unsqueeze(-2)).flatten(-2)
+            y = (y.unflatten(-1, (group.heads, -1)) + through.unsqueeze(-2)).flatten(-2)
         return y
 
     @property
     def bias(self) -> Tensor | None:
         """The whole bias, for code that looks at it; None where there is none."""
-        if not any(group["bias"] for group in self.groups):
+        if not any(group.bias for group in self.spec.groups):
             return None
         like = self.like()
-        parts = [
-            getattr(self, f"bias_{i}") if group["bias"] else like.new_zeros(group["rows"]) for i, group in self.read()
-        ]
+        parts = [getattr(self, f"bias_{i}") if group.bias else like.new_zeros(group.rows) for i, group in self.made()]
         return self.ordered(torch.cat(parts))
 
     @property
@@ -85,7 +90,7 @@ class SlimLinear(nn.Module):
         eye = torch.eye(self.in_features, dtype=like.dtype, device=like.device)
         bias = self.bias
         dense = self.forward(eye) if bias is None else self.forward(eye) - bias
-        return dense if self.transposed else dense.T
+        return dense if self.spec.transposed else dense.T
 
     def like(self) -> Tensor:
         return next(self.parameters())
@@ -102,11 +107,10 @@ class SlimLinear(nn.Module):
 class SlimEmbedding(nn.Module):
     """A table without the one column that is zero."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: EmbeddingSpec) -> None:
         super().__init__()
-        self.num_embeddings, self.embedding_dim = spec["rows"], spec["width"]
-        self.padding_idx = spec["padding"]
-        self.place = spec["place"]
+        self.num_embeddings, self.embedding_dim = spec.rows, spec.width
+        self.padding_idx, self.place = spec.padding, spec.place
         self.table = nn.Parameter(torch.empty(self.num_embeddings, self.embedding_dim - 1))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -121,30 +125,23 @@ class SlimEmbedding(nn.Module):
         return self.widened(self.table)
 
 
-def plain_linear(spec: dict[str, Any]) -> nn.Module:
-    return nn.Linear(spec["inputs"], spec["outputs"], bias=spec["bias"])
-
-
-def replaced(module: nn.Module, spec: dict[str, Any]) -> nn.Module:
+def replaced(module: nn.Module, spec: LayerSpec) -> nn.Module:
     """The slim form of one layer."""
-    kind = spec["kind"]
-    if kind == "linear":
+    if isinstance(spec, LinearSpec):
         return SlimLinear(spec)
-    if kind == "plain":
-        return plain_linear(spec)
-    if kind == "embedding":
+    if isinstance(spec, PlainLinearSpec):
+        return nn.Linear(spec.inputs, spec.outputs, bias=spec.bias)
+    if isinstance(spec, EmbeddingSpec):
         return SlimEmbedding(spec)
-    if kind == "identity":
+    if isinstance(spec, IdentitySpec):
         return nn.Identity()
-    if kind == "bias":  # a convolution that gets the shift of the norm behind it
+    if isinstance(spec, BiasSpec):
         like = module.get_parameter("weight")
-        module.register_parameter("bias", nn.Parameter(like.new_empty(spec["outputs"]), like.requires_grad))
-        return module
-    if kind == "without":
-        for name, value in spec["constants"].items():
+        module.register_parameter("bias", nn.Parameter(like.new_empty(spec.outputs), like.requires_grad))
+    elif isinstance(spec, WithoutSpec):
+        for name, value in spec.constants.items():
             without(module, name, value)
-        return module
-    raise ValueError(f"a slim checkpoint of a later version: unknown kind {kind!r}")
+    return module
 
 
 def without(module: nn.Module, name: str, value: float) -> None:
@@ -157,12 +154,12 @@ def without(module: nn.Module, name: str, value: float) -> None:
         setattr(module, name, torch.full((), value, device="cpu"))
 
 
-def install(model: nn.Module, slim: dict[str, Any]) -> None:
+def install(model: nn.Module, slim: SlimSpec) -> None:
     """Replace every layer that the checkpoint stores in a smaller form, wherever the model uses it."""
     uses: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         uses.setdefault(module, []).append(path)
-    for path, spec in slim["modules"].items():
+    for path, spec in slim.layers.items():
         old = model.get_submodule(path)
         like = next(old.parameters(), None)
         new = replaced(old, spec)
@@ -173,5 +170,5 @@ def install(model: nn.Module, slim: dict[str, Any]) -> None:
             parent, _, name = place.rpartition(".")
             setattr(model.get_submodule(parent), name, new)
     if hasattr(model, IGNORED):  # a model of transformers, which would report the empty weight of the checkpoint
-        guards = {f"{path}.weight".replace(".", r"\.") for path, s in slim["modules"].items() if s["kind"] in REPLACED}
+        guards = {f"{path}.weight".replace(".", r"\.") for path in slim.stored_otherwise}
         setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards})

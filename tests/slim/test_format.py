@@ -1,0 +1,75 @@
+"""What a slim checkpoint holds: the same after writing and reading, and refused if it is something else."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deadweight import slim
+from deadweight.slim.format import (
+    KINDS,
+    VERSION,
+    BiasSpec,
+    EmbeddingSpec,
+    IdentitySpec,
+    LinearSpec,
+    PlainLinearSpec,
+    RowGroup,
+    SlimSpec,
+    WithoutSpec,
+)
+
+EVERY = {
+    "a": LinearSpec(8, 6, (RowGroup(4, 7, 2, True), RowGroup(2, 0, 0, False)), shuffled=True, spare=True),
+    "b": PlainLinearSpec(8, 6, bias=False),
+    "c": EmbeddingSpec(11, 8, None, 3),
+    "d": IdentitySpec(),
+    "e": BiasSpec(6),
+    "f": WithoutSpec({"weight": 1.0}),
+}
+
+
+def test_every_kind_is_the_same_after_writing_and_reading() -> None:
+    assert {spec.kind for spec in EVERY.values()} == set(KINDS)
+    written = SlimSpec(EVERY, {"h.0.attn": {"heads": 2}})
+    assert SlimSpec.from_json(json.loads(json.dumps(written.to_json()))) == written
+    assert written.stored_otherwise == ["a", "c"]
+
+
+def test_rows_that_nobody_reads_are_not_made() -> None:
+    spec = EVERY["a"]
+    assert isinstance(spec, LinearSpec) and [spec.is_made(g) for g in spec.groups] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"format": VERSION + 1, "layers": {}}, "expected"),
+        ({"layers": {}}, "format None"),
+        ([], "format 'list'"),
+        ({"format": VERSION, "layers": {"x": {"kind": "sparse"}}}, "kind 'sparse' at x"),
+        ({"format": VERSION, "layers": {"x": {"kind": "plain", "inputs": 3}}}, "does not fit its kind"),
+        ({"format": VERSION, "layers": {"x": 3}}, "kind None at x"),
+    ],
+)
+def test_anything_else_is_refused_with_what_is_wrong(data: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SlimSpec.from_json(data)
+
+
+def test_the_runtime_imports_torch_and_transformers_alone() -> None:
+    allowed = {"torch", "transformers", "triton"}
+    for file in Path(slim.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            for name in names:
+                top = name.split(".")[0]
+                assert top in allowed or top in STANDARD, (file.name, name)
+
+
+STANDARD = {"__future__", "collections", "dataclasses", "functools", "math", "re", "typing"}
