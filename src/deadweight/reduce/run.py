@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -40,7 +40,7 @@ from deadweight.save.folder import check_out, check_space, followed
 from deadweight.save.layout import can_shrink, tied_parameters
 from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
-from deadweight.source.hugging import ADAPTER, MERGE, local_folder
+from deadweight.source.hugging import ADAPTER, MERGE, QUANTISED, local_folder
 from deadweight.source.model import Source, open_complete, open_model, whole_module
 from deadweight.source.text import printable
 from deadweight.source.tokens import text_pieces
@@ -142,7 +142,7 @@ def whole_projections_kept(source: Source, prover: Prover, select: Sequence[str]
 def refuse_unfit(source: Source, layout: Layout) -> None:
     if is_slim(source.config):
         raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
-    if any("quantised" in note for note in source.notes) and not source.name.endswith(".gguf"):
+    if QUANTISED in source.notes and not source.name.endswith(".gguf"):
         raise DeadweightError(
             f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"
         )
@@ -240,8 +240,4 @@ def affordable(job: Job, model: Any, options: dict[str, Any], say: Progress) -> 
 
 def free_memory() -> int:
     """Bytes that can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return int(psutil.virtual_memory().available)

@@ -34,7 +34,7 @@ FALLBACKS: tuple[dict[str, str], ...] = (
 )
 ADAPTER = "adapter_config.json"
 MERGE = "expected weights that it is merged into (peft: model.merge_and_unload(), then save_pretrained)"
-MISSING = "are not in the checkpoint and are random"
+QUANTISED = "the checkpoint is quantised; its parameters are counted as if they were not"
 DECODER = (transformers.AutoModelForCausalLM, transformers.AutoModel)
 ENCODER = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel)
 BOTH = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
@@ -50,6 +50,7 @@ class Built:
     config: Any | None
     notes: tuple[str, ...] = ()
     inputs: Any = None
+    missing: tuple[str, ...] = ()  # parameters that the checkpoint does not hold: they are random
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def _plain(config: Any) -> tuple[Any, tuple[str, ...]]:
             inner.use_cache = False
         if getattr(inner, "quantization_config", None) is not None:
             del inner.quantization_config
-            notes = ("the checkpoint is quantised; its parameters are counted as if they were not",)
+            notes = (QUANTISED,)
     return plain, notes
 
 
@@ -323,7 +324,8 @@ def load(place: Place, config: Any, trust_remote_code: bool = False) -> Built:
         ) from error
     module.eval()
     eager(module)
-    return Built(place.name, module, module.config, _missing(info))
+    missing = tuple(sorted(info.get("missing_keys") or ()))
+    return Built(place.name, module, module.config, _random(missing), missing=missing)
 
 
 def _cacheless(config: Any) -> Any:
@@ -334,8 +336,6 @@ def _cacheless(config: Any) -> Any:
     return plain
 
 
-def _missing(info: dict[str, Any]) -> tuple[str, ...]:
-    names = sorted(info.get("missing_keys") or ())
-    if not names:
-        return ()
-    return (f"{len(names)} parameters {MISSING}, first {printable(names[0])}",)
+def _random(missing: tuple[str, ...]) -> tuple[str, ...]:
+    words = f"{len(missing)} parameters are not in the checkpoint and are random, first"
+    return (f"{words} {printable(missing[0])}",) if missing else ()

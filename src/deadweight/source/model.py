@@ -39,6 +39,7 @@ class Source:
     inputs: Inputs = field(default_factory=Inputs)  # the same example on the CPU, with what may be drawn in its place
     blocks: tuple[Blocks, ...] = ()  # lists of repeated blocks that were cut short
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # every parameter of the whole model
+    missing: tuple[str, ...] = ()  # parameters that the checkpoint does not hold, and that are random
 
     def draw(self, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh random inputs of the example's shapes and types, on the CPU."""
@@ -119,8 +120,11 @@ def called(module: nn.Module, source: Source, watch: AbstractContextManager[Any]
 def open_complete(spec: Any, **options: Any) -> Source:
     """The model with its weights, refused if some of them are missing and would be random."""
     source = open_model(spec, weights=True, **options)
-    if missing := [note for note in source.notes if hugging.MISSING in note]:
-        raise DeadweightError(f"{printable(source.name)}: {missing[0]}; expected a complete checkpoint")
+    if source.missing:
+        raise DeadweightError(
+            f"{printable(source.name)}: {len(source.missing)} parameters are not in the checkpoint and are random, "
+            f"first {printable(source.missing[0])}; expected a complete checkpoint"
+        )
     return source
 
 
@@ -177,4 +181,4 @@ def as_source(made: hugging.Built, given: Any, *, training: bool = False, length
     args, kwargs = inputs.on(
         device, floats[0] if floats and config is not None else None
     )  # images for a bfloat16 model
-    return Source(made.name, module, kwargs, args, has_weights, config, notes, inputs)
+    return Source(made.name, module, kwargs, args, has_weights, config, notes, inputs, missing=made.missing)
