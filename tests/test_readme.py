@@ -7,6 +7,7 @@ from pathlib import Path
 
 import deadweight
 from deadweight.report.groups import group_findings
+from deadweight.report.pages import pages
 from deadweight.report.text import count
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -33,3 +34,18 @@ def test_the_reduction_that_readme_shows_is_what_reduce_takes_out(tmp_path: Path
     gone = found.parameters_before - found.parameters_after
     line = f"{count(found.parameters_before)} parameters → {count(found.parameters_after)}  ({count(gone)} gone, "
     assert line in SHOWN
+
+
+def test_readme_fits_on_three_screens_and_its_links_lead_somewhere() -> None:
+    root = Path(__file__).parents[1]
+    assert len(README.splitlines()) <= 150
+    files = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").glob("*.md")]
+    for page in files:
+        for link in re.findall(r"\]\(([^)#:\s]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_page_of_laws_lists_every_law() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "laws.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (DW\d{3}) \| ([a-z-]+) \|", page, re.M)
+    assert listed == [(p.code, p.law) for p in pages()]
