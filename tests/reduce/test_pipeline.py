@@ -18,10 +18,10 @@ from torch import Tensor
 
 import deadweight
 from deadweight.errors import DeadweightError
-from deadweight.reduce import run, trial, windows
+from deadweight.reduce import parts, run, trial, windows
 from deadweight.reduce.apply import Applied, Weights, apply, independent, product
 from deadweight.reduce.pipeline import in_order
-from deadweight.save import parts, stream
+from deadweight.save import stream
 from deadweight.save.stream import Writer
 
 from .test_windows import deep as deep
