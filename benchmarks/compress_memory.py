@@ -76,7 +76,7 @@ def child(folder: Path, out: Path, windows: int, length: int) -> None:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted as an import
 
-    from deadweight.heads.compress import compress
+    from deadweight.compress.run import compress
 
     before, stage, peaks = allocated(), ["opening"], dict[str, float]()
 

@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from deadweight.heads.assemble import assembled
-from deadweight.heads.compress import WIDEST, WIDEST_LATE
-from deadweight.heads.truncate import Cut
+from deadweight.compress.assemble import assembled
+from deadweight.compress.run import WIDEST, WIDEST_LATE
+from deadweight.compress.truncate import Cut
 from deadweight.save.facts import ZeroPlaces
 from deadweight.slim import attention as slim_attention
 

@@ -39,15 +39,15 @@ from heads_report import figure, page
 from torch import Tensor
 from torch.nn import functional as F
 
-from deadweight.heads import budget
-from deadweight.heads.calibration import Calibration, calibration, tokenizer_for
-from deadweight.heads.choose import Work, by_share
-from deadweight.heads.compress import empty_moments, opened
-from deadweight.heads.judge import judge
-from deadweight.heads.locate import Heads, locate
-from deadweight.heads.moments import Moments, measure
-from deadweight.heads.observe import attend_alike
-from deadweight.heads.truncate import Spaces
+from deadweight.compress import budget
+from deadweight.compress.calibration import Calibration, calibration, tokenizer_for
+from deadweight.compress.choose import Work, by_share
+from deadweight.compress.judge import judge
+from deadweight.compress.locate import Heads, locate
+from deadweight.compress.moments import Moments, measure
+from deadweight.compress.observe import attend_alike
+from deadweight.compress.run import empty_moments, opened
+from deadweight.compress.truncate import Spaces
 from deadweight.report.study import circumstances, show
 from deadweight.source.model import Source
 from deadweight.source.tokens import encoded, tokenizer_of

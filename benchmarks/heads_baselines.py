@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.heads.budget import attention_weights, total_cost, weights_per_place, whole
-from deadweight.heads.locate import Heads, Rows
-from deadweight.heads.moments import probe, second
-from deadweight.heads.observe import Attend, observing
-from deadweight.heads.planes import Planes
-from deadweight.heads.subspace import Subspace, best_subspace, jittered
-from deadweight.heads.truncate import Kept, LinearMap, Spaces, cut
+from deadweight.compress.budget import attention_weights, total_cost, weights_per_place, whole
+from deadweight.compress.locate import Heads, Rows
+from deadweight.compress.moments import probe, second
+from deadweight.compress.observe import Attend, observing
+from deadweight.compress.planes import Planes
+from deadweight.compress.subspace import Subspace, best_subspace, jittered
+from deadweight.compress.truncate import Kept, LinearMap, Spaces, cut
 
 Kepts = dict[str, Kept]
 

@@ -31,10 +31,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import deadweight
-from deadweight.heads.calibration import calibration, text_to_heal_on, token_windows
-from deadweight.heads.compress import opened
-from deadweight.heads.heal import BLOCKWISE, healed
-from deadweight.heads.judge import called
+from deadweight.compress.calibration import calibration, text_to_heal_on, token_windows
+from deadweight.compress.heal import BLOCKWISE, healed
+from deadweight.compress.judge import called
+from deadweight.compress.run import opened
 from deadweight.report.study import circumstances
 
 app = typer.Typer(pretty_exceptions_enable=False)

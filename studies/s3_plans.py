@@ -33,7 +33,7 @@ from deadweight.allocate.pilot import pilot
 from deadweight.allocate.plan import Shape, plan
 from deadweight.allocate.profile import read_profile
 from deadweight.allocate.rules import Rules
-from deadweight.heads.compress import compress
+from deadweight.compress.run import compress
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
 from deadweight.train.data import check_text, read_text

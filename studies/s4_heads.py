@@ -24,15 +24,15 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from deadweight.heads.assemble import assembled
-from deadweight.heads.budget import Budget, ranked, slots_of, spaces_of, total_cost, whole
-from deadweight.heads.calibration import Calibration, calibration, text_to_heal_on
-from deadweight.heads.heal import healed
-from deadweight.heads.judge import judge
-from deadweight.heads.locate import locate
-from deadweight.heads.moments import Moments, measure
-from deadweight.heads.subspace import best_subspace
-from deadweight.heads.truncate import Kept, LinearMap, Spaces, cut
+from deadweight.compress.assemble import assembled
+from deadweight.compress.budget import Budget, ranked, slots_of, spaces_of, total_cost, whole
+from deadweight.compress.calibration import Calibration, calibration, text_to_heal_on
+from deadweight.compress.heal import healed
+from deadweight.compress.judge import judge
+from deadweight.compress.locate import locate
+from deadweight.compress.moments import Moments, measure
+from deadweight.compress.subspace import best_subspace
+from deadweight.compress.truncate import Kept, LinearMap, Spaces, cut
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
 from deadweight.source.model import Source, open_complete

@@ -28,11 +28,11 @@ import transformers
 import typer
 
 from deadweight import embedded
-from deadweight.heads.saturation import saturation
-from deadweight.heads.slopes import FEWEST, VERDICTS
 from deadweight.report.figure import pyplot, save
 from deadweight.report.saturation import draw_panels, saturation_data
 from deadweight.report.study import circumstances, show
+from deadweight.saturation.run import saturation
+from deadweight.saturation.slopes import FEWEST, VERDICTS
 
 app = typer.Typer(add_completion=False, help=__doc__)
 RANDOM = ", random weights"

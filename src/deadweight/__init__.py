@@ -41,9 +41,7 @@ _HOME = {
     "DeadweightError": "deadweight.errors",
     "Reduction": "deadweight.reduce.result",
     "Verification": "deadweight.reduce.verify",
-    "compress": "deadweight.heads.compress",
     "load": "deadweight.save.load",
-    "saturation": "deadweight.heads.saturation",
     "verify": "deadweight.reduce.same",
 }  # public name -> the module that defines it, imported on first use
 
@@ -60,21 +58,21 @@ class _Stage(ModuleType):
         return getattr(import_module(f"{self.__name__}.run"), name)(*args, **options)
 
 
-for _name in ("audit", "allocate", "evaluate", "reduce"):
+for _name in ("allocate", "audit", "compress", "evaluate", "reduce", "saturation"):
     import_module(f"deadweight.{_name}").__class__ = _Stage
 
 if TYPE_CHECKING:
     from deadweight.allocate.run import allocate
     from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
+    from deadweight.compress.run import compress
     from deadweight.errors import DeadweightError
     from deadweight.evaluate.run import evaluate
-    from deadweight.heads.compress import compress
-    from deadweight.heads.saturation import saturation
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
     from deadweight.reduce.same import verify
     from deadweight.reduce.verify import Verification
+    from deadweight.saturation.run import saturation
     from deadweight.save.load import load
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from deadweight.heads.budget import whole
-from deadweight.heads.compress import opened
-from deadweight.heads.locate import Heads, locate
-from deadweight.heads.streaming import gathered
-from deadweight.heads.truncate import Kept, cut
+from deadweight.compress.budget import whole
+from deadweight.compress.locate import Heads, locate
+from deadweight.compress.run import opened
+from deadweight.compress.streaming import gathered
+from deadweight.compress.truncate import Kept, cut
 from deadweight.source.model import Source
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import deadweight
-from deadweight.heads.calibration import token_windows
-from deadweight.heads.compress import opened
+from deadweight.compress.calibration import token_windows
+from deadweight.compress.run import opened
 
 ROOT = Path(__file__).parents[2]
 PAGE = """<page><title>{title}</title><revision><text xml:space="preserve">{text}</text></revision></page>"""

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from deadweight.heads.truncate import LinearMap, cut
+from deadweight.compress.truncate import LinearMap, cut
 
 
 def test_plain_svd_of_one_head_is_the_best_approximation_of_its_weights(study: Callable[[str], ModuleType]) -> None:

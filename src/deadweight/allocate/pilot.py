@@ -38,7 +38,7 @@ def pilot(
     progress: Progress = silent,
 ) -> Pilot:
     """Train the default of this shape and measure the saturation of its layers; the model stays only in `keep`."""
-    from deadweight.heads.saturation import saturation
+    from deadweight.saturation.run import saturation
     from deadweight.train.loop import train
     from deadweight.train.settings import make_run
 

@@ -93,8 +93,8 @@ def compress(
     report = JsonReport(json)
     from rich.console import Console
 
-    from deadweight.heads.compress import compress as run
-    from deadweight.heads.manifest import as_data
+    from deadweight.compress.manifest import as_data
+    from deadweight.compress.run import compress as run
     from deadweight.report.compression import print_compression
     from deadweight.train.launch import first_process
 

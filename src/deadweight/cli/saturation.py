@@ -44,8 +44,8 @@ def saturation(
     \b
     exit status: 0 done, 2 wrong usage or bad input
     """
-    from deadweight.heads.saturation import saturation as measure
     from deadweight.report.saturation import plot_saturation, print_saturation, saturation_data
+    from deadweight.saturation.run import saturation as measure
 
     report, drawing = JsonReport(json), drawable(plot)
     with progress_bar() as progress:

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.heads.manifest import outcome
-from deadweight.heads.result import Compression
+from deadweight.compress.manifest import outcome
+from deadweight.compress.result import Compression
 
 
 def print_compression(found: Compression, console: Console) -> None:

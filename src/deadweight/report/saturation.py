@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.heads.saturation import Saturation
-from deadweight.heads.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, Layer
 from deadweight.report.allocation import plain
 from deadweight.report.figure import pyplot, save
 from deadweight.report.text import plural, printable
+from deadweight.saturation.run import Saturation
+from deadweight.saturation.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, Layer
 from deadweight.version import __version__
 
 DIGITS = 5  # of numbers in JSON

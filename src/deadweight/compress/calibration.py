@@ -1,0 +1,166 @@
+"""The text, or other inputs, on which heads are measured: windows of tokens, some of them held back for judging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from deadweight.compress.streaming import device_of, float_of
+from deadweight.errors import DeadweightError
+from deadweight.source.hugging import local_folder
+from deadweight.source.model import Source
+from deadweight.source.text import printable, reason
+from deadweight.source.tokens import first_tokens, tokenizer_of
+from deadweight.train.data import check_text, read_text
+
+EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
+RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors), or the measurement means little"
+LONGEST = 1024  # tokens of a window, unless told otherwise
+AT_A_TIME, MOST = 2048, 4  # tokens and windows of a batch, unless told otherwise
+HEALED = 8192  # tokens of a step of healing on a GPU, at least
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Batches to measure on and others to judge by, as keyword arguments of the model; and what to say about them."""
+
+    measure: tuple[Batch, ...]
+    judge: tuple[Batch, ...]
+    tokens: int
+    notes: tuple[str, ...] = ()
+
+
+def calibration(
+    source: Source,
+    spec: Any,
+    *,
+    text: str | None,
+    inputs: Any = None,
+    windows: int = 32,
+    length: int | None = None,
+    batch: int | None = None,
+    held: float = 0.125,
+) -> Calibration:
+    """`windows` of `length` tokens of the text in the model's own tokens; the last share of them is held back.
+
+    Keys that are cut by what counts in short windows do worse further on: windows should be as long as those to come.
+    """
+    if windows < 2:
+        raise DeadweightError(f"found {windows} calibration windows; expected two or more, one of them to judge by")
+    if inputs is not None:
+        return split(as_batches(source, given_inputs(inputs), batch or MOST), held)
+    if text is None and "input_ids" not in source.kwargs:
+        generator = torch.Generator().manual_seed(0)
+        drawn = [source.draw(generator)[1] for _ in range(windows)]
+        return split([on_device(source, b) for b in drawn], held, (RANDOM,))
+    rows = token_windows(source, spec, text or "embedded", windows, length)
+    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
+    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size)]
+    if getattr(source.config, "is_encoder_decoder", False):
+        batches = [b | {"decoder_input_ids": b["input_ids"]} for b in batches]
+    return split(batches, held, () if text is not None else (EMBEDDED,))
+
+
+def text_to_heal_on(
+    source: Source, spec: Any, text: str | None, own: str | None, found: Calibration, steps: int
+) -> tuple[Batch, ...]:
+    """Batches for healing: of `own`, or else of the text that was measured on; none of them among those held back."""
+    first = found.measure[0].get("input_ids")
+    text = own or text
+    if first is None or text is None or "decoder_input_ids" in found.measure[0]:
+        if own is not None:
+            raise DeadweightError("found a text to heal on for a model that is not calibrated on text; expected none")
+        return found.measure
+    length, device = first.shape[1], first.device
+    size = max(len(first), HEALED // length) if device.type == "cuda" else len(first)
+    held = [] if own is not None else [b["input_ids"].cpu() for b in (*found.measure, *found.judge)]
+    skip = sum(len(ids) for ids in held)
+    rows = token_windows(source, spec, text, skip + steps * size, length)[skip:]
+    rows = torch.cat([*held[: len(found.measure)], rows])
+    whole = rows[: len(rows) // size * size] if len(rows) >= size else rows
+    return tuple({"input_ids": ids.to(device)} for ids in whole.split(size))
+
+
+def split(batches: Sequence[Batch], held: float, notes: tuple[str, ...] = ()) -> Calibration:
+    count = max(1, round(held * len(batches)))
+    if len(batches) - count < 1:
+        raise DeadweightError("found one batch of calibration inputs; expected two or more, one of them to judge by")
+    cut = len(batches) - count
+    tokens = sum(next(iter(b.values())).numel() for b in batches[:cut])
+    return Calibration(tuple(batches[:cut]), tuple(batches[cut:]), tokens, notes)
+
+
+def token_windows(source: Source, spec: Any, text: str, windows: int, length: int | None) -> Tensor:
+    """The first windows of a text, (windows, length); an encoder's begin and end as its tokenizer has it."""
+    read = read_text(text, lambda _: None)
+    check_text(read, text)
+    tokenizer, vocabulary = tokenizer_for(source, spec)
+    longest = getattr(source.config, "max_position_embeddings", None) or 512
+    size = length or min(LONGEST, longest)
+    if size > longest or size < 2:
+        raise DeadweightError(f"found windows of {size:,} tokens; {printable(source.name)} takes 2 to {longest:,}")
+    first, last = edges(source, tokenizer)
+    inner = size - len(first) - len(last)
+    ids = first_tokens(read, tokenizer, vocabulary, source.name, windows * inner)
+    found = len(ids) // inner
+    if found < 2:
+        raise DeadweightError(
+            f"{printable(text)} gives {len(ids):,} tokens; expected at least {2 * inner:,}, two windows of {size:,}: "
+            "give more text, or shorter windows (--length)"
+        )
+    rows = torch.tensor(ids[: min(found, windows) * inner]).view(-1, inner)
+    around = [torch.tensor(e, dtype=torch.long).expand(len(rows), -1) for e in (first, last)]
+    return torch.cat([around[0], rows, around[1]], 1)
+
+
+def tokenizer_for(source: Source, spec: Any) -> tuple[Any, int]:
+    folder = local_folder(str(spec)) if isinstance(spec, (str, Path)) else None
+    return (None if folder is None else tokenizer_of(str(folder))), int(getattr(source.config, "vocab_size", 0))
+
+
+def edges(source: Source, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What an encoder's tokenizer puts before and after a text."""
+    config = source.config
+    if tokenizer is None or (hasattr(source.module, "generate") and not getattr(config, "is_encoder_decoder", False)):
+        return [], []
+    first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    return ([first] if first is not None else []), ([last] if last is not None else [])
+
+
+def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
+    """A mapping of tensors, or a safetensors file of them: by argument, one row per sample."""
+    if isinstance(inputs, (str, Path)):
+        try:
+            inputs = load_file(str(inputs))
+        except Exception as error:  # a stranger's file
+            raise DeadweightError(f"{printable(inputs)} is no safetensors file of inputs ({reason(error)})") from error
+    sizes = {name: t.shape[0] if t.ndim else 0 for name, t in inputs.items()}
+    if not sizes or len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise DeadweightError(f"found calibration inputs with {sizes or 'nothing'} rows; expected as many for each")
+    return dict(inputs)
+
+
+def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
+    rows = next(iter(inputs.values())).shape[0]
+    size = evenly(rows, batch)
+    return [on_device(source, {n: t[i : i + size] for n, t in inputs.items()}) for i in range(0, rows, size)]
+
+
+def evenly(rows: int, batch: int) -> int:
+    """The size of batches: as asked, but two of them at least."""
+    return min(batch, max(1, rows // 2))
+
+
+def on_device(source: Source, batch: Mapping[str, Any]) -> Batch:
+    device, precision = device_of(source.module), float_of(source.module)
+    return {
+        n: t.to(device, precision if t.is_floating_point() else None) if isinstance(t, Tensor) else t
+        for n, t in batch.items()
+    }

@@ -1,0 +1,232 @@
+"""Healing: a compressed model learns from the original, first block by block, then as a whole.
+
+Block by block, every block of the small model is given what the original's block was given, and shall put out the same:
+errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small model's
+predictions shall be the original's (KL divergence), on the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.compress.calibration import Batch
+from deadweight.compress.judge import called, judge, main_output
+from deadweight.compress.streaming import gathered
+from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
+from deadweight.slim.attention import Packing
+from deadweight.train.launch import make_accelerator
+from deadweight.train.state import load_state, save_state
+
+SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
+RATE = 2e-4  # of learning
+BLOCKWISE = 200  # steps, at most; of few, a quarter
+
+
+def heal_or_undo(
+    original: nn.Module,
+    compressed: nn.Module,
+    batches: Sequence[Batch],
+    steps: int,
+    *,
+    rate: float = RATE,
+    place: Path | None = None,
+    progress: Progress = silent,
+) -> tuple[str, ...]:
+    """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
+    own_weights(original, compressed)
+    kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
+    before = judge(original, compressed, batches[-1:]).error
+    healed(original, compressed, batches[:-1] or batches, steps, rate=rate, place=place, progress=progress)
+    after = judge(original, compressed, batches[-1:]).error
+    if after <= before:
+        return ()
+    compressed.load_state_dict(kept)
+    return (
+        f"healing for {steps} steps was undone: on a batch set aside the error rose from {before:.2e} to {after:.2e}; "
+        "it may take more steps, or more text",
+    )
+
+
+def healing_place(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
+    """Where healing keeps its state until it is done: beside OUT, and only for the same weights, text and settings."""
+    tensors = [*original.state_dict().values(), *(x for batch in batches for x in batch.values())]
+    sums = [(x.shape, float(x.double().sum())) for x in tensors if isinstance(x, Tensor)]
+    key = hashlib.sha256(repr((sums, settings)).encode()).hexdigest()[:12]
+    return target.with_name(f".{target.name}.healing-{key}")
+
+
+def healed(
+    original: nn.Module,
+    compressed: nn.Module,
+    batches: Sequence[Batch],
+    steps: int,
+    *,
+    rate: float = RATE,
+    seed: int = 0,
+    place: Path | None = None,
+    progress: Progress = silent,
+) -> None:
+    """Train the compressed model in place. What was done is kept in `place` until the end, to go on after a stop.
+
+    A stock model is trained as a whole, for its blocks may have heads of another size; what is zero there stays zero.
+    """
+    own_weights(original, compressed)
+    accelerator = make_accelerator()
+    stock = not any(isinstance(part, Packing) for part in compressed.modules())
+    blocks = repeated(compressed) if stock else blocks_of(compressed)
+    trained = [p for path in blocks for p in compressed.get_submodule(path).parameters()]
+    for p in compressed.parameters():
+        p.requires_grad_(False)
+    for p in trained:
+        p.requires_grad_(True)
+    fused = trained[0].is_cuda
+    held = [p != 0 for p in trained] if stock else []
+    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    first = 0 if place is None else load_state(place, compressed, optimizer)
+    saved = time.monotonic()
+    for step in range(first, steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * scheduled(step, steps)
+        batch = batch_of(batches, step, seed, accelerator)
+        loss = one_step(original, compressed, blocks, batch, not stock and step < min(BLOCKWISE, steps / 4))
+        if not math.isfinite(loss):
+            raise DeadweightError(
+                f"the loss of healing is {loss} at step {step}; expected a number: nothing is written"
+            )
+        for p in trained:
+            if p.grad is not None and accelerator.num_processes > 1:
+                p.grad = accelerator.reduce(p.grad, "mean")
+        for p, used in zip(trained, held, strict=False):
+            if p.grad is not None:
+                p.grad *= used
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        progress("healing", step + 1, steps)
+        if place is not None and (step + 1) % SAVE_EVERY == 0 and time.monotonic() - saved > SAVE_AFTER:
+            save_state(place, compressed, optimizer, step + 1, main=accelerator.is_main_process)
+            saved = time.monotonic()
+    if place is not None and accelerator.is_main_process:
+        shutil.rmtree(place, ignore_errors=True)
+    for p in compressed.parameters():
+        p.requires_grad_(True)
+
+
+def own_weights(original: nn.Module, compressed: nn.Module) -> None:
+    """Both models whole, and no weight of one that is the other's: only the second is to change."""
+    known = {p.data_ptr() for p in original.parameters()}
+    shared = {id(p) for p in compressed.parameters() if p.data_ptr() in known}
+    fresh: dict[int, nn.Parameter] = {}
+    for part in compressed.modules():
+        for name, p in part._parameters.items():
+            if p is not None and id(p) in shared:
+                part._parameters[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
+    gathered(original)
+    gathered(compressed)
+
+
+def scheduled(step: int, steps: int) -> float:
+    """Warm-up over a twentieth, then a cosine to a tenth."""
+    warm = max(1, steps // 20)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:
+    """The batch of a step and process, in an order that depends on nothing but the seed."""
+    number = step * accelerator.num_processes + accelerator.process_index
+    epoch, at = divmod(number, len(batches))
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed + epoch))
+    return batches[int(order[at])]
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """The repeated blocks that hold an attention, in their order."""
+    found: dict[str, None] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Packing):
+            block = re.match(r"(.*\.\d+)(?=\.)", path)
+            found[block[1] if block else path.rpartition(".")[0]] = None
+    return list(found)
+
+
+def repeated(model: nn.Module) -> list[str]:
+    """The members of the model's longest list of modules."""
+    lists = {path: len(part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    if not lists:
+        raise DeadweightError("found no list of blocks to heal; expected one (or leave out --heal)")
+    longest = max(lists, key=lambda path: lists[path])
+    return [f"{longest}.{i}" for i in range(lists[longest])]
+
+
+def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch, blockwise: bool) -> float:
+    """Gradients of one batch; the loss."""
+    device = next(compressed.parameters()).device
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        return by_blocks(original, compressed, blocks, batch) if blockwise else as_a_whole(original, compressed, batch)
+
+
+def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> float:
+    with torch.no_grad():
+        goal, logits = main_output(called(original, batch))
+    found, _ = main_output(called(compressed, batch))
+    if logits:
+        a, b = goal.float().log_softmax(-1), found.float().log_softmax(-1)
+        loss = (a.exp() * (a - b)).sum(-1).mean()
+    else:
+        loss = relative(found, goal)
+    loss.backward()
+    return float(loss.detach())
+
+
+def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch) -> float:
+    """Each block against the original's on the original's inputs, one at a time."""
+    with torch.no_grad(), calls(original, blocks) as seen:
+        called(original, batch)
+    total = 0.0
+    for path in blocks:
+        args, kwargs, goal = seen[path]
+        loss = relative(first_tensor(compressed.get_submodule(path)(*args, **kwargs)), goal)
+        loss.backward()
+        total += float(loss.detach())
+    return total / len(blocks)
+
+
+def relative(found: Tensor, goal: Tensor) -> Tensor:
+    return (found.float() - goal.float()).pow(2).mean() / goal.float().pow(2).mean().clamp(min=1e-12)
+
+
+def first_tensor(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@contextmanager
+def calls(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What every block was called with, and what it put out."""
+    seen: dict[str, Any] = {}
+
+    def watch(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen[path] = (args, kwargs, first_tensor(output))
+
+        return hook
+
+    hooks = [model.get_submodule(p).register_forward_hook(watch(p), with_kwargs=True) for p in paths]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,74 @@
+"""Original and compressed model on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deadweight.compress.calibration import Batch
+from deadweight.compress.result import Judgement
+from deadweight.errors import DeadweightError
+
+AT_A_TIME = 256  # tokens: distributions over all words are large
+NONE = -100  # no next token
+
+
+@torch.no_grad()
+def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement:
+    """Divergence, and where the next token is predicted the losses of both."""
+    causal = hasattr(original, "generate") and not getattr(original.config, "is_encoder_decoder", False)
+    sums = torch.zeros(4, dtype=torch.float64)
+    tokens = predicted = 0
+    logits = False
+    for batch in batches:
+        first, logits = main_output(called(original, batch))
+        second, _ = main_output(called(compressed, batch))
+        goal = None
+        if logits and causal and "input_ids" in batch:
+            goal = F.pad(batch["input_ids"][:, 1:], (0, 1), value=NONE).flatten()
+            predicted += int((goal != NONE).sum())
+        tokens += first[..., 0].numel()
+        for at in torch.arange(first[..., 0].numel(), device=first.device).split(AT_A_TIME):
+            a, b = first.flatten(0, -2)[at].float(), second.flatten(0, -2)[at].float()
+            if not logits:
+                sums[0] += float(((a - b).pow(2).sum(-1) / a.pow(2).sum(-1).clamp(min=1e-30)).sum())
+                sums[3] += float(F.cosine_similarity(a, b, dim=-1).sum())
+                continue
+            a, b = a.log_softmax(-1), b.log_softmax(-1)
+            sums[0] += float((a.exp() * (a - b)).sum())
+            if goal is not None:
+                sums[1] += float(F.nll_loss(a, goal[at], ignore_index=NONE, reduction="sum"))
+                sums[2] += float(F.nll_loss(b, goal[at], ignore_index=NONE, reduction="sum"))
+    error, before, after, cosine = sums.tolist()
+    return Judgement(
+        tokens,
+        error / tokens,
+        "kl" if logits else "relative squared error",
+        before / predicted if predicted else None,
+        after / predicted if predicted else None,
+        None if logits else cosine / tokens,
+    )
+
+
+def called(model: Any, batch: Batch, *, words: bool = True) -> Any:
+    """The model's output; a decoder keeps no cache for it. Without `words`, logits are left out where that is known."""
+    how: dict[str, Any] = {"use_cache": False} if hasattr(model, "generate") else {}
+    if not words and "logits_to_keep" in signature(model.forward).parameters:
+        how["logits_to_keep"] = 1
+    return model(**batch, **how)
+
+
+def main_output(output: Any) -> tuple[Tensor, bool]:
+    """The output that counts: logits where there are some (True), else the last hidden state."""
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := getattr(output, name, None), Tensor):
+            return found, name == "logits"
+    raise DeadweightError(
+        f"found a {type(output).__name__} as the model's output; expected logits or a last hidden state, by which a "
+        "smaller model can be judged"
+    )

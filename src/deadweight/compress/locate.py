@@ -1,0 +1,325 @@
+"""Where every head's queries, keys, values and outputs are made: found by running the model, for any layout of weights.
+
+What an attention is given is compared, number by number, with what the linear layers before it put out: a view, a
+transposition, a split of fused projections or a constant factor leaves each number recognisable. Rotary positions turn
+it, but not at position 0; how they turn the rest is solved for at a far position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.compress.observe import Attend, observing
+from deadweight.compress.streaming import device_of, float_of
+from deadweight.errors import DeadweightError
+from deadweight.save.layout import is_linear
+from deadweight.source.inputs import Inputs
+from deadweight.source.model import Source
+from deadweight.source.text import printable
+
+FEWEST, MOST = 12, 64  # examples; two numbers are taken for the same if they agree in all of them
+ANGLE = 1e-3  # radians at the farthest position: what turns less than this stands still
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a linear layer that make up the heads: row = places[head, place], times a factor."""
+
+    module: str
+    places: Tensor  # (heads, size)
+    factor: Tensor  # (heads, size): what attention sees, divided by the row's own output
+
+
+@dataclass(frozen=True)
+class Heads:
+    """One attention: how many heads of what size, and which weights make them.
+
+    A side without rows is made in another way (behind a norm, say); `output` is the linear layer that reads the
+    concatenated outputs. `planes` are the pairs of places that positions turn together; the other places are still.
+    """
+
+    path: str
+    heads: int
+    key_heads: int
+    d_qk: int
+    d_v: int
+    query: Rows | None
+    key: Rows | None
+    value: Rows | None
+    output: str | None
+    planes: tuple[tuple[int, int], ...]
+    blind: str | None = None  # why nothing can be said about queries and keys
+
+    @property
+    def groups(self) -> int:
+        return self.heads // self.key_heads
+
+    @property
+    def makers(self) -> tuple[str, ...]:
+        """The linear layers that make the heads."""
+        return tuple(dict.fromkeys(side.module for side in (self.query, self.key, self.value) if side is not None))
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Those that make and read them."""
+        return self.makers if self.output is None else (*self.makers, self.output)
+
+    @property
+    def still(self) -> tuple[int, ...]:
+        turned = {place for plane in self.planes for place in plane}
+        return tuple(i for i in range(self.d_qk) if i not in turned)
+
+
+@dataclass
+class Seen:
+    """What passed one attention in one run, on the CPU."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    layers: dict[str, Tensor]  # outputs of the layers since the attention before
+    reader: str | None = None
+
+
+@dataclass
+class Run:
+    """The attentions of one run in their order, with the layers around them."""
+
+    seen: dict[str, Seen] = field(default_factory=dict)
+    layers: dict[str, Tensor] = field(default_factory=dict)
+    last: Seen | None = None
+
+    def __call__(
+        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
+    ) -> Tensor:
+        out = attend(query, key, value)
+        self.last = Seen(query.cpu(), key.cpu(), value.cpu(), out.cpu(), self.layers)
+        self.seen.setdefault(path, self.last)
+        self.layers = {}
+        return out
+
+    def before(self, name: str, value: Any) -> None:
+        if self.last is not None and self.last.reader is None and isinstance(value, Tensor):
+            flat = self.last.out.transpose(1, 2).flatten(2)
+            if value.numel() == flat.numel() and torch.equal(value.cpu().reshape(flat.shape), flat):
+                self.last.reader = name
+
+    def after(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.ndim >= 2:
+            self.layers[name] = value.cpu()
+
+
+def locate(source: Source) -> tuple[Heads, ...]:
+    """Every attention of the model, in the order in which they are reached."""
+    near = runs(source, far=False)
+    if not near[0].seen:
+        raise DeadweightError(
+            f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
+            "expected one: there are no heads to look at"
+        )
+    far = runs(source, far=True)
+    return tuple(heads_of(path, source.module, near, far) for path in near[0].seen)
+
+
+def runs(source: Source, *, far: bool) -> list[Run]:
+    """The model on examples drawn at random, as many as are needed; those of words alone in one batch."""
+    generator = torch.Generator().manual_seed(0)
+    found = [one_run(source, *source.inputs.draw(generator), far=far)]
+    drawn = [source.inputs.draw(generator) for _ in range(enough(found[0]) - 1)]
+    tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
+    if not source.inputs.args and tensors == ["input_ids"]:
+        together = torch.cat([kwargs["input_ids"] for _, kwargs in drawn])
+        drawn = [((), {**source.inputs.kwargs, "input_ids": together})]
+    return found + [one_run(source, *example, far=far) for example in drawn]
+
+
+@torch.no_grad()
+def one_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool) -> Run:
+    run = Run()
+    args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
+    kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
+    try:
+        with observing(source.module, run), watching(source.module, run):
+            source.module(*args, **kwargs)
+    except NotImplementedError as error:
+        raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
+    return run
+
+
+def enough(run: Run) -> int:
+    """How many examples give, for every attention, twice as many vectors as a head has dimensions."""
+    needed = [-(-2 * s.query.shape[-1] // (s.query.shape[0] * s.query.shape[1])) for s in run.seen.values()]
+    return min(MOST, max([FEWEST, *needed]))
+
+
+def far_positions(source: Source, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Positions at the end of what the model can take, for models that count tokens by rotary positions."""
+    longest = getattr(source.config, "max_position_embeddings", None)
+    ids = kwargs.get("input_ids")
+    rotary = getattr(source.config, "rope_parameters", None) or getattr(source.config, "positions", None) == "rotary"
+    if not rotary or longest is None or ids is None:
+        return {}
+    last = torch.arange(longest - ids.shape[1], longest, device=ids.device)
+    return {"position_ids": last.expand(ids.shape[0], -1)}
+
+
+@contextmanager
+def watching(model: nn.Module, run: Run) -> Iterator[None]:
+    """Tell a run what goes into and comes out of every layer that has no layers inside."""
+    hooks = []
+    for name, module in model.named_modules():
+        if any(True for _ in module.children()):
+            continue
+        hooks.append(module.register_forward_hook(lambda m, a, out, name=name: run.after(name, out)))
+        if is_linear(module):
+            hooks.append(module.register_forward_pre_hook(lambda m, a, name=name: run.before(name, a[0])))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def heads_of(path: str, model: nn.Module, near: list[Run], far: list[Run]) -> Heads:
+    first = near[0].seen[path]
+    heads, key_heads = first.query.shape[1], first.key.shape[1]
+    sides = {side: traced(side, path, model, near) for side in ("query", "key", "value")}
+    planes: tuple[tuple[int, int], ...] = ()
+    blind: str | None = None
+    query = sides["query"]
+    if query is None:
+        blind = "what makes the queries is not a layer whose output can be recognised"
+    elif not still_everywhere(query, "query", path, near):
+        planes, blind = planes_of(query, path, far)
+    rows = {
+        side: found if found is not None and is_linear(model.get_submodule(found.module)) else None
+        for side, found in sides.items()
+    }
+    return Heads(
+        path,
+        heads,
+        key_heads,
+        first.query.shape[-1],
+        first.value.shape[-1],
+        rows["query"],
+        rows["key"],
+        rows["value"],
+        first.reader,
+        planes,
+        blind,
+    )
+
+
+def flat(states: Tensor) -> Tensor:
+    """(b, h, t, d) as (b, t, h·d)."""
+    return states.transpose(1, 2).flatten(2)
+
+
+def as_rows(output: Tensor, like: Tensor) -> Tensor | None:
+    """A layer's output as (b, t, rows) where it has one row per token of these states."""
+    if output.shape == like.shape:
+        return flat(output)
+    batch, tokens = like.shape[0], like.shape[2]
+    return output.reshape(batch, tokens, -1) if output.numel() % (batch * tokens) == 0 else None
+
+
+def traced(side: str, path: str, model: nn.Module, found: list[Run]) -> Rows | None:
+    """The layer among those before an attention whose rows are one side of its heads.
+
+    They are compared at all tokens, or at the first, which rotary positions do not turn.
+    """
+    states = [getattr(run.seen[path], side) for run in found]
+    heads, size = states[0].shape[1], states[0].shape[-1]
+    layers = list(reversed(found[0].seen[path].layers))
+    layers.sort(key=lambda name: not is_linear(model.get_submodule(name)))  # linear ones first
+    for tokens in (slice(None), slice(0, 1)):
+        target = torch.cat([flat(s)[:, tokens].flatten(0, 1) for s in states]).double()
+        if float(target.std(0).max()) <= 1e-6 * float(target.abs().max()):
+            continue  # the same in every example, as an image's first token is: everything would be like everything
+        for name in layers:
+            seen = [as_rows(run.seen[path].layers[name], s) for run, s in zip(found, states, strict=True)]
+            outputs = [o[:, tokens].flatten(0, 1) for o in seen if o is not None]
+            if len(outputs) < len(seen) or outputs[0].shape[-1] < heads * size:
+                continue
+            if (matched := match(target, torch.cat(outputs).double(), float_of(model))) is not None:
+                return Rows(name, matched[0].view(heads, size), matched[1].view(heads, size))
+    return None
+
+
+def match(target: Tensor, rows: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """For every column of the target the column of rows that it is a positive multiple of, and the factor."""
+    tolerance = 20 * torch.finfo(precision).eps
+    a, b = target / target.norm(dim=0).clamp(min=1e-300), rows / rows.norm(dim=0).clamp(min=1e-300)
+    places = one_to_one((a.T @ b) > 1 - tolerance)
+    if places is None:
+        return None
+    factor = target.norm(dim=0) / rows[:, places].norm(dim=0)
+    near_one = (factor - 1).abs() < tolerance
+    return places, torch.where(near_one, torch.ones_like(factor), factor)
+
+
+def one_to_one(alike: Tensor) -> Tensor | None:
+    """For every row a column that is like it, none of them twice; rows that are copies of each other take turns."""
+    places = alike.int().argmax(1)
+    if not bool(alike.any(1).all()):
+        return None
+    if len(set(places.tolist())) == len(places):
+        return places
+    taken: set[int] = set()
+    found = []
+    for row in alike:
+        free = next((c for c in row.nonzero().flatten().tolist() if c not in taken), None)
+        if free is None:
+            return None
+        taken.add(free)
+        found.append(free)
+    return torch.tensor(found)
+
+
+def before_turning(rows: Rows, side: str, path: str, run: Run) -> tuple[Tensor, Tensor]:
+    """One side's numbers before and after positions turned them, each (b, t, heads, size)."""
+    seen = run.seen[path]
+    after = getattr(seen, side)
+    output = as_rows(seen.layers[rows.module], after)
+    assert output is not None
+    before = output[..., rows.places.flatten()].unflatten(-1, rows.places.shape) * rows.factor.to(output)
+    return before.double(), after.transpose(1, 2).double()
+
+
+def still_everywhere(rows: Rows, side: str, path: str, found: list[Run]) -> bool:
+    for run in found:
+        before, after = before_turning(rows, side, path, run)
+        scale = float(after.abs().max()) or 1.0
+        if float((before - after).abs().max()) > 1e-3 * scale:
+            return False
+    return True
+
+
+def planes_of(rows: Rows, path: str, found: list[Run]) -> tuple[tuple[tuple[int, int], ...], str | None]:
+    """The pairs of places that a far position turns together, from the linear map between before and after.
+
+    Two positions are looked at: one may be a whole number of half turns of some plane.
+    """
+    pairs = [before_turning(rows, "query", path, run) for run in found]
+    size = rows.places.shape[1]
+    partners = torch.zeros(size, size, dtype=torch.bool)
+    for position in (-1, -2):
+        before = torch.cat([b[:, position].flatten(0, 1) for b, _ in pairs])  # samples × size
+        after = torch.cat([a[:, position].flatten(0, 1) for _, a in pairs])
+        if before.shape[0] < size + 8:
+            return (), "there are too few examples to see how positions turn its heads"
+        turn = torch.linalg.lstsq(before, after).solution.T  # after = turn · before
+        error = float((before @ turn.T - after).norm() / after.norm().clamp(min=1e-300))
+        if error > 1e-2:
+            return (), "positions change its heads in a way that is not linear"
+        partners |= (turn.abs() > ANGLE) & ~torch.eye(size, dtype=torch.bool)
+    if int(partners.sum(1).max()) > 1 or not bool((partners == partners.T).all()):
+        return (), "positions turn its heads in a way that is no rotation of planes"
+    return tuple((i, j) for i, j in partners.nonzero().tolist() if i < j), None

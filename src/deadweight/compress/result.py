@@ -1,0 +1,57 @@
+"""What a compression did, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import nn
+
+from deadweight.compress.truncate import Kept
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Original and compressed model side by side on inputs that neither measuring nor healing has seen."""
+
+    tokens: int
+    error: float  # KL divergence in nats per token, or the relative squared error of hidden states
+    what: Literal["kl", "relative squared error"]
+    loss_before: float | None = None  # nats per token, where the next token is predicted
+    loss_after: float | None = None
+    cosine: float | None = None  # between hidden states, where there are no logits
+
+    @property
+    def increase(self) -> float:
+        """By how much the loss rose; where there is none, the error."""
+        if self.loss_before is None or self.loss_after is None:
+            return self.error
+        return self.loss_after - self.loss_before
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One model, compressed."""
+
+    model: str
+    layout: str
+    what: str  # kv or attention: what the budget is about
+    share: float  # of it that is kept
+    kept: dict[str, Kept]  # by attention
+    head_sizes: dict[str, int]  # of the original, by attention
+    kv_before: int  # numbers per token
+    kv_after: int
+    parameters_before: int
+    parameters_after: int
+    predicted: float
+    judgement: Judgement
+    tokens: int  # calibrated on
+    notes: tuple[str, ...] = ()
+    left_alone: dict[str, str] = field(default_factory=dict)  # attentions that could not be cut everywhere, and why
+    module: nn.Module | None = None
+    asked: float | None = None  # the share that was asked for; None: the largest loss was, or nothing
+    judgement_before_healing: Judgement | None = None
+    healed: int = 0  # steps, of what was kept
+    seconds_healing: float = 0.0
+    seconds: float = 0.0
+    seconds_forward: float = 0.0  # what plain forward passes over the calibration inputs take

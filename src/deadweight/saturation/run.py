@@ -1,0 +1,196 @@
+"""How far the softmax of every head saturates: the norm of its Jacobian by context length, measured on a text.
+
+A causal model reads windows of the longest length once: its row at position n − 1 is a row of n keys. Other models read
+the beginning of each window again for every length, with the special tokens at its ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.compress.calibration import EMBEDDED, edges, token_windows, tokenizer_for
+from deadweight.compress.observe import Observer, observing
+from deadweight.compress.streaming import device_of
+from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
+from deadweight.saturation.rows import Causality, Rows, drawn_places
+from deadweight.saturation.slopes import FEWEST, Layer, factors, layer_of
+from deadweight.source.model import Source, open_complete
+from deadweight.source.text import printable, reason
+
+SHORTEST, USUAL = 4, 1024  # keys of a row: the least, and the most unless asked for more
+AT_A_TIME = 4096  # tokens of windows that are read together
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Every layer and head of a model on a text."""
+
+    model: str
+    text: str
+    lengths: tuple[int, ...]
+    windows: int
+    rows: int  # at most, of each window for each length
+    seed: int
+    layers: tuple[Layer, ...]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def factors(self) -> tuple[float, ...]:
+        return factors(self.layers)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Token windows of one length in batches, and the places looked at in them, for each length that they serve."""
+
+    batches: tuple[dict[str, Tensor], ...]
+    places: dict[int, Tensor]
+
+
+def saturation(
+    model: Any,
+    text: str = "embedded",
+    *,
+    length: int | None = None,
+    windows: int = 8,
+    rows: int = 16,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+) -> Saturation:
+    """Measure the softmax of every head at lengths 4, 8, … up to `length` (default: 1024, or the model's context).
+
+    `windows` of the text are read, and of each at most `rows` rows are looked at for every length.
+    """
+    source = open_complete(model, trust_remote_code=trust_remote_code)
+    causal = probed(source)
+    lengths = lengths_up_to(length or usual_length(source))
+    check_counts(windows, rows)
+    ids = token_windows(source, model, text, windows, lengths[-1])
+    plan = readings(source, model, ids, lengths, rows, seed, causal=causal)
+    if torch.cuda.is_available():
+        source.module.to("cuda")
+    found = measured(source, plan, causal, progress)
+    layers = tuple(layer_of(path, {n: torch.cat(parts) for n, parts in by.items()}) for path, by in found.items())
+    notes = noted(text, windows, ids, layers)
+    return Saturation(source.name, text, lengths, len(ids), rows, seed, layers, notes)
+
+
+def noted(text: str, windows: int, ids: Tensor, layers: tuple[Layer, ...]) -> tuple[str, ...]:
+    notes = [EMBEDDED.replace("calibrated", "measured")] if text == "embedded" else []
+    if len(ids) < windows:
+        notes.append(f"the text gives {len(ids)} windows of {ids.shape[1]:,} tokens, not {windows}")
+    near = [i for i, layer in enumerate(layers) if layer.heads[0].by_length[-1].length < ids.shape[1]]
+    if near:
+        sizes = {layers[i].heads[0].by_length[-1].length for i in near}
+        named = ", ".join(map(str, near))
+        notes.append(f"a sliding window in layer {named}: rows of at most {max(sizes):,} keys stand for the longest")
+    return tuple(notes)
+
+
+def probed(source: Source) -> bool:
+    """Whether the model is causal; an error if there is nothing to look at."""
+    if "input_ids" not in source.kwargs:
+        raise DeadweightError(
+            f"{printable(source.name)} reads no tokens; expected a model of text, which can be read at many lengths"
+        )
+    found = Causality()
+    run(source, found, source.kwargs)
+    if not found.paths:
+        raise DeadweightError(
+            f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
+            "expected one: there are no heads to look at"
+        )
+    return found.causal
+
+
+@torch.no_grad()
+def run(source: Source, observer: Observer, kwargs: dict[str, Any]) -> None:
+    """The model on one batch, watched, without logits that nobody reads."""
+    accepted = inspect.signature(source.module.forward).parameters
+    fewer = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+    try:
+        with observing(source.module, observer):
+            source.module(**kwargs, **fewer)
+    except NotImplementedError as error:
+        raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
+    except (IndexError, RuntimeError) as error:
+        size = kwargs["input_ids"].shape[1]
+        raise DeadweightError(
+            f"{printable(source.name)} does not run on windows of {size:,} tokens ({reason(error)}); expected one that "
+            "does: try a smaller --length"
+        ) from error
+
+
+def usual_length(source: Source) -> int:
+    """The largest power of two within the context."""
+    context = int(getattr(source.config, "max_position_embeddings", None) or 512)
+    return 1 << (min(USUAL, context).bit_length() - 1)
+
+
+def lengths_up_to(longest: int) -> tuple[int, ...]:
+    if longest < SHORTEST << (FEWEST - 1):
+        raise DeadweightError(
+            f"found {longest} as the longest length; expected {SHORTEST << (FEWEST - 1)} or more: a slope needs "
+            f"{FEWEST} lengths, and the first is {SHORTEST}"
+        )
+    powers = [SHORTEST << i for i in range((longest // SHORTEST).bit_length())]
+    return (*powers, *([longest] if longest != powers[-1] else []))
+
+
+def check_counts(windows: int, rows: int) -> None:
+    if windows < 2:
+        raise DeadweightError(f"found {windows} windows; expected two or more: their spread gives the standard error")
+    if rows < 1:
+        raise DeadweightError(f"found {rows} rows for each length; expected one or more")
+
+
+def readings(
+    source: Source, spec: str | Path, ids: Tensor, lengths: tuple[int, ...], rows: int, seed: int, *, causal: bool
+) -> tuple[Reading, ...]:
+    """What is read: long windows once, or the beginning of each for every length."""
+    places = {n: drawn_places(n, rows, seed, causal=causal) for n in lengths}
+    if causal:
+        return (Reading(batches(source, ids), places),)
+    tail = len(edges(source, tokenizer_for(source, spec)[0])[1])
+    longest = ids.shape[1]
+    short = {n: torch.cat([ids[:, : n - tail], ids[:, longest - tail :]], 1) for n in lengths}
+    return tuple(Reading(batches(source, short[n]), {n: places[n]}) for n in lengths)
+
+
+def batches(source: Source, ids: Tensor) -> tuple[dict[str, Tensor], ...]:
+    parts = ids.split(max(1, AT_A_TIME // ids.shape[1]))
+    both = bool(getattr(source.config, "is_encoder_decoder", False))
+    return tuple({"input_ids": p} | ({"decoder_input_ids": p} if both else {}) for p in parts)
+
+
+def measured(
+    source: Source, plan: tuple[Reading, ...], causal: bool, progress: Progress
+) -> dict[str, dict[int, list[Tensor]]]:
+    """The rows of every attention, by length."""
+    total = sum(len(reading.batches) for reading in plan)
+    found: dict[str, dict[int, list[Tensor]]] = {}
+    for done, (reading, batch) in enumerate(each(plan)):
+        progress("reading", done, total)
+        rows = Rows(reading.places, causal=causal)
+        run(source, rows, {name: t.to(device_of(source.module)) for name, t in batch.items()})
+        for path, by_length in rows.found.items():
+            for length, parts in by_length.items():
+                found.setdefault(path, {}).setdefault(length, []).extend(parts)
+    progress("reading", total, total)
+    return found
+
+
+def each(plan: tuple[Reading, ...]) -> Iterator[tuple[Reading, dict[str, Tensor]]]:
+    for reading in plan:
+        for batch in reading.batches:
+            yield reading, batch
