@@ -1,1 +1,1 @@
-"""Smaller attention heads and caches: which dimensions matter is measured on text, the rest is cut, the loss is judged."""
+"""Smaller attention heads and caches: what matters is measured on text, the rest is cut, and the loss is judged."""
