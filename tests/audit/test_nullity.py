@@ -94,3 +94,28 @@ def test_a_relu_network_is_seen_on_enough_inputs_to_close_its_account() -> None:
     network = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
     counted = deadweight.audit(network, noise(40, 6).float(), complete=True).completeness
     assert counted is not None and counted.measured == counted.explained == 24
+
+
+class Chooser(nn.Module):
+    """Two of four experts by score; the bias is added for the choice alone, or to the weights too."""
+
+    def __init__(self, *, weighs: bool) -> None:
+        super().__init__()
+        self.score, self.weighs = nn.Linear(6, 4, bias=False), weighs
+        self.bias, self.spare = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.experts = nn.Parameter(torch.randn(4, 6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.sigmoid(self.score(x) + (0.1 * self.bias if self.weighs else 0.0))
+        chosen = (scores + 0.1 * self.bias).topk(2, -1).indices
+        weights = scores * torch.zeros_like(scores).scatter(-1, chosen, 1.0)
+        return torch.tanh(torch.einsum("be,bi,eio->bo", weights, x, self.experts))
+
+
+@pytest.mark.parametrize("weighs", [False, True])
+def test_a_parameter_that_only_chooses_is_neither_live_nor_redundant(weighs: bool) -> None:
+    found = deadweight.audit(Chooser(weighs=weighs), noise(20, 6).float(), complete=True)
+    counted = found.completeness
+    assert counted is not None and counted.measured == counted.explained == 4  # `spare` is not read at all
+    assert counted.parameters == 24 + 4 + 72 + (4 if weighs else 0)
+    assert not any(u.parameter == "bias" and "no gradient" in u.why for u in found.unknown)

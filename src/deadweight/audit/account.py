@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.finding import Completeness
-from deadweight.audit.jacobian import Draw, Rows, refuse_none
+from deadweight.audit.jacobian import Draw, Rows, choosers, refuse_none
 from deadweight.audit.nullity import largest_singular, unexplained_directions
 from deadweight.graph.node import Graph
 from deadweight.laws.claim import Claim
@@ -43,7 +43,8 @@ class Account:
 
 def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 3000) -> Account:
     """Measure the nullity, and the rank of what the claims explain of it."""
-    order = sorted(n for n in graph.parameters if values[n].is_floating_point())
+    floats = [n for n in graph.parameters if values[n].is_floating_point()]
+    order = sorted(set(floats) - choosers(graph, values, draw(0), floats))
     rows = Rows(graph, values, draw, order, most_inputs)
     point = Point(graph, values, draw(0))
     unsound, spans = tried(claims, point, rows)

@@ -71,6 +71,21 @@ def mixed_rows(rows: Rows, seed: int, most: int) -> Float64[Tensor, "rows p"]:
     return found.masked_fill(silent.unsqueeze(1), 0.0)[torch.isfinite(found).all(1)]
 
 
+def choosers(graph: Graph, values: Values, inputs: Values, names: list[str]) -> set[str]:
+    """Parameters that decide (which experts are chosen, what is masked) and do nothing else.
+
+    No derivative leads from the outputs to them, though they are read: that says nothing about them. They are no part of
+    the account.
+    """
+    leaves = {name: values[name].detach().clone().requires_grad_() for name in names if name in graph.live}
+    real = [out for out in real_outputs(evaluate(graph, {**values, **leaves}, inputs)) if out.requires_grad]
+    if not real or not leaves:
+        return set()
+    total = torch.stack([out.sum() for out in real]).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {name for name, grad in zip(leaves, grads, strict=True) if grad is None}
+
+
 def gradients_of(flat: Tensor, leaves: Values, sums: Tensor) -> Float64[Tensor, "rows p"]:
     """One row per sum; a parameter that no output reads has zeros."""
     grads = torch.autograd.grad(
