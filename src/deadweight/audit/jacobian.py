@@ -74,8 +74,8 @@ def mixed_rows(rows: Rows, seed: int, most: int) -> Float64[Tensor, "rows p"]:
 def choosers(graph: Graph, values: Values, inputs: Values, names: list[str]) -> set[str]:
     """Parameters that decide (which experts are chosen, what is masked) and do nothing else.
 
-    No derivative leads from the outputs to them, though they are read: that says nothing about them. They are no part of
-    the account.
+    No derivative leads from the outputs to them, though they are read: that says nothing about them, and the account
+    leaves them out.
     """
     leaves = {name: values[name].detach().clone().requires_grad_() for name in names if name in graph.live}
     real = [out for out in real_outputs(evaluate(graph, {**values, **leaves}, inputs)) if out.requires_grad]
