@@ -50,8 +50,8 @@ from deadweight.compress.run import empty_moments, opened
 from deadweight.compress.truncate import Spaces
 from deadweight.report.study import circumstances, show
 from deadweight.source.model import Source
+from deadweight.source.plain_text import read_text
 from deadweight.source.tokens import encoded, tokenizer_of
-from deadweight.train.data import read_text
 
 What = Literal["kv", "attention"]
 SHARES = {"kv": (0.5, 0.75, 0.9, 0.625), "attention": (0.5,)}  # in the order in which they are run
@@ -219,7 +219,7 @@ def loss_on(model: Any, ids: Tensor, batch: int = 2) -> float:
 
 def tokens_to_judge(source: Source, spec: str, text: str, tokens: int) -> Tensor:
     tokenizer, vocabulary = tokenizer_for(source, spec)
-    ids = encoded(read_text(text, lambda _: None), tokenizer, vocabulary, source.name)
+    ids = encoded(read_text(text), tokenizer, vocabulary, source.name)
     whole = min(tokens, len(ids) - 1) // WINDOW * WINDOW
     if whole == 0:
         raise typer.BadParameter(f"found {min(tokens, len(ids)):,} tokens to judge by; expected a window of {WINDOW}")
@@ -228,7 +228,7 @@ def tokens_to_judge(source: Source, spec: str, text: str, tokens: int) -> Tensor
 
 def sentences(text: str, count: int) -> list[str]:
     """The first paragraphs of a text that are no headings and of more than a few words."""
-    lines = [line.strip() for line in read_text(text, lambda _: None).decode("utf-8").splitlines()]
+    lines = [line.strip() for line in read_text(text).decode("utf-8").splitlines()]
     return [line for line in lines if not line.startswith("=") and len(line.split()) > 4][:count]
 
 

@@ -171,7 +171,7 @@ def ours(shape: Shape, query: str, text: Path, steps: int, place: Path) -> Any:
 def measure(
     names: list[str], rivals: list[str], checkout: Path, text: str, steps: int, device: str, keep: Callable[[Row], None]
 ) -> None:
-    from deadweight.train.data import read_text
+    from deadweight.source.plain_text import read_text
 
     read = read_text(text, print)[: 2 << 20]
     with tempfile.TemporaryDirectory() as folder:

@@ -23,7 +23,7 @@ import numpy as np
 
 from deadweight.errors import DeadweightError
 from deadweight.report.study import circumstances
-from deadweight.train.data import check_text, read_text
+from deadweight.source.plain_text import check_text, read_text
 from deadweight.train.ensemble import Member
 from deadweight.train.repeated import Outcome
 from deadweight.train.settings import Train

@@ -36,7 +36,7 @@ from s2_pages import draw, open_points, section
 
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
-from deadweight.train.data import check_text, read_text
+from deadweight.source.plain_text import check_text, read_text
 from deadweight.train.ensemble import Member, train_together
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM

@@ -15,8 +15,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from deadweight.errors import DeadweightError
+from deadweight.source.plain_text import read_text
 from deadweight.train import data as package
-from deadweight.train.data import batch, prepare, read_text, windows
+from deadweight.train.data import batch, prepare, windows
 from deadweight.train.settings import Data
 from deadweight.train.tokenizer import byte_tokenizer, save_tokenizer
 

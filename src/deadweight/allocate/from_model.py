@@ -36,7 +36,7 @@ def measure_model(
 ) -> Profile:
     """Mean attention by lag over the first `layers` layers (a third of them by default) on a text."""
     from deadweight.evaluate.run import Subject
-    from deadweight.train.data import check_text, read_text
+    from deadweight.source.plain_text import check_text, read_text
 
     subject = Subject.open(model, {}, say)
     if lags >= subject.context:

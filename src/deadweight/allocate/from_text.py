@@ -51,7 +51,8 @@ def measure_text(text: str, lags: int, *, tokenizer: str = "bytes", say: Progres
 
 
 def read_tokens(text: str, tokenizer: str, say: Progress) -> Tokens:
-    from deadweight.train.data import boundary, check_text, read_text, tokenizer_for
+    from deadweight.source.plain_text import boundary, check_text, read_text
+    from deadweight.train.data import tokenizer_for
 
     read = read_text(text, say)
     check_text(read, text)

@@ -13,6 +13,7 @@ import typer
 from deadweight.cli.options import Json
 from deadweight.cli.screen import JsonReport, counting_bar, plain
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
 from deadweight.report.terminal import make_console
 
 START = {"d_model": 128, "n_layers": 4, "heads": 4, "context": 128}  # learns something in two minutes on a laptop
@@ -136,13 +137,13 @@ def parsed(setting: str) -> tuple[str, Any]:
 
 
 @contextmanager
-def training_bar(steps: int) -> Iterator[tuple[Callable[[Any], None], Callable[[str], None]]]:
+def training_bar(steps: int) -> Iterator[tuple[Callable[[Any], None], Progress]]:
     """Loss, speed and time left, on standard error; one line per measurement where nobody is looking."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield (
             (lambda update: console.print(line(update), markup=False, highlight=False, soft_wrap=True)),
-            lambda _: None,
+            silent,
         )
         return
     with counting_bar(console) as bar:
@@ -153,7 +154,10 @@ def training_bar(steps: int) -> Iterator[tuple[Callable[[Any], None], Callable[[
             if update.valid_loss is not None:
                 bar.console.print(line(update), markup=False, highlight=False)
 
-        yield tell, lambda message: bar.update(task, description=message)
+        def say(stage: str, done: int = 0, total: int = 0, /) -> None:
+            bar.update(task, description=stage)
+
+        yield tell, say
 
 
 def line(update: Any) -> str:

@@ -15,9 +15,9 @@ from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source
+from deadweight.source.plain_text import check_text, read_text
 from deadweight.source.text import printable, reason
 from deadweight.source.tokens import first_tokens, tokenizer_of
-from deadweight.train.data import check_text, read_text
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
 RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors), or the measurement means little"
@@ -99,7 +99,7 @@ def split(batches: Sequence[Batch], held: float, notes: tuple[str, ...] = ()) ->
 
 def token_windows(source: Source, spec: Any, text: str, windows: int, length: int | None) -> Tensor:
     """The first windows of a text, (windows, length); an encoder's begin and end as its tokenizer has it."""
-    read = read_text(text, lambda _: None)
+    read = read_text(text)
     check_text(read, text)
     tokenizer, vocabulary = tokenizer_for(source, spec)
     longest = getattr(source.config, "max_position_embeddings", None) or 512

@@ -36,9 +36,9 @@ from deadweight.slim.format import SlimSpec
 from deadweight.slim.load import is_slim, slim_class
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source, open_complete
+from deadweight.source.plain_text import check_text, read_text
 from deadweight.source.text import printable, reason
 from deadweight.threads import threads_for
-from deadweight.train.data import check_text, read_text
 from deadweight.train.launch import first_process
 
 NOT_LATE = (
@@ -199,7 +199,7 @@ def expect_healing(steps: int, text: str | None, rate: float) -> None:
     if text is not None:
         if not steps:
             raise DeadweightError("found a text to heal on and no steps of healing; expected --heal STEPS")
-        check_text(read_text(text, lambda _: None), text)
+        check_text(read_text(text), text)
 
 
 def expect_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
+from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.text import printable
 from deadweight.source.tokens import encoded, tokenizer_of
-from deadweight.train.data import boundary, check_text, read_text
 
 LONGEST = 1024  # tokens in a window, unless asked for more
 DECODED = 64  # tokens that are generated to time it

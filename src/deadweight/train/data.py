@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import json
-import lzma
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -19,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deadweight import embedded
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
+from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.text import printable, reason
 from deadweight.train.settings import Data
 
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-TEXTS = (".txt", ".md", ".text")
 PIECE = 1 << 22  # characters that are tokenized at a time
 
 
@@ -59,7 +55,7 @@ def kind(vocabulary: int) -> Any:
     return np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
-def prepare(data: Data, cache: Path, *, context: int, say: Callable[[str], None] = lambda _: None) -> Corpus:
+def prepare(data: Data, cache: Path, *, context: int, say: Progress = silent) -> Corpus:
     """The corpus, tokenized once; a second run with the same text and tokenizer finds it ready."""
     text = read_text(data.text, say)
     check_text(text, data.text)
@@ -93,72 +89,7 @@ def stamp(tokenizer: str) -> bytes:
     return b"" if file is None else hashlib.sha256(file.read_bytes()).digest()
 
 
-def boundary(text: bytes, place: int) -> int:
-    """The nearest place at or before this one where no character is cut."""
-    while place > 0 and place < len(text) and text[place] & 0xC0 == 0x80:
-        place -= 1
-    return place
-
-
-def read_text(name: str, say: Callable[[str], None]) -> bytes:
-    """The text behind a name: embedded, a file, a folder, or datasets:NAME."""
-    if name == "embedded":
-        return embedded.prose().encode()
-    if name.startswith("datasets:"):
-        return from_datasets(name.removeprefix("datasets:"), say)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        files = sorted(f for f in path.rglob("*") if f.is_file() and f.suffix in TEXTS)
-        if not files:
-            raise DeadweightError(f"{printable(name)} holds no text; expected files ending in {', '.join(TEXTS)}")
-        return b"\n".join(read_file(f) for f in files)
-    if not path.exists():
-        raise DeadweightError(
-            f"{printable(name)} does not exist; expected a text file, a folder of them, datasets:NAME or embedded"
-        )
-    return read_file(path)
-
-
-def read_file(path: Path) -> bytes:
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            return bytes(file.read())
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise DeadweightError(f"{printable(path)} cannot be read ({reason(error)})") from error
-
-
-def from_datasets(name: str, say: Callable[[str], None]) -> bytes:
-    """The text column of a dataset's training split: NAME, NAME:CONFIG or NAME:CONFIG:COLUMN."""
-    try:
-        import datasets  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise DeadweightError(f"datasets:{printable(name)} needs the datasets package: pip install datasets") from error
-    path, config, column = [*name.split(":"), "", ""][:3]
-    say(f"loading {path}")
-    try:
-        split: Any = datasets.load_dataset(path, config or None, split="train")
-    except Exception as error:
-        raise DeadweightError(f"datasets:{printable(name)} cannot be loaded ({reason(error)})") from error
-    there = list(split.column_names)
-    column = column or next((c for c in ("text", "content", *there) if c in there), "text")
-    if column not in there:
-        raise DeadweightError(f"datasets:{printable(name)} has no such column; expected one of {', '.join(there)}")
-    return "\n".join(map(str, split[column])).encode()
-
-
-def check_text(text: bytes, name: str) -> None:
-    if not text.strip():
-        raise DeadweightError(f"{printable(name)} is empty; expected text")
-    head = text[: boundary(text, 1 << 20)] if len(text) > 1 << 20 else text
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DeadweightError(f"{printable(name)} is no UTF-8 text (byte {error.start}); expected text") from error
-    if b"\0" in head:
-        raise DeadweightError(f"{printable(name)} is binary: it holds zero bytes; expected text")
-
-
-def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, say: Callable[[str], None]) -> None:
+def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, say: Progress) -> None:
     """Beside its place first: another run of a sweep may read, or write, the same tokens at the same time."""
     draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -171,7 +102,7 @@ def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, say: Callab
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, say: Callable[[str], None]) -> None:
+def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, say: Progress) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     encode, vocabulary = tokenizer_for(data.tokenizer, text, folder, say)
     for name, part in (("train", text), ("valid", valid)):
@@ -185,7 +116,7 @@ def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, say: Calla
 Encode = Callable[[bytes], Iterator[tuple[int, Iterable[int]]]]
 
 
-def tokenizer_for(name: str, text: bytes, folder: Path, say: Callable[[str], None]) -> tuple[Encode, int]:
+def tokenizer_for(name: str, text: bytes, folder: Path, say: Progress) -> tuple[Encode, int]:
     if name == "bytes":
         return lambda part: iter([(len(part), np.frombuffer(part, dtype=np.uint8))]), 256
     from tokenizers import Tokenizer
@@ -225,7 +156,7 @@ def tokenizer_file(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def trained_bpe(name: str, text: bytes, say: Callable[[str], None]) -> Any:
+def trained_bpe(name: str, text: bytes, say: Progress) -> Any:
     from tokenizers import ByteLevelBPETokenizer
 
     size = name.removeprefix("bpe:")

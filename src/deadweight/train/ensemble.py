@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from deadweight.progress import Progress, silent
 from deadweight.train.data import batch, windows
 from deadweight.train.objective import Objective
 from deadweight.train.schedule import learning_rate
@@ -144,7 +145,7 @@ def train_together(
     valid: np.ndarray[Any, Any],
     *,
     device: torch.device | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Progress = silent,
 ) -> list[Curve]:
     """Train all members for the same steps; those with one seed see the same text in the same order."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")

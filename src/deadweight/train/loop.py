@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress, silent
 from deadweight.source.hugging import without_bars
 from deadweight.source.text import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
@@ -29,7 +30,6 @@ from deadweight.transformer import TransformerForCausalLM
 
 LOGITS = 1 << 28  # at most, at a time, in evaluations: they should not need more memory than a step of training
 Tell = Callable[[Update], None]
-Say = Callable[[str], None]
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     overwrite: bool = False,
     cache: Path | None = None,
     tell: Tell = lambda _: None,
-    say: Say = lambda _: None,
+    say: Progress = silent,
 ) -> Trained:
     """Train a model and write it to OUT. A run that was stopped goes on where its last checkpoint was.
 
@@ -67,7 +67,7 @@ def train(
 class Trainer:
     """One run: its model, its optimizer and where it stands."""
 
-    def __init__(self, run: Run, out: Path, corpus: Corpus, accelerator: Any, tell: Tell, say: Say) -> None:
+    def __init__(self, run: Run, out: Path, corpus: Corpus, accelerator: Any, tell: Tell, say: Progress) -> None:
         self.settings, self.out, self.corpus, self.accelerator = run.train, out, corpus, accelerator
         self.tell, self.say = tell, say
         self.config = run.config(corpus.vocabulary)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from deadweight.progress import Progress, silent
 from deadweight.train.ensemble import Member
 from deadweight.train.repeated import Outcome, Repeated
 from deadweight.train.settings import Train
@@ -102,7 +103,7 @@ class Queue:
         *,
         seconds: float,
         at_once: int | None = None,
-        say: Callable[[str], None] = lambda _: None,
+        say: Progress = silent,
     ) -> None:
         self.plan, self.graphs, self.keep, self.say = plan, graphs, keep, say
         self.end = time.perf_counter() + seconds
