@@ -116,7 +116,7 @@ def known_labels(value: object) -> bool:
 
 
 def taken_over(step: Step) -> bool:
-    return step.value is None and "takes it over" in step.rule
+    return step.value is None and step.kind == "absorbed"
 
 
 def one_step(node: Node, step: Step, known: Mapping[str, Tensor], changed: dict, seed: int) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deadweight.graph.node import Node
+from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.prover import Prover
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import each_element, ended_at, grouped, is_vector, make_claim
@@ -33,7 +33,14 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
 def is_before_statistics(prover: Prover, node: Node, outcome: Outcome) -> bool:
     if not outcome.absorbed:
         return bool({"core.batch", "core.instance", "core.group"} & ended_at(outcome))
-    return any(s.op == "aten.sub" and s.node.endswith("_moved") for s in outcome.steps)
+    return any(subtracts_statistics(prover.graph, s.node) for s in outcome.steps)
+
+
+def subtracts_statistics(graph: Graph, name: str) -> bool:
+    """x − μ with a μ that is stored, as BatchNorm computes it in eval."""
+    node = graph.nodes[name]
+    centre = graph.nodes[node.args[1].name] if node.op == "aten.sub" and isinstance(node.args[1], Ref) else None
+    return centre is not None and centre.op == "aten.reshape" and graph.nodes[centre.args[0].name].op == "buffer"
 
 
 def group_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:

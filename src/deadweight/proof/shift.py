@@ -18,7 +18,7 @@ from deadweight.proof.absorb import Absorber, find_absorber
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
 from deadweight.proof.opsets import FREE, KEEPS_REPEATED
-from deadweight.proof.steps import Blocked, Step, refuse_large
+from deadweight.proof.steps import Blocked, Kind, Step, refuse_large
 
 MIXED = -1
 REPLAYABLE = 4096  # elements
@@ -97,7 +97,7 @@ class ShiftWalk:
     def visit(self, node: Node) -> None:
         if node.name in self.sources:
             self.shifts[node.name] = self.sources[node.name]
-            self.note(node, "the parameter is changed here", self.sources[node.name])
+            self.note(node, "the parameter is changed here", self.sources[node.name], "starts")
             if node.op == "parameter":
                 return
         elif not any(name in self.shifts for name in node.inputs):
@@ -119,8 +119,8 @@ class ShiftWalk:
             self.shifts[node.name] = result
         self.note(node, theorem(rule), result)
 
-    def note(self, node: Node, rule: str, value: Any) -> None:
-        self.outcome.steps.append(Step(node.name, node.op, rule, describe(value), kept(value)))
+    def note(self, node: Node, rule: str, value: Any, kind: Kind = "passes") -> None:
+        self.outcome.steps.append(Step(node.name, node.op, rule, describe(value), kept(value), kind))
 
     def get(self, value: Any) -> Shift | None:
         """The shift of an argument, if it is a shifted node."""
@@ -141,7 +141,7 @@ class ShiftWalk:
             if amounts is not None:
                 self.outcome.absorbed[node.name] = (absorber, amounts)
                 del self.shifts[node.name]
-                self.note(node, f"the same for every input: {absorber.words()} takes it over", None)
+                self.note(node, f"the same for every input: {absorber.words()} takes it over", None, "absorbed")
                 return
 
     def check_outputs(self) -> None:

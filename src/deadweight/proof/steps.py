@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from deadweight.graph.node import Node
+
+Kind = Literal["starts", "passes", "absorbed"]  # where the change is made; an operation; a parameter takes it over
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Step:
     rule: str  # the rule's theorem, in one line
     conclusion: str  # in words: "shifted, constant along the keys"
     value: Any = field(default=None, compare=False, repr=False)  # what is known after the step; None: unchanged
+    kind: Kind = "passes"
 
     def __str__(self) -> str:
         return f"{self.node} [{self.op}]: {self.rule} → {self.conclusion}"
