@@ -10,8 +10,10 @@ Each type's default config is cut to as few layers as show every kind of layer (
 device; where that does not run the config is taken whole, and a default that is incomplete is taken narrow. Then it
 goes the way of every audit: open, trace, canonical form, search. A type without proofs falls back to evidence, the
 gradients of its narrow clone. With --narrow the narrow clone is traced, and the model at its own width where no clone
-runs. A backbone of timm, which is not installed, is replaced by a ResNet of transformers. Attempts already in the JSON
-file are kept: a run that was stopped goes on; --redo makes those of some results again. Time is processor time.
+runs; there every claim is tested by evidence as well, and biases without a gradient that no claim explains are listed.
+A backbone of timm, which is not installed, is replaced by a ResNet of transformers. Attempts already in the JSON
+file are kept: a run that was stopped goes on; --redo makes those of some results again (old: those of another state of
+the code than --code names). Time is processor time.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +41,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
 
+from coverage_evidence import examined
 from deadweight.audit.measure import untraced_evidence
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
@@ -73,6 +76,7 @@ CAUSES = {  # why a type is not audited: a pattern of the error, and the words f
 }
 GUARD = r"TraceError: GuardOnDataDependentSymNode: .*?(\(Size-like symbols: [^)]*\)|…|$)"
 NO_MEMORY = "can't allocate memory"
+EXAMINING = 60  # seconds
 MEMORY = 14 << 30  # bytes of address space: a type that wants more fails by itself and not with the machine
 
 
@@ -92,6 +96,8 @@ class Attempt:
     form: str = ""
     nodes: int = 0
     claims: dict[str, int] | None = None  # law code to the number of claims
+    unexplained: dict[str, str] | None = None  # parameter to what is not explained of it; None: not examined
+    code: str = ""  # the commit that was run
 
 
 def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str, Any]:
@@ -104,7 +110,8 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
         return {"status": "nothing", "reason": in_words(reason(error))}
     try:
         graph = canonical(trace(source.module, source.args, source.kwargs))
-        claims = Counter(claim.code for claim in search(graph).claims)
+        prover = search(graph)
+        claims = Counter(claim.code for claim in prover.claims)
     except TraceError as error:
         return {**without_proof(source, reason(error)), "form": form}
     except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
@@ -114,7 +121,19 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
         why = f"{reason(error)} in {Path(where.filename).name}:{where.lineno} {where.name}"
         return {"status": "crash", "reason": why, "form": form}
     status = "proofs" if claims else "clean"
-    return {"status": status, "reason": "", "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
+    found = {"status": status, "reason": "", "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
+    return {**found, "unexplained": in_time(lambda: examined(prover, source))} if as_narrow else found
+
+
+def in_time(examine: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """What an examination says; that it took too long, if it did."""
+    try:
+        with deadline(EXAMINING):
+            return examine()
+    except Expired as error:
+        return {"*": f"no evidence was taken: {error}"}
+    except DeadweightError as error:
+        return {"*": f"no evidence was taken: {error}"}
 
 
 def narrowed(form: str, source: Source) -> tuple[str, Source]:
@@ -297,7 +316,7 @@ def read(file: Path) -> tuple[dict[str, Any], list[Attempt]]:
 
 
 def write(file: Path, setting: dict[str, Any], attempts: list[Attempt]) -> None:
-    rows = ",\n".join("  " + json.dumps({k: v for k, v in asdict(a).items() if v}) for a in attempts)
+    rows = ",\n".join("  " + json.dumps({k: v for k, v in asdict(a).items() if v or v == {}}) for a in attempts)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f'{{"setting": {json.dumps(setting)},\n "attempts": [\n{rows}\n]}}\n', encoding="utf-8")
 
@@ -309,6 +328,7 @@ def main(
     seconds: Annotated[int, typer.Option(help="for each type")] = 60,
     as_narrow: Annotated[bool, typer.Option("--narrow", help="trace narrow clones instead")] = False,
     redo: Annotated[str, typer.Option(help="attempt these results of the JSON file again, comma-separated")] = "",
+    code: Annotated[str, typer.Option(help="the commit that is run, for the record")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="write every attempt here")] = None,
     recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
     page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
@@ -320,6 +340,7 @@ def main(
         "torch": torch.__version__.split("+")[0],
         "seconds": seconds,
         "narrow": as_narrow,
+        "code": code,
     }
     if recorded is not None:
         setting, attempts = read(recorded)
@@ -339,14 +360,23 @@ def run(
         raise DeadweightError(f"no type of {', '.join(kinds)} is called {types}")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     attempts = read(json_file)[1] if json_file is not None and json_file.exists() else []
-    again = {(a.kind, a.type) for a in attempts if a.status in redo.split(",")} & set(todo)
-    attempts = [a for a in attempts if (a.kind, a.type) not in again]
-    done = {(a.kind, a.type) for a in attempts}
+    wanted_again = [a for a in attempts if a.status in redo.split(",") or ("old" in redo and a.code != setting["code"])]
+    again = {(a.kind, a.type) for a in wanted_again} & set(todo)
+    done = {(a.kind, a.type) for a in attempts} - again
     for kind, model_type in track([pair for pair in todo if pair not in done], description="proving"):
-        attempts.append(timed(kind, model_type, setting["seconds"], setting["narrow"]))
+        found = timed(kind, model_type, setting["seconds"], setting["narrow"])
+        attempts = replaced(attempts, replace(found, code=setting["code"]))
         if json_file is not None:
             write(json_file, setting, attempts)
     return attempts
+
+
+def replaced(attempts: list[Attempt], new: Attempt) -> list[Attempt]:
+    """The attempts with this one in its old place, or at the end."""
+    places = [i for i, a in enumerate(attempts) if (a.kind, a.type) == (new.kind, new.type)]
+    if not places:
+        return [*attempts, new]
+    return [*attempts[: places[0]], new, *attempts[places[0] + 1 :]]
 
 
 if __name__ == "__main__":
