@@ -37,11 +37,11 @@ from typing import Annotated, Any
 import torch
 import transformers
 import typer
+from coverage_evidence import examined
 from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
 
-from coverage_evidence import examined
 from deadweight.audit.measure import untraced_evidence
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical

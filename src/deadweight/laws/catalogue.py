@@ -31,7 +31,9 @@ from deadweight.laws import (
     dw018_softmax_elsewhere,
     dw019_linear_chain,
     norm_gain,
+    paired_rows,
     projected_state,
+    tied_table,
 )
 from deadweight.laws.prover import Prover
 from deadweight.laws.stabiliser import without_stabilisers
@@ -46,6 +48,8 @@ SEARCH_ORDER: tuple[ModuleType, ...] = (
     dw003_value_bias,
     dw017_biases_at_one_place,
     dw013_added_tables,
+    tied_table,
+    paired_rows,
     dw006_norm_affine,
     dw007_post_norm_shift,
     dw008_lost_direction,

@@ -13,7 +13,7 @@ from deadweight.laws.claim import Claim, normal
 from deadweight.laws.point import Motion, Point, Values
 from deadweight.proof.absorb import Absorber
 from deadweight.proof.labels import compact
-from deadweight.proof.reading import centred_reader
+from deadweight.proof.reading import centred_input
 from deadweight.proof.weights import weight_view
 
 FAR = 3.0  # parameters are of order one
@@ -63,8 +63,7 @@ class ShiftClaim(Claim):
         by_group[list(amounts)] = torch.tensor(list(amounts.values()), dtype=torch.float64)
         graph = point.graph
         if self.lost is not None:
-            rows = torch.zeros(graph.nodes[self.lost].shape[-1], dtype=torch.float64)
-            rows[[g - 1 for g in amounts]] = by_group[list(amounts)]
+            rows = by_group[torch.where(self.groups < len(by_group), self.groups, 0).reshape(-1)]
             return {self.node: lost_motion(point, graph.nodes[self.lost], rows, unit=False)}
         moving = torch.where(self.groups < len(by_group), self.groups, 0)
         motion = by_group[compact(moving)].expand(graph.nodes[self.node].shape)
@@ -136,7 +135,7 @@ def lost_scale(point: Point, node: Node) -> Tensor:
 
 def affine_values(point: Point, node: Node) -> tuple[Tensor, Tensor]:
     """γ and β of the norm that a linear map reads."""
-    reader = centred_reader(point.graph, node)
+    reader = centred_input(point.graph, node)
     assert reader is not None
     width = point.graph.nodes[reader.core].shape[-1]
     gain = torch.ones(width, dtype=torch.float64)

@@ -13,8 +13,8 @@ from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.prover import Prover, split_by_readers
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
-from deadweight.proof.reading import peel, skip_shape
-from deadweight.proof.steps import Blocked
+from deadweight.proof.reading import KEEPS_LAST_AXIS, peel, skip_shape
+from deadweight.proof.steps import Blocked, Step
 from deadweight.proof.turn import NeedsWriters, Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
 
@@ -26,6 +26,7 @@ class Writers:
     nodes: dict[str, Tensor] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     expert: str | None = None  # how rows find their expert, where each has a space of its own
+    steps: list[Step] = field(default_factory=list)  # where a tied table is read as a weight, and what undoes its scale
 
     def add(self, node: str, coordinate: Tensor, *sites: Site) -> None:
         if node not in self.nodes:
@@ -63,7 +64,11 @@ def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False
             turned.blocked = Blocked(turned.blocked.node, turned.blocked.op, turned.blocked.why)
             break
     if turned.proved:
-        turned.blocked = shared_elsewhere(prover.graph, turned, set(writers.nodes))
+        beside = {step.node for step in writers.steps}
+        turned.blocked = shared_elsewhere(prover.graph, turned, beside | set(writers.nodes))
+        if met := beside & (turned.touched | set(writers.nodes)):
+            turned.blocked = Blocked(min(met), "parameter", "a tied table scales it, and what it reads as well")
+        turned.steps.extend(writers.steps)
     return turned
 
 
@@ -145,9 +150,52 @@ def add_table(graph: Graph, writers: Writers, node: Node, *, scalar: bool) -> No
         raise Blocked(node.name, node.op, "the table is not a parameter, or holds whole numbers")
     coordinate = whole(node.shape[-1], scalar=scalar)
     for use in uses_of(graph, table.name):
+        if graph.nodes[use].op != "aten.embedding" and scalar:
+            sites, steps = undone_before(graph, graph.nodes[use], table.name)
+            writers.sites.extend(s for s in sites if not any(same(s, t) for t in writers.sites))
+            writers.steps.extend(step for step in steps if step not in writers.steps)
+            continue
         if graph.nodes[use].op != "aten.embedding":
             raise Blocked(use, graph.nodes[use].op, f"{table.name} is read as a weight too (tied)")
         writers.add(use, coordinate, Site(table.name, "out", 1, coordinate))
+
+
+def undone_before(graph: Graph, node: Node, table: str) -> tuple[list[Site], list[Step]]:
+    """A linear map whose weight is a scaled table reads γ·x̂ + β: with γ and β over s its result stays what it was.
+
+    (s·E)·(γ/s·x̂ + β/s) = E·(γ·x̂ + β). Needs γ and β that nothing else reads, and a sum that this map alone reads.
+    """
+    tied = Blocked(node.name, node.op, f"{table} is read as a weight too (tied)")
+    view = weight_view(graph, node)
+    if node.op != "linear" or view is None or view.parameter != table:
+        raise tied
+    sites, steps = [], [Step(node.name, node.op, "the weight is scaled, and what it reads over as much", "undone")]
+    current = graph.node(node.args[0])
+    for _ in range(9):
+        if len(graph.users[current.name]) != 1 or current.name in graph.outputs:
+            raise tied
+        steps.append(Step(current.name, current.op, "scaled against the table", "scaled", True))
+        before, shift = peel(graph, current.name, "aten.add")
+        inner, gain = peel(graph, current.name, "aten.mul")
+        if shift is not None:
+            found = graph.nodes[shift]
+            if found.op != "parameter" or len(graph.users[shift]) != 1:
+                raise tied
+            sites.append(Site(shift, "in", len(found.shape) - 1, torch.ones(found.shape[-1], dtype=torch.int64)))
+            current = graph.nodes[before]
+        elif gain is not None and graph.nodes[skip_shape(graph, inner)].op.startswith("core."):
+            site = gain_site(graph, gain, torch.ones(current.shape[-1], dtype=torch.int64))
+            return [*sites, replace(site, role="in")], steps[::-1]
+        elif len(current.inputs) == 1 and (current.op in KEEPS_LAST_AXIS or is_multiple(current)):
+            current = graph.nodes[current.inputs[0]]
+        else:
+            raise tied
+    raise tied
+
+
+def is_multiple(node: Node) -> bool:
+    """A constant number times a value."""
+    return node.op in ("aten.mul", "aten.div") and isinstance(node.args[0], Ref) and not node.kwargs
 
 
 def bring_in_product(graph: Graph, writers: Writers, node: Node, size: int, *, scalar: bool) -> None:

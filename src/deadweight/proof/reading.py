@@ -22,9 +22,15 @@ class CentredReader:
 
 
 def centred_reader(graph: Graph, node: Node) -> CentredReader | None:
+    """The LayerNorm behind a linear map, if its input is that LayerNorm's output and its weight is used once."""
+    found = centred_input(graph, node)
+    return None if found is None or len(list(uses_of(graph, found.weight))) != 1 else found
+
+
+def centred_input(graph: Graph, node: Node) -> CentredReader | None:
     """The LayerNorm behind a linear map, if its input is that LayerNorm's output and nothing else."""
     view = weight_view(graph, node) if node.op == "linear" else None
-    if view is None or len(list(uses_of(graph, view.parameter))) != 1:
+    if view is None:
         return None
     name, gain, shift = skip_shape(graph, node.args[0].name), None, None
     name, shift = peel(graph, name, "aten.add")
