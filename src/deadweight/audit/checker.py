@@ -102,7 +102,8 @@ def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> str | None:
         node = graph.nodes[step.node]
         if step.value is not None and not known_labels(step.value):
             return None  # too large to replay here: a narrow clone does
-        fault = None if number == 0 or taken_over(step) else one_step(node, step, known, changed, seed=number)
+        source = number == 0 or node.op == "parameter"  # what is moved, not what follows from it
+        fault = None if source or taken_over(step) else one_step(node, step, known, changed, seed=number)
         if fault is not None:
             return fault
         changed.pop(step.node, None)

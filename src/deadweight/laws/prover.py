@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -67,6 +67,16 @@ class Prover:
         labels = torch.where(short == 0, 0, scramble(short.to(torch.int64))).expand(groups.shape)
         source = {node: Shift(labels, short.to(torch.int32).expand(groups.shape), fixed=True)}
         return ShiftWalk(self.graph, self.identity, source, exclude, absorbers=absorbers).run()
+
+    def walk_together(self, nodes: Sequence[str], groups: Tensor, absorbers: Absorbers) -> Outcome:
+        """Follow the same change of the last axis at several nodes at once: a weight that is used at all of them."""
+        labels = torch.where(groups == 0, 0, scramble(groups))
+        shapes = {name: self.graph.nodes[name].shape for name in nodes}
+        sources = {
+            name: Shift(labels.expand(shape), groups.to(torch.int32).expand(shape), fixed=True)
+            for name, shape in shapes.items()
+        }
+        return ShiftWalk(self.graph, self.identity, sources, frozenset(nodes), absorbers=absorbers).run()
 
     def prove(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> tuple[Tensor, Outcome]:
         """The largest part of these groups that is proved, dropping the elements that a first walk finds varying."""

@@ -25,12 +25,14 @@ class ShiftClaim(Claim):
 
     `groups` numbers the elements of the source that move together (0: not at all). `profile` names a node whose
     inverse weighs the motion along the output axis (LayerScale). A `lost` source is a weight that moves along 1/γ.
+    `partners` are vectors that move as the source does.
     """
 
     groups: Tensor
     absorbers: tuple[Absorber, ...] = ()
     lost: str | None = None  # the linear node, when the source is the direction that LayerNorm removed
     profile: str | None = None
+    partners: tuple[str, ...] = ()
 
     def motions(self, point: Point) -> Iterator[Motion]:
         for group in self.numbers():
@@ -71,7 +73,8 @@ class ShiftClaim(Claim):
             scale = point.value(self.profile).reshape(-1)
             shape = [-1 if n == len(scale) and i == self.output_axis(graph) else 1 for i, n in enumerate(motion.shape)]
             motion = motion / scale.reshape(shape)
-        return {self.node: motion.clone()}
+        alike = {name: motion.reshape(graph.nodes[name].shape).clone() for name in self.partners}
+        return {self.node: motion.clone(), **alike}
 
     def output_axis(self, graph: Graph) -> int:
         """Which axis of the weight is its output's: the last for a transposed weight, else the first."""
@@ -86,7 +89,7 @@ class ShiftClaim(Claim):
         found: Motion = dict(motion)
 
         def take(node: Node, tangent: Tensor) -> bool:
-            if node.name in by_node:
+            if node.name in by_node and not by_node[node.name].again:
                 moved = undo(point, by_node[node.name], tangent)
                 name = by_node[node.name].parameter
                 found[name] = found[name] + moved if name in found else moved

@@ -164,9 +164,9 @@ def common(
 
 
 def added_once(graph: Graph, node: Node) -> Node | None:
-    """The addition that is a parameter's only use, looking through views."""
-    current = node
-    while len(graph.users[current.name]) == 1:
+    """The addition that is a parameter's only use, looking through views; of a shared layer's, the first of them."""
+    current, shared = node, {reader.op for reader in graph.users[node.name]} == {"aten.add"}
+    while len(graph.users[current.name]) == 1 or (shared and current is node):
         reader = graph.users[current.name][0]
         if reader.op == "aten.add":
             return reader

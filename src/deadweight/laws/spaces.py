@@ -212,7 +212,10 @@ def bring_in_product(graph: Graph, writers: Writers, node: Node, size: int, *, s
         raise Blocked(node.name, node.op, "a product of two data-dependent values writes to the same sum")
     coordinate = whole(node.shape[-1], scalar=scalar)
     if graph.nodes[skip_shape(graph, inner)].op.startswith("core."):
-        writers.add(node.name, coordinate, gain_site(graph, gain, coordinate))
+        products = gained(graph, gain)
+        site = gain_site(graph, gain, coordinate, n_uses=len(products))
+        for use in products:
+            writers.add(use, coordinate, site)
         return
     behind = Writers()
     bring_in(graph, behind, inner, size, scalar=scalar)
@@ -231,16 +234,27 @@ def inner_biases(graph: Graph, name: str) -> Iterator[str]:
                 yield ref.name
 
 
-def gain_site(graph: Graph, gain: str, coordinate: Tensor) -> Site:
-    """γ itself, or 1 + w: either way one parameter whose motion scales the gain."""
+def gained(graph: Graph, gain: str) -> list[str]:
+    """Every norm that a gain multiplies: several, in a layer that is used several times."""
+    found = []
+    for reader in graph.users[gain]:
+        inner, factor = peel(graph, reader.name, "aten.mul")
+        if factor != gain or not graph.nodes[skip_shape(graph, inner)].op.startswith("core."):
+            raise Blocked(reader.name, reader.op, "the gain is read elsewhere too (shared)")
+        found.append(reader.name)
+    return found
+
+
+def gain_site(graph: Graph, gain: str, coordinate: Tensor, n_uses: int = 1) -> Site:
+    """γ itself, or 1 + w: either way one parameter whose motion scales the gain, in so many products."""
     node = graph.nodes[gain]
     while node.op != "parameter":
         refs = [graph.node(a) for a in node.args if isinstance(a, Ref)]
         plain = node.op in ("aten.add", "aten.reshape", "aten.unsqueeze", "aten.expand") and len(refs) == 1
-        if not plain or node.kwargs or len(graph.users[node.name]) != 1:
+        if not plain or node.kwargs or len(graph.users[node.name]) != (n_uses if node.name == gain else 1):
             raise Blocked(gain, node.op, "the gain is not one parameter")
         node = refs[0]
-    if len(graph.users[node.name]) != 1:
+    if len(graph.users[node.name]) != (n_uses if node.name == gain else 1):
         raise Blocked(node.name, "parameter", "the gain is read elsewhere too (shared)")
     if torch.Size(node.shape).numel() != len(coordinate):
         raise Blocked(node.name, "parameter", "one number of the gain multiplies several channels")

@@ -46,10 +46,8 @@ def along_lost_direction(prover: Prover, node: Node, tables: list[Node], readout
     walk = ShiftWalk(prover.graph, prover.identity, sources, frozenset({node.name}), absorbers="biases")
     outcome = walk.run()
     affine = {p for part in (reader.gain, reader.shift) if part for p in ancestors(prover.graph, part, {})}
-    if any(name in walk.shifts for name in readout.inputs) or affine & {
-        a.parameter for a, _ in outcome.absorbed.values()
-    }:
-        return  # what the readout reads moves as well
+    if affine & {a.parameter for a, _ in outcome.absorbed.values()}:
+        return  # 1/γ or Σ(β/γ) would move as well
     if outcome.proved and outcome.absorbed:
         claim = make_claim(prover, CODE, NAME, node, torch.ones(node.shape[0], dtype=torch.int64), outcome)
         why = "the table is tied: its rows move along 1/γ of the norm that the readout reads"

@@ -33,6 +33,9 @@ class Absorber:
         Tensor  # for every element of the node where the shift is met, the element (or column, or row) that undoes it
     )
     node: str = ""  # where it was met
+    operands: frozenset[str] = frozenset()  # "node:place": where the parameter is read on the way there
+    shared: bool = False  # it is added at other places too, all of which must need the same motion of it
+    again: bool = False  # one of those places: the motion is counted at the first
 
     def amounts(self, label: Labels) -> Labels | None:
         """One label per absorbing element, if equal indices always carry equal labels."""
@@ -53,10 +56,11 @@ def find_absorber(graph: Graph, node: Node, taken: frozenset[str], *, weights: b
 
     With `weights`, also the weight of a linear map without a bias, along the direction that LayerNorm removed.
     """
-    if node.op == "aten.add" and node.kwargs.get("alpha", 1) == 1:
-        for found in summands(graph, node, taken):
-            if read_nowhere_else(graph, found):
-                yield Absorber(found.parameter, found.kind, found.index.expand(node.shape), node.name)
+    found = list(summands(graph, node, taken)) if node.op == "aten.add" and node.kwargs.get("alpha", 1) == 1 else []
+    alone = [read_nowhere_else(graph, f) for f in found]
+    for f, own in sorted(zip(found, alone, strict=True), key=lambda pair: not pair[1]):  # shared ones last
+        if own or (f.kind == "bias" and only_added(graph, f.parameter)):
+            yield Absorber(f.parameter, f.kind, f.index.expand(node.shape), node.name, f.operands, not own)
     if weights and node.op == "linear" and not followed_by_bias(graph, node, taken):
         yield from lost_direction(graph, node, node.shape, taken)
 
@@ -134,6 +138,13 @@ def read_nowhere_else(graph: Graph, found: Produced) -> bool:
     moving = torch.zeros(torch.Size(graph.nodes[found.parameter].shape).numel(), dtype=torch.bool)
     moving[compact(found.index).reshape(-1)] = True
     return not any(bool(moving[compact(index).reshape(-1)].any()) for _, index in others)
+
+
+def only_added(graph: Graph, parameter: str) -> bool:
+    """Whether additions are all that reads a parameter: a bias of a layer that is used several times."""
+    return all(
+        graph.nodes[o.partition(":")[0]].op == "aten.add" for o in readings(graph, parameter) if ":output" not in o
+    )
 
 
 def readings(graph: Graph, parameter: str) -> dict[str, Tensor]:

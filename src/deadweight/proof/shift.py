@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.absorb import Absorber, find_absorber
+from deadweight.proof.absorb import Absorber, find_absorber, readings
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
 from deadweight.proof.opsets import FREE, KEEPS_REPEATED
@@ -84,11 +84,13 @@ class ShiftWalk:
         self.absorbers = absorbers
         self.shifts: dict[str, Any] = {}
         self.outcome = Outcome([], {})
+        self.promised: dict[str, tuple[Labels, set[str]]] = {}  # shared absorbers: by how much they move, and where
 
     def run(self) -> Outcome:
         try:
             for node in self.graph.downstream(self.sources, self.shifts.__contains__):
                 self.visit(node)
+            self.check_promises()
             self.check_outputs()
         except Blocked as blocked:
             self.outcome.blocked = blocked
@@ -96,6 +98,8 @@ class ShiftWalk:
 
     def visit(self, node: Node) -> None:
         if node.name in self.sources:
+            if any(name in self.shifts for name in node.inputs):
+                raise Blocked(node.name, node.op, "what it reads moves as well")
             self.shifts[node.name] = self.sources[node.name]
             self.note(node, "the parameter is changed here", self.sources[node.name], "starts")
             if node.op == "parameter":
@@ -138,11 +142,26 @@ class ShiftWalk:
         taken = frozenset(self.shifts) | self.exclude
         for absorber in find_absorber(self.graph, node, taken, weights=self.absorbers == "weights"):
             amounts = absorber.amounts(shift.label)
-            if amounts is not None:
-                self.outcome.absorbed[node.name] = (absorber, amounts)
+            if amounts is not None and (not absorber.shared or self.promise(absorber, amounts)):
+                again = absorber.shared and len(self.promised[absorber.parameter][1]) > len(absorber.operands)
+                self.outcome.absorbed[node.name] = (replace(absorber, again=again), amounts)
                 del self.shifts[node.name]
                 self.note(node, f"the same for every input: {absorber.words()} takes it over", None, "absorbed")
                 return
+
+    def promise(self, absorber: Absorber, amounts: Labels) -> bool:
+        """A parameter of several layers may move by these amounts, if it moves by no other anywhere."""
+        known, places = self.promised.get(absorber.parameter, (amounts, set[str]()))
+        if not torch.equal(known, amounts):
+            return False
+        self.promised[absorber.parameter] = (known, places | absorber.operands)
+        return True
+
+    def check_promises(self) -> None:
+        """What takes a shift over at one place must be wanted, by the same amounts, wherever else it is added."""
+        for parameter, (_, places) in self.promised.items():
+            if not set(readings(self.graph, parameter)) <= places:
+                raise Blocked(parameter, "parameter", "it is added elsewhere too, where nothing is to be taken over")
 
     def check_outputs(self) -> None:
         for name in self.graph.outputs:

@@ -136,6 +136,7 @@ class TurnWalk:
         self.forms: dict[str, Any] = {}
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}
+        self.added: dict[str, list[tuple[Site, str, str]]] = {}  # biases: how each use turns, what is added and where
         self.missing: dict[str, str] = {}  # values added to the space whose writers do not turn yet: where
 
     def run(self) -> Turned:
@@ -145,6 +146,7 @@ class TurnWalk:
             for name in self.graph.outputs:
                 if name in self.forms:
                     raise Blocked(name, "output", "the turned value is the model's output")
+            self.check_added()
             if not self.missing:
                 self.check_readings()
         except Blocked as blocked:
@@ -226,6 +228,20 @@ class TurnWalk:
             if not alike or len(sites) != uses:
                 raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
             self.turned.sites.append(first)
+
+    def check_added(self) -> None:
+        """A bias that is added at several places turns if it turns alike at all of them, and nobody else reads it."""
+        for parameter, places in self.added.items():
+            first = places[0][0]
+            uses = sum(1 for _ in uses_of(self.graph, parameter))
+            alike = all(
+                torch.equal(s.coordinate, first.coordinate) and (s.axis, s.gain, s.power) == (first.axis, first.gain, first.power)
+                for s, _, _ in places
+            )
+            if alike and len(places) == uses and parameter not in self.graph.outputs:
+                self.turned.sites.append(first)
+            else:
+                self.missing |= {other: node for _, other, node in places}
 
 
 def expert_of(node: Node) -> str:

@@ -191,7 +191,7 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     while found.op in ("aten.reshape", "aten.unsqueeze", "aten.expand") and isinstance(found.args[0], Ref):
         found = walk.graph.node(found.args[0])
         chain.append(found.name)
-    once = all(len(walk.graph.users[name]) == 1 for name in chain)
+    once = all(len(walk.graph.users[name]) == 1 for name in chain if name != found.name)
     if found.op != "parameter" or not found.is_float or not once or slot is None:
         walk.missing[other.name] = node.name
         return
@@ -209,7 +209,8 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     if parameter_axis < 0:
         walk.missing[other.name] = node.name
         return
-    walk.turned.sites.append(Site(found.name, "out", parameter_axis, along, None, form.gain, power=form.power))
+    site = Site(found.name, "out", parameter_axis, along, None, form.gain, power=form.power)
+    walk.added.setdefault(found.name, []).append((site, other.name, node.name))
 
 
 def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:

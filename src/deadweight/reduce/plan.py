@@ -140,6 +140,8 @@ def of_shift(graph: Graph, claim: ShiftClaim, common: dict) -> Rewrite:
     if claim.lost is not None:
         if folds_into_weights(claim):
             raise NotDone("no bias to fold the constant into")
+        if len(graph.users[claim.node]) > 1:
+            raise NotDone("its weight is used at several places, and would have to lose the direction at all of them")
         return LoseDirection(**common)
     if claim.verdict == "dead":
         if element_wise(claim) and is_vector(graph.nodes[claim.node]):
@@ -153,6 +155,8 @@ def of_shift(graph: Graph, claim: ShiftClaim, common: dict) -> Rewrite:
         raise NotDone("no bias to fold into: a table or weight would have to take it over")
     if not element_wise(claim):
         raise NotDone("only an average of it folds: no whole element goes")
+    if claim.code == "DW007" and (claim.partners or any(a.again for a in claim.absorbers)):
+        raise NotDone("a layer that is used several times: which of its biases to give up is not worked out")
     if claim.code == "DW007" and (direct := direct_absorber(graph, claim)) is not None:
         return FoldBack(**common, taken=direct)
     return Fold(**common)

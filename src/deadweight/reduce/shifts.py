@@ -59,7 +59,7 @@ class ShiftRewrite(Rewrite):
         if again := [n for n in gone if known.is_folded(n)]:
             raise NotDone(f"{again[0]} is already gone, and would be needed again")
         for absorber in self.claim.absorbers:
-            if absorber.node in amounts:
+            if absorber.node in amounts and not absorber.again:
                 name = self.name(absorber.parameter)
                 moved = tensors[name] + undo(Point(self.graph, {}, {}), absorber, amounts[absorber.node])
                 tensors[name] = torch.where(known.dead(name, moved.shape), 0.0, moved)
