@@ -98,6 +98,7 @@ SOUND: dict[str, list[dict]] = {
 SOUND["recurrent"] = [case(lambda m, x: m.read(recur(m, x)), square=nn.Linear(6, 6), free=6)]
 SOUND["packing"] = [case(lambda m, x: m.read(repacked(m.write(x))), free=36)]
 SOUND["index"] += [case(lambda m, x, i: m.read(m.write(x).index_select(1, i[0])), X, TOKENS, free=36)]
+SOUND["index"] += [case(lambda m, x, i: m.read(m.write(x)[i > 1]), X, TOKENS, free=36)]  # a mask of two axes
 BLOCKS = {"reaches_output"}  # no turn passes: there is nothing to be sound about
 
 SILENT: dict[str, list[dict]] = {
@@ -108,6 +109,7 @@ SILENT: dict[str, list[dict]] = {
     "index": [
         case(lambda m, x, i: m.read(m.write(x)[..., torch.cat([i[0], i[1]])]), X, TOKENS, free=0),
         case(lambda m, x, i: m.read(m.write(x).index_select(2, i.flatten())), X, TOKENS, free=0),
+        case(lambda m, x, i: m.read(m.write(x)[(i > 1).unsqueeze(-1).expand(2, 3, 6)].view(3, 6)), X, TOKENS, free=0),
     ],
     "addition": [
         case(lambda m, x: m.read(m.write(x) + 1.0), free=0),

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from deadweight.graph.node import Node
+from deadweight.laws import line_scales
+from deadweight.laws.claim import Claim
 from deadweight.laws.prover import Prover
 from deadweight.laws.spaces import Writers, bring_in, explore
 from deadweight.laws.turn_claim import TurnClaim
@@ -15,8 +17,11 @@ from deadweight.proof.steps import Blocked
 CODE, NAME = "DW014", "scale-before-norm"
 
 
-def find(prover: Prover) -> Iterator[TurnClaim]:
+def find(prover: Prover) -> Iterator[Claim]:
     covered: set[str] = set()
+    for claim, nodes in line_scales.find(prover, CODE, NAME):
+        covered.update(nodes)
+        yield claim
     for node in prover.graph.nodes.values():
         if node.op in ("core.layer", "core.rms", "core.unit") and node.inputs[0] not in covered:
             yield from scale(prover, node, covered)
