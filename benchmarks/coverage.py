@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import re
 import resource
 import signal
@@ -28,9 +27,9 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +37,7 @@ import torch
 import transformers
 import typer
 from coverage_evidence import examined
+from coverage_report import Attempt, markdown, read, report, write
 from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
@@ -58,14 +58,6 @@ KINDS = {
     "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "base": auto.MODEL_MAPPING_NAMES,
 }
-WORDS = {
-    "proofs": "proofs",
-    "clean": "traced, and no law applies",
-    "evidence": "evidence only (gradients, no proof)",
-    "nothing": "not at all",
-    "crash": "a crash, which is our bug",
-    "timeout": "out of time or memory",
-}
 CAUSES = {  # why a type is not audited: a pattern of the error, and the words for it
     r"requires the (\w+) library": "its code needs the {} library, which is not installed here",
     r"(it has no forward of its own[^;]*)": "{}",
@@ -82,22 +74,6 @@ MEMORY = 14 << 30  # bytes of address space: a type that wants more fails by its
 
 class Expired(BaseException):
     """Not an Exception, so that no handler on the way takes it for a model's refusal."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What became of one type."""
-
-    kind: str
-    type: str
-    status: str  # one of WORDS
-    reason: str
-    seconds: float
-    form: str = ""
-    nodes: int = 0
-    claims: dict[str, int] | None = None  # law code to the number of claims
-    unexplained: dict[str, str] | None = None  # parameter to what is not explained of it; None: not examined
-    code: str = ""  # the commit that was run
 
 
 def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str, Any]:
@@ -256,69 +232,6 @@ def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
         found = {"status": "timeout", "reason": str(error)}
     gc.collect()
     return Attempt(kind, model_type, seconds=round(time.process_time() - start, 2), **found)
-
-
-def grouped(attempts: list[Attempt]) -> dict[tuple[str, str], list[str]]:
-    """(status, reason) to the types, without those that were searched with success; the largest groups first."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for a in attempts:
-        if a.status not in ("proofs", "clean"):
-            groups[a.status, a.reason].append(a.type)
-    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
-
-
-def report(attempts: list[Attempt], console: Console) -> None:
-    """Counts by kind, then what has no proofs, grouped by the reason."""
-    for kind in dict.fromkeys(a.kind for a in attempts):
-        mine = [a for a in attempts if a.kind == kind]
-        counts = Counter(a.status for a in mine)
-        said = ", ".join(f"{n} {WORDS[status]}" for status, n in counts.most_common())
-        console.print(f"{kind}: {len(mine)} types: {said}", markup=False, highlight=False)
-        for (status, why), types in grouped(mine).items():
-            console.print(f"  {len(types):3} {', '.join(types)}\n      {status}: {why}", markup=False, highlight=False)
-
-
-def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
-    """The recorded attempts as a page."""
-    kinds = list(dict.fromkeys(a.kind for a in attempts))
-    lines = [
-        "# Coverage: which model types get proofs",
-        "",
-        f"transformers {setting['transformers']}, torch {setting['torch']}; every type that transformers registers, "
-        f"from its default config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. "
-        "Written by `benchmarks/coverage.py`, which says what counts.",
-        *setting.get("notes", ()),
-        "",
-        "| kind | types | " + " | ".join(WORDS.values()) + " |",
-        "| --- " * (len(WORDS) + 2) + "|",
-    ]
-    for kind in kinds:
-        counts = Counter(a.status for a in attempts if a.kind == kind)
-        lines.append(f"| {kind} | {counts.total()} | " + " | ".join(str(counts[s]) for s in WORDS) + " |")
-    for kind in kinds:
-        mine = [a for a in attempts if a.kind == kind]
-        lines += ["", f"## {kind}: laws, by the number of types in which each is proved", ""]
-        laws = Counter(code for a in mine for code in a.claims or {})
-        lines.append(", ".join(f"{code} {n}" for code, n in sorted(laws.items())) + ".")
-        if rest := grouped(mine):
-            lines += ["", f"## {kind}: the rest", "", "| types | result | reason |", "| --- | --- | --- |"]
-            lines += [f"| {', '.join(t)} | {WORDS[s]} | {_cell(why)} |" for (s, why), t in rest.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("`", "'")
-
-
-def read(file: Path) -> tuple[dict[str, Any], list[Attempt]]:
-    recorded = json.loads(file.read_text(encoding="utf-8"))
-    return recorded["setting"], [Attempt(**({"reason": "", "seconds": 0.0} | a)) for a in recorded["attempts"]]
-
-
-def write(file: Path, setting: dict[str, Any], attempts: list[Attempt]) -> None:
-    rows = ",\n".join("  " + json.dumps({k: v for k, v in asdict(a).items() if v or v == {}}) for a in attempts)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f'{{"setting": {json.dumps(setting)},\n "attempts": [\n{rows}\n]}}\n', encoding="utf-8")
 
 
 def main(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from deadweight.audit.choices import decides_only
+from deadweight.audit.finding import Unknown
 from deadweight.audit.measure import Clone, Measured, drawer, take_evidence, widened
 from deadweight.audit.path import on_path
 from deadweight.audit.run import TOLERANCE
+from deadweight.audit.unknowns import unknowns
 from deadweight.graph.trace import first_line
 from deadweight.laws.prover import Prover
 from deadweight.source.model import Source
+
+CHOICE = "it only decides a choice (which experts, codes or tokens): no gradient anywhere, and not dead"
+NO_REASON = "no gradient in the narrow clone, and no law that says why"
 
 
 def examined(prover: Prover, source: Source) -> dict[str, str]:
@@ -20,10 +26,21 @@ def examined(prover: Prover, source: Source) -> dict[str, str]:
         take_evidence(source, clone, measured)
     except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
         return {"*": f"no evidence was taken: {first_line(error)}"}
-    found = {unknown.parameter: unknown.why for unknown in measured.unexplained}
+    found = {unknown.parameter: in_words(prover, unknown) for unknown in measured.unexplained}
     if not measured.by_key and prover.claims:
         found["*"] = "no evidence was taken: gradients are not finite"
     for claim in prover.claims:
         if not (measured.evidence_of(claim) or 0.0) <= TOLERANCE:
             found[graph.parameters[claim.node]] = f"{claim.code} was proved but the evidence contradicts it"
     return found
+
+
+def in_words(prover: Prover, unknown: Unknown) -> str:
+    """Why nothing is claimed of a parameter without a gradient, where the graph tells."""
+    node = prover.graph.node_of.get(unknown.parameter)
+    if "no gradient" not in unknown.why or node is None:
+        return unknown.why
+    if decides_only(prover.graph, node):
+        return CHOICE
+    blocked = next((u for u in unknowns(prover) if u.parameter == unknown.parameter and u.blocked_by), None)
+    return NO_REASON if blocked is None else f"no gradient; the proof stops at {blocked.blocked_by}: {blocked.why}"

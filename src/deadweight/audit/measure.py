@@ -39,6 +39,7 @@ AFFORDABLE = 200_000_000  # parameters of a model without a narrow clone whose g
 MORE_WORDS = 41  # a first layer that sees single tokens needs more points than the narrow vocabulary has
 COUNTABLE = 20_000  # parameters: from here on an account takes too much memory and time
 PATIENCE = 90.0  # seconds, after which no further draw is begun
+ZERO = {torch.float64: 1e-12, torch.float32: 1e-6}  # of a typical gradient: rounding leaves about 1e-15 and 1e-7
 TRIES = 6  # draws of parameters for ReLU models: units that are never or always on add to the count
 
 
@@ -281,17 +282,23 @@ def shortfall(clone: Clone, counted: Account) -> Iterator[Unknown]:
         yield Unknown(clone.graph.parameters[claim.node], None, why)
 
 
+def own_precision(module: torch.nn.Module) -> torch.dtype:
+    """Of its parameters: a clone is in float32 where the model's code does not run in float64."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float64)
+
+
 def untraced_evidence(source: Source) -> Iterator[Unknown]:
-    """Without a graph: zero gradients of the module itself in float64, where it can be run."""
+    """Without a graph: zero gradients of the module itself, in float64 unless its clone runs in float32 alone."""
     try:
         small = source if source.config is None else narrow(source)
     except DeadweightError as error:
         yield Unknown("*", None, f"no evidence either: {error}")
         return
-    module = randomise(small.module, 0)
+    dtype = torch.float64 if small is source else own_precision(small.module)
+    module = randomise(small.module, 0).to(dtype)
     totals: dict[str, Tensor] = {}
     for seed in range(4):
-        args, kwargs = small.inputs.cast(torch.float64).draw(torch.Generator().manual_seed(seed))
+        args, kwargs = small.inputs.cast(dtype).draw(torch.Generator().manual_seed(seed))
         module.zero_grad()
         try:
             out = module(*args, **kwargs)
@@ -315,6 +322,6 @@ def untraced_evidence(source: Source) -> Iterator[Unknown]:
     if not bool(torch.isfinite(typical)):
         yield Unknown("*", None, "no evidence either: the gradients are not finite")
     for name, total in totals.items():
-        count = int((total < 1e-12 * typical).sum())
+        count = int((total < ZERO[dtype] * typical).sum())
         if count and total.ndim <= 1:
             yield Unknown(name, None, f"{count} of {total.numel()} elements have no gradient; not proved")

@@ -235,7 +235,8 @@ class TurnWalk:
             first = places[0][0]
             uses = sum(1 for _ in uses_of(self.graph, parameter))
             alike = all(
-                torch.equal(s.coordinate, first.coordinate) and (s.axis, s.gain, s.power) == (first.axis, first.gain, first.power)
+                torch.equal(s.coordinate, first.coordinate)
+                and (s.axis, s.gain, s.power) == (first.axis, first.gain, first.power)
                 for s, _, _ in places
             )
             if alike and len(places) == uses and parameter not in self.graph.outputs:

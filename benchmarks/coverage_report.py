@@ -1,0 +1,124 @@
+"""The record of the coverage benchmark, and the page that is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+WORDS = {
+    "proofs": "proofs",
+    "clean": "traced, and no law applies",
+    "evidence": "evidence only (gradients, no proof)",
+    "nothing": "not at all",
+    "crash": "a crash, which is our bug",
+    "timeout": "out of time or memory",
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one type."""
+
+    kind: str
+    type: str
+    status: str  # one of WORDS
+    reason: str
+    seconds: float
+    form: str = ""
+    nodes: int = 0
+    claims: dict[str, int] | None = None  # law code to the number of claims
+    unexplained: dict[str, str] | None = None  # parameter to what is not explained of it; None: not examined
+    code: str = ""  # the commit that was run
+
+
+def grouped(attempts: list[Attempt]) -> dict[tuple[str, str], list[str]]:
+    """(status, reason) to the types, without those that were searched with success; the largest groups first."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for a in attempts:
+        if a.status not in ("proofs", "clean"):
+            groups[a.status, a.reason].append(a.type)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+def report(attempts: list[Attempt], console: Console) -> None:
+    """Counts by kind, then what has no proofs, grouped by the reason."""
+    for kind in dict.fromkeys(a.kind for a in attempts):
+        mine = [a for a in attempts if a.kind == kind]
+        counts = Counter(a.status for a in mine)
+        said = ", ".join(f"{n} {WORDS[status]}" for status, n in counts.most_common())
+        console.print(f"{kind}: {len(mine)} types: {said}", markup=False, highlight=False)
+        for (status, why), types in grouped(mine).items():
+            console.print(f"  {len(types):3} {', '.join(types)}\n      {status}: {why}", markup=False, highlight=False)
+
+
+def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
+    """The recorded attempts as a page."""
+    kinds = list(dict.fromkeys(a.kind for a in attempts))
+    lines = [
+        "# Coverage: which model types get proofs",
+        "",
+        f"transformers {setting['transformers']}, torch {setting['torch']}; every type that transformers registers, "
+        f"from its default config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. "
+        "Written by `benchmarks/coverage.py`, which says what counts.",
+        *setting.get("notes", ()),
+        "",
+        "| kind | types | " + " | ".join(WORDS.values()) + " |",
+        "| --- " * (len(WORDS) + 2) + "|",
+    ]
+    for kind in kinds:
+        counts = Counter(a.status for a in attempts if a.kind == kind)
+        lines.append(f"| {kind} | {counts.total()} | " + " | ".join(str(counts[s]) for s in WORDS) + " |")
+    for kind in kinds:
+        mine = [a for a in attempts if a.kind == kind]
+        lines += ["", f"## {kind}: laws, by the number of types in which each is proved", ""]
+        laws = Counter(code for a in mine for code in a.claims or {})
+        lines.append(", ".join(f"{code} {n}" for code, n in sorted(laws.items())) + ".")
+        lines += ["", *states(mine), *without_gradient(kind, mine)]
+        if rest := grouped(mine):
+            lines += ["", f"## {kind}: the rest", "", "| types | result | reason |", "| --- | --- | --- |"]
+            lines += [f"| {', '.join(t)} | {WORDS[s]} | {_cell(why)} |" for (s, why), t in rest.items()]
+    return "\n".join(lines) + "\n"
+
+
+def states(attempts: list[Attempt]) -> list[str]:
+    """Which state of the code the rows are from."""
+    found = Counter(a.code for a in attempts)
+    said = [f"{n} of {f'commit {code}' if code else 'an earlier state, without evidence'}" for code, n in found.items()]
+    return [f"Rows: {', '.join(said)}."]
+
+
+def without_gradient(kind: str, attempts: list[Attempt]) -> list[str]:
+    """Parameters without a gradient that no claim explains, by the reason; and claims that the numbers contradict."""
+    seen = [a for a in attempts if a.unexplained is not None]
+    by_reason: dict[str, dict[str, int]] = defaultdict(dict)
+    for a in seen:
+        for reason in (a.unexplained or {}).values():
+            by_reason[reason][a.type] = by_reason[reason].get(a.type, 0) + 1
+    lines = ["", f"## {kind}: no gradient and no proof", ""]
+    clean = sum(not a.unexplained for a in seen)
+    lines.append(f"{len(seen)} types were tested by evidence; in {clean} of them nothing is left open.")
+    if by_reason:
+        lines += ["", "| types (parameters) | what is not claimed, and why |", "| --- | --- |"]
+        ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+        lines += [f"| {', '.join(f'{t} ({n})' for t, n in types.items())} | {_cell(why)} |" for why, types in ordered]
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "'")
+
+
+def read(file: Path) -> tuple[dict[str, Any], list[Attempt]]:
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    return recorded["setting"], [Attempt(**({"reason": "", "seconds": 0.0} | a)) for a in recorded["attempts"]]
+
+
+def write(file: Path, setting: dict[str, Any], attempts: list[Attempt]) -> None:
+    rows = ",\n".join("  " + json.dumps({k: v for k, v in asdict(a).items() if v or v == {}}) for a in attempts)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'{{"setting": {json.dumps(setting)},\n "attempts": [\n{rows}\n]}}\n', encoding="utf-8")

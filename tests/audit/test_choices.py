@@ -1,0 +1,70 @@
+"""No gradient: by construction, where a parameter only chooses; and of models that have no graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deadweight.audit import measure
+from deadweight.audit.choices import decides_only
+from deadweight.errors import DeadweightError
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import trace
+from deadweight.source.model import open_model
+
+
+class Chosen(nn.Module):
+    """The best of four rows by a score; `weighed` says whether the score counts beyond the choice."""
+
+    def __init__(self, *, weighed: bool) -> None:
+        super().__init__()
+        self.score, self.bias = nn.Linear(4, 4, bias=False), nn.Parameter(torch.zeros(4))
+        self.rows, self.weighed = nn.Embedding(4, 3), weighed
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.sigmoid(self.score(x))
+        _, best = torch.topk(scores + self.bias, 1)
+        taken = self.rows(best.squeeze(-1))
+        return taken * scores.gather(-1, best) if self.weighed else taken
+
+
+def deciding(module: nn.Module) -> set[str]:
+    graph = canonical(trace(module, (torch.randn(2, 5, 4),), {}))
+    return {parameter for node, parameter in graph.parameters.items() if decides_only(graph, node)}
+
+
+def test_what_only_chooses_is_told_from_what_is_computed_with() -> None:
+    assert deciding(Chosen(weighed=False)) == {"score.weight", "bias"}
+    assert deciding(Chosen(weighed=True)) == {"bias"}
+
+
+def test_a_choice_matters_although_it_has_no_gradient() -> None:
+    module, x = Chosen(weighed=False), torch.randn(2, 5, 4)
+    before = module(x)
+    assert all(p.grad is None or not p.grad.any() for p in (module.bias, module.score.weight))
+    with torch.no_grad():
+        module.bias[2] = 9.0
+    assert not torch.equal(before, module(x))
+
+
+class Single(nn.Module):
+    """Its own code says float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.unread = nn.Linear(3, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(x.to(torch.float32))
+
+
+def test_a_clone_that_runs_in_float32_alone_gives_evidence_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = replace(open_model(Single(), inputs=torch.randn(2, 3)), config=object())
+    monkeypatch.setattr(measure, "narrow", replace)  # the clone is a copy of the model
+    assert [u.parameter for u in measure.untraced_evidence(source)] == ["unread"]
+    monkeypatch.setattr(measure, "own_precision", lambda _: torch.float64)
+    with pytest.raises(DeadweightError, match="does not run"):
+        list(measure.untraced_evidence(source))
