@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from deadweight.audit.checker import replay, structure
+from deadweight.audit.checker import contradicts, replay, structure
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
@@ -125,6 +125,38 @@ def test_a_wrong_or_missing_site_is_refused(graph: Graph, claims: list[Any], poi
             assert "changes the outputs" in fault(replace(claim, sites=(*others, turned)), point), site
 
 
+class Misfit(ShiftClaim):
+    """A claim whose motion is larger than its parameter."""
+
+    def member(self, point: Point, generator: torch.Generator) -> dict[str, Tensor]:
+        return {n: t.expand(2, *t.shape) for n, t in super().member(point, generator).items()}
+
+
+class Still(ShiftClaim):
+    """A claim whose motion moves nothing."""
+
+    def member(self, point: Point, generator: torch.Generator) -> dict[str, Tensor]:
+        return {n: point.values[n] for n in super().member(point, generator)}
+
+
+def remade(claim: ShiftClaim, kind: type[ShiftClaim]) -> ShiftClaim:
+    return kind(**{f.name: getattr(claim, f.name) for f in fields(claim)})
+
+
+def test_a_motion_that_does_not_fit_its_parameter_or_moves_nothing_is_refused(claims: list[Any], point: Point) -> None:
+    claim = pick(claims, "DW002")
+    assert fault(remade(claim, ShiftClaim), point) == ""
+    assert "does not fit" in fault(remade(claim, Misfit), point)
+    assert "moves nothing" in fault(remade(claim, Still), point)
+
+
+def test_one_false_claim_among_true_ones_is_named_alone(claims: list[Any], point: Point) -> None:
+    true, wrong = pick(claims, "DW010"), pick(claims, "DW009")
+    wrong = replace(wrong, sites=wrong.sites[1:])
+    faults = replay([true, wrong, true], point)
+    assert set(faults) == {1} and "changes the outputs" in faults[1]
+
+
 def test_a_key_bias_that_rotary_keeps_alive_is_refused_when_claimed_by_hand(claims: list[Any], graph: Graph) -> None:
     class Rotated(Attention):
         def forward(self, x: Tensor) -> Tensor:
@@ -134,3 +166,60 @@ def test_a_key_bias_that_rotary_keeps_alive_is_refused_when_claimed_by_hand(clai
 
     other = canonical(trace(Rotated().double(), (torch.randn(2, 3, 4, dtype=torch.float64),)))
     assert structure(other, [pick(claims, "DW002")])
+
+
+INFINITE, NONE = float("inf"), float("nan")
+# numbers before, by how much each changes, the labels of the conclusion, and what is contradicted
+CHANGES: dict[str, tuple[list[float], list[float], list[int], str]] = {
+    "nothing": ([1.0, 2.0], [0.0, 0.0], [0, 0], ""),
+    "one amount for one label": ([1.0, 2.0, 3.0], [0.5, 0.5, -2.0], [7, 7, 9], ""),
+    "two amounts for one label": ([1.0, 2.0, 3.0], [0.5, 0.6, -2.0], [7, 7, 9], "one label"),
+    "an amount for no label": ([1.0, 2.0, 3.0], [0.5, 0.5, 0.1], [7, 7, 0], "called unchanged"),
+    "two labels and no amount": ([1.0, 2.0], [0.0, 0.0], [7, 9], ""),
+    "rounding": ([1.0, 2.0], [0.5, 0.5 + 1e-14], [7, 7], ""),
+    "minus infinity stays": ([-INFINITE, 2.0], [0.0, 0.5], [7, 7], ""),
+    "a place that is masked": ([-1e38, 2.0], [0.0, 0.5], [7, 7], ""),
+    "a place that is masked, and others": ([-1e38, 2.0, 3.0], [0.0, 0.5, 0.7], [7, 7, 7], "one label"),
+    "no number stays none": ([NONE, 2.0], [0.0, 0.5], [7, 7], ""),
+    "a number becomes none": ([1.0, 2.0], [NONE, 0.5], [7, 7], "becomes none"),
+    "a number becomes infinite": ([1.0, 2.0], [INFINITE, 0.5], [7, 7], "becomes none"),
+    "infinite numbers alone": ([INFINITE, -INFINITE], [0.0, 0.0], [7, 7], ""),
+}
+
+
+@dataclass
+class Concluded:
+    label: Tensor
+
+
+@pytest.mark.parametrize(("before", "amounts", "labels", "fault"), CHANGES.values(), ids=list(CHANGES))
+def test_numbers_that_change_otherwise_than_their_labels_say_are_named(
+    before: list[float], amounts: list[float], labels: list[int], fault: str
+) -> None:
+    old, by = torch.tensor(before, dtype=torch.float64), torch.tensor(amounts, dtype=torch.float64)
+    found = contradicts(old + by, old, Concluded(torch.tensor(labels)))
+    assert (found is None) == (fault == "") and fault in (found or "")
+
+
+def test_a_none_that_becomes_a_number_and_a_place_that_changes_are_named() -> None:
+    none, number = (torch.tensor([first, 1.0], dtype=torch.float64) for first in (NONE, 0.0))
+    assert contradicts(number, none, None) == "a number becomes none, or none a number"
+    assert contradicts(torch.tensor([1, 2]), torch.tensor([1, 3]), None) == "an integer result changes"
+    assert contradicts(torch.tensor([1, 2]), torch.tensor([1, 2]), None) is None
+    assert contradicts(number, number, None) is None
+    assert contradicts(number + 1, number, None) == "an element called unchanged changes"
+
+
+def test_a_claim_that_takes_epsilon_for_zero_is_not_moved_along(claims: list[Any], point: Point) -> None:
+    wrong = pick(claims, "DW009")
+    wrong = replace(wrong, sites=wrong.sites[1:])
+    assert fault(wrong, point) and not fault(replace(wrong, tier="epsilon"), point)
+
+
+def test_a_proof_of_which_one_step_is_false_is_refused_whatever_its_motion(claims: list[Any], point: Point) -> None:
+    claim = pick(claims, "DW003")
+    shifted = [i for i, s in enumerate(claim.steps) if i and isinstance(s.value, Shift)]
+    for i in shifted:
+        value = claim.steps[i].value
+        lie = replace(claim.steps[i], value=replace(value, label=torch.ones_like(value.label)))
+        assert fault(replace(claim, steps=(*claim.steps[:i], lie, *claim.steps[i + 1 :])), point), i

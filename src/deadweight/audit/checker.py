@@ -66,6 +66,9 @@ def replay_motions(claims: dict[int, Claim], point: Point) -> dict[int, str]:
         changes: Values = {}
         for place, claim in batch.items():
             change = motion_of(place, claim, moved)
+            if any(t.shape != point.values[n].shape for n, t in change.items()):
+                faults[place] = "the motion it speaks of does not fit the parameter"  # broadcasting would hide it
+                continue
             if claim.dof and not any(bool(t.any()) for t in change.values()):
                 faults[place] = "the motion it speaks of moves nothing"
             changes |= {n: changes[n] + t if n in changes else t for n, t in change.items()}
@@ -73,6 +76,8 @@ def replay_motions(claims: dict[int, Claim], point: Point) -> dict[int, str]:
     if largest_difference(point.outputs, moved.outputs) < WHOLE:
         return faults
     for place, claim in claims.items():
+        if place in faults:
+            continue
         change = motion_of(place, claim, point)
         after = point.at({n: point.values[n] + t for n, t in change.items()})
         error = largest_difference(point.outputs, after.outputs)
@@ -168,14 +173,14 @@ def contradicts(new: Tensor, old: Tensor, conclusion: object) -> str | None:
     finite = torch.isfinite(old) & torch.isfinite(new)
     if not bool((finite | (old == new) | (torch.isnan(old) & torch.isnan(new))).all()):
         return "a number becomes none, or none a number"
-    scale = float(old[finite].abs().max()) + 1.0 if bool(finite.any()) else 1.0
-    moved = torch.where(finite & (old > -1e29), new - old, 0.0)
+    open_ = finite & (old > -1e29)  # a masked place may count as shifted by anything, and says nothing about the scale
+    scale = float(old[open_].abs().max()) + 1.0 if bool(open_.any()) else 1.0
+    moved = torch.where(open_, new - old, 0.0)
     labels = torch.zeros(old.shape, dtype=torch.int64) if conclusion is None else conclusion.label.expand(old.shape)  # type: ignore[attr-defined]
     if float(moved[labels == 0].abs().max() if bool((labels == 0).any()) else 0.0) > STEP * scale:
         return "an element called unchanged changes"
     unique, place = labels.unique(return_inverse=True)
-    flat, where = moved.reshape(-1), place.reshape(-1)
-    open_ = (finite & (old > -1e29)).reshape(-1)
+    flat, where, open_ = moved.reshape(-1), place.reshape(-1), open_.reshape(-1)
     high = torch.full((len(unique),), -torch.inf, dtype=torch.float64).scatter_reduce(
         0, where[open_], flat[open_], "amax"
     )
