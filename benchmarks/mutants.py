@@ -111,9 +111,10 @@ def run(
 
 
 def judged(mutant: Mutant, known: dict[tuple, Row], reasons: dict[tuple[str, str, str, str], str]) -> Row:
-    if mutant.key[:4] in reasons:
+    row = known.get(mutant.key) or Row(*mutant.key, "not run")
+    if mutant.key[:4] in reasons and row.verdict not in ("killed", "timeout"):
         return Row(*mutant.key, "equivalent", how=reasons[mutant.key[:4]])
-    return known.get(mutant.key) or Row(*mutant.key, "not run")
+    return row
 
 
 def attack(

@@ -8,7 +8,7 @@ from typing import Any
 
 Row = dict[str, Any]
 DEAD = ("killed", "timeout")
-ALIVE = ("survived", "unreached", "not run")
+ALIVE = ("survived", "unreached")
 
 HEAD = """# Mutants: which conditions of the prover a test watches over
 
@@ -31,20 +31,22 @@ def page(rows: list[Row]) -> str:
 def score(rows: list[Row]) -> str:
     count = Counter(r["verdict"] for r in rows)
     killed, alive = sum(count[v] for v in DEAD), sum(count[v] for v in ALIVE)
-    decided = killed + count["equivalent"]
+    waiting = f", {count['not run']:,} not run yet" if count["not run"] else ""
+    found = f"{killed:,} killed, {count['equivalent']:,} equivalent, {alive:,} survived"
     return (
-        f"**{len(rows):,} mutants: {killed:,} killed, {count['equivalent']:,} equivalent, {alive:,} survived"
-        f" ({100 * decided / len(rows):.1f} % decided).** Of those killed {count['timeout']} ran out of time; of those"
-        f" that survived, no test gives {count['unreached']} conditions another value than the original.\n"
+        f"**{len(rows):,} mutants: {found}{waiting}.**"
+        f" Of those killed {count['timeout']} ran out of time. Of those that survived, no test gives"
+        f" {count['unreached']} conditions another value than the original; the others passed what tests fit into the"
+        " time that the run gives to one mutant.\n"
     )
 
 
 def by_file(rows: list[Row]) -> str:
-    lines = ["| file | mutants | killed | equivalent | survived |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| file | mutants | killed | equivalent | survived | not run |", "| --- | --- | --- | --- | --- | --- |"]
     for file in dict.fromkeys(r["file"] for r in rows):
         count = Counter(r["verdict"] for r in rows if r["file"] == file)
         killed, alive = sum(count[v] for v in DEAD), sum(count[v] for v in ALIVE)
-        lines.append(f"| {file} | {count.total()} | {killed} | {count['equivalent']} | {alive} |")
+        lines.append(f"| {file} | {count.total()} | {killed} | {count['equivalent']} | {alive} | {count['not run']} |")
     return "\n".join(lines) + "\n"
 
 

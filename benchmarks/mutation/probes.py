@@ -21,7 +21,7 @@ from mutation.operators import Mutant, Place, at, put, replaced
 Sources = dict[str, str]  # the text of each file, as it was when the mutants were made
 PROBE = "_deadweight_probe"
 REACHED = "_deadweight_reached"
-IMPURE = {"take", "next"}  # what calls these is not evaluated twice: it counts as another value
+IMPURE = {"take", "next", "promise"}  # what calls these is not evaluated twice: it counts as another value
 
 
 def module_of(file: str) -> ModuleType:
@@ -130,4 +130,4 @@ def compared(node: ast.AST, mutants: Sequence[tuple[int, Mutant]]) -> ast.Call:
 
 def impure(mutant: Mutant) -> bool:
     calls = (n.func for n in ast.walk(mutant.replacement) if isinstance(n, ast.Call))
-    return any(isinstance(f, ast.Name) and f.id in IMPURE for f in calls)
+    return any(getattr(f, "attr", getattr(f, "id", "")) in IMPURE for f in calls)
