@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deadweight.graph.evaluate import evaluate
@@ -18,6 +19,7 @@ from deadweight.proof.absorb import readings
 from deadweight.proof.shift import Outcome
 
 X = torch.randn(5, 4, dtype=torch.float64)
+TOKENS, ROWS = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([1, 0])
 STEP = 1e-13  # of outputs of order one: float64 rounds at about 1e-16
 
 
@@ -52,12 +54,27 @@ TRAPS = {
     "a slice of what is returned whole": lambda m, x: (torch.tanh(x + m.p + m.q[:4]) * m.q[7], m.q),
     "side by side with another parameter": lambda m, x: torch.tanh(x + m.p + torch.cat([m.q[:2], m.r])) * m.q[3],
     "side by side, one part read elsewhere": lambda m, x: torch.tanh(x + m.p + torch.cat([m.q[:2], m.q[3:5]])) * m.q[4],
+    "a sum that weighs the parameter": lambda m, x: torch.tanh(torch.add(x + m.p, m.s, alpha=2)),
+    "a sum that weighs the sum before it": lambda m, x: torch.tanh(torch.add(x + m.p, torch.add(m.s, x, alpha=2) * 2)),
+    "a difference": lambda m, x: torch.tanh((x + m.p) - m.s) * m.s.sum(),
+    "a parameter behind a function": lambda m, x: torch.tanh(x + m.p + torch.sin(m.s)),
+    "a parameter behind a factor": lambda m, x: torch.tanh(x + m.p + 2.0 * m.s),
+    "a sum that is returned": lambda m, x: (torch.tanh(x + m.p + (h := x * x + m.s)), h),
+    "a sum that others read": lambda m, x: torch.tanh(x + m.p + (h := x * x + m.s)) * torch.sin(h),
+    "a table that others read": lambda m, x: torch.tanh(x + m.p + F.embedding(TOKENS, m.t)) * torch.sin(m.t.sum()),
+    "a table that is computed": lambda m, x: torch.tanh(x + m.p + F.embedding(TOKENS, torch.sin(m.t))),
+    "a table in another order": lambda m, x: torch.tanh(x + m.p + F.embedding(TOKENS, m.t).flip(-1).cumsum(-1)),
+    "side by side with a constant": lambda m, x: torch.tanh(x + m.p + torch.cat([m.q[:2], torch.ones(2)])) * m.q[7],
+    "side by side with a table": lambda m, x: torch.tanh(
+        x + m.p + torch.cat([m.u[:, 0], F.embedding(ROWS, m.u)[:, 1]])
+    ),
     "one element at several places": lambda m, x: torch.tanh(x + m.p + m.q[:1].expand(4)) * m.q[4],
 }
 
 
 def walked(traced: Callable, forward: Callable) -> tuple[Graph, Prover, Outcome]:
     q = {"p": torch.randn(4), "q": torch.randn(8), "r": torch.randn(2), "s": torch.randn(4)}
+    q |= {"t": torch.randn(3, 4), "u": torch.randn(2, 2)}
     graph = traced(forward, (X,), **q)
     prover = Prover(graph)
     return graph, prover, prover.walk(graph.node_of["p"], torch.arange(1, 5), "biases")
