@@ -327,3 +327,30 @@ def test_one_hot_without_a_number_of_classes_counts_them() -> None:
 
     graph = canonical(trace(Classes(), (X,)))
     assert graph.node_of["other.weight"] in graph.live
+
+
+class Named(nn.Module):
+    """Layers by name, and the name made of a number that data decide."""
+
+    def __init__(self, *, fraction: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({f"layer_{i}": nn.Linear(3, 3) for i in range(2)})
+        self.fraction = fraction
+
+    def forward(self, x: Tensor) -> Tensor:
+        best = x.mean((0, 1)).argmax() % 2
+        name = f"layer_{best}" if not self.fraction else f"layer_{int(float(f'{x.mean():.3f}') > 9)}"
+        return self.layers[name](x)
+
+
+def test_a_number_in_a_name_is_that_of_the_example() -> None:
+    x = torch.zeros(2, 4, 3)
+    x[..., 1] = 1.0  # the second is the largest
+    graph = trace(Named(fraction=False), (x,), {})
+    read = {graph.parameters[n] for n in graph.parameters if graph.users[n]}
+    assert read == {"layers.layer_1.weight", "layers.layer_1.bias"} and graph.specialised
+
+
+def test_a_float_in_a_name_is_refused() -> None:
+    with pytest.raises(TraceError, match="float32 number is taken out"):
+        trace(Named(fraction=True), (torch.randn(2, 4, 3),), {})

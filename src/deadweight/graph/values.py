@@ -99,10 +99,16 @@ def record(run: Callable[..., Any], *tensors: list[Tensor]) -> torch.fx.GraphMod
 
 
 class WithoutIdleDropout(TorchFunctionMode):
-    """Dropout that is off hands on its input itself, and what is then written to the one is written to the other."""
+    """Dropout that is off hands on its input itself, and what is then written to the one is written to the other.
+
+    A single number in an f-string (the name of an expert) is the number, as outside a trace; that it was asked for is
+    recorded.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.__format__ and args[0].dim() == 0:
+            return format(args[0].item(), *args[1:])
         training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
         if getattr(func, "__name__", "") in DROPOUTS and not training:
             return args[0]
