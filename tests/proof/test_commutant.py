@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from deadweight.graph.node import Graph
 from deadweight.laws.action import Blockwise
 from deadweight.laws.catalogue import search
-from deadweight.laws.dw009_query_key_basis import ContractionClaim, HeadPart, turn_of
+from deadweight.laws.dw009_query_key_basis import ContractionClaim
+from deadweight.laws.head_parts import HeadPart, turn_of
 from deadweight.proof import field
 from deadweight.proof.commutant import Products, commutant, commutant_dimension
 

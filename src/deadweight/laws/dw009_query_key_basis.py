@@ -1,21 +1,23 @@
 """DW009 query-key basis: only the product of queries and keys counts, so both may be turned against each other.
 
 What stands between projection and product (nothing, rotary positions of any layout, or a part of them) decides which
-turns are free. Behind a query-key norm only the two gains meet: of each pair the product counts.
+turns are free. Behind a query-key norm with gains only these meet: of each pair the product counts. A norm without
+gains leaves the turns that keep the length of a head: the angle of every rotary pair, or a rotation of the whole head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.action import Blockwise, Element, direction, transformed
 from deadweight.laws.claim import Claim, normal
+from deadweight.laws.head_parts import HeadPart, by_shape, turn_of
+from deadweight.laws.normed_heads import directions, keeping_lengths
 from deadweight.laws.point import Motion, Point, Values
 from deadweight.laws.prover import Prover
 from deadweight.laws.spaces import gain_site, placed
@@ -23,6 +25,7 @@ from deadweight.laws.turn_claim import SIZE
 from deadweight.laws.turns import moved_index
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.commutant import Part, Products, commutant, head_products, merged
+from deadweight.proof.normed import grams
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.steps import Blocked
@@ -30,30 +33,17 @@ from deadweight.proof.turn import Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
 
 CODE, NAME = "DW009", "query-key-basis"
-THROUGH = SHAPE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}
-
-
-@dataclass(frozen=True)
-class HeadPart:
-    """A part of the group of all heads that share keys, by coordinates: of every query head, and of the keys."""
-
-    head: int  # which key head
-    part: Part
-    queries: Int64[Tensor, "heads count n"]
-    keys: Int64[Tensor, "count n"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.queries.shape, self.part.entry)
-
-    @property
-    def left(self) -> tuple[Tensor, ...]:
-        """The coordinates of every query head, and of the keys, in one row each."""
-        return tuple(head.reshape(-1) for head in self.queries)
-
-    @property
-    def right(self) -> Tensor:
-        return self.keys.reshape(-1)
+THROUGH = SHAPE | {
+    "core.rms",
+    "core.unit",
+    "aten.add",
+    "aten.sub",
+    "aten.mul",
+    "aten.div",
+    "aten.neg",
+    "aten.where",
+    "aten.masked_fill",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,42 +77,17 @@ class ContractionClaim(Claim):
                 yield gain_scales(self.products, list(torch.eye(len(pairs), dtype=torch.float64)[i]))
             return
         for part in self.parts:
-            count, entry = part.part.count, part.part.entry
-            for unit in torch.eye(count * count * entry, dtype=torch.float64).reshape(-1, count, count, entry):
+            for unit in directions(part):
                 yield turn_of([part], unit[None], finite=False)
 
     def random(self, generator: torch.Generator, finite: bool) -> Element:
         """A random direction, or a random member of the group not too far from 1."""
         found: list[Blockwise] = []
         for alike in by_shape(self.parts):
-            _, count, _, entry = alike[0].shape
-            drawn = normal(generator, len(alike), count, count, entry) * (SIZE / (count * entry) ** 0.5 / 2)
+            size = SIZE / (alike[0].part.count * alike[0].part.entry) ** 0.5 / 2
+            drawn = torch.stack([part.random(generator) for part in alike]) * size
             found += turn_of(alike, drawn, finite=finite)
         return tuple(found)
-
-
-def by_shape(parts: Iterable[HeadPart]) -> list[list[HeadPart]]:
-    groups: dict[tuple[int, ...], list[HeadPart]] = {}
-    for part in parts:
-        groups.setdefault(part.shape, []).append(part)
-    return list(groups.values())
-
-
-def turn_of(alike: list[HeadPart], z: Float64[Tensor, "parts count count entry"], *, finite: bool) -> Element:
-    """X = T·Z·T⁻¹ on queries and Y = −W·Zᵀ·W⁻¹ on keys; as members of the group 1 + X and (1 − Y)⁻¹."""
-    heads, count, n, _ = alike[0].shape
-    size = count * n
-    t, w, e, f = (
-        torch.stack([getattr(p.part, name) for p in alike])
-        for name in ("left_basis", "right_basis", "left_entries", "right_entries")
-    )
-    x = torch.einsum("pkij,pklb,pbjm,plmo->pkilo", t, z, e, torch.linalg.inv(t)).reshape(-1, size, size)
-    y = -torch.einsum("pkij,plkb,pbjm,plmo->pkilo", w, z, f, torch.linalg.inv(w)).reshape(-1, size, size)
-    if finite:
-        y = torch.linalg.solve(torch.eye(size, dtype=torch.float64) - y, y)
-    queries = torch.stack([p.queries.reshape(heads, size) for p in alike], 1).reshape(-1, size)
-    keys = torch.stack([p.right for p in alike])
-    return Blockwise.dense(queries, x.repeat(heads, 1, 1)), Blockwise.dense(keys, y)
 
 
 def gain_scales(products: tuple[Products, ...], scales: list[Tensor], *, finite: bool = False) -> Element:
@@ -200,7 +165,7 @@ def contraction(prover: Prover, node: Node, query: Root, key: Root, known: Known
     except Blocked:
         return
     turned = TurnWalk(prover.graph, prover.identity, writers, sites, size, contracts=True).run()
-    only = turned.proved and bool(turned.contractions) and not turned.rotations
+    only = turned.proved and bool(turned.contractions) and not turned.rotations and not (query.is_gain and turned.norms)
     if only and not bool(turned.blocks.any()) and not any(s.role == "in" for s in turned.sites):
         yield from conclude(query, turned, sites, coordinates[query.width], known)
 
@@ -210,7 +175,7 @@ def reaching(prover: Prover, root: Root, operand: str, offset: int) -> Tensor:
     numbers = numbered(root.width, offset)
     within = between(prover.graph, root.node.name, operand)
     start = {root.node.name: placed(root.node, numbers)}
-    walk = TurnWalk(prover.graph, prover.identity, start, [], offset + root.width, within=within)
+    walk = TurnWalk(prover.graph, prover.identity, start, [], offset + root.width, within=within, contracts=True)
     walk.run()
     form = walk.forms.get(operand)
     if form is None:
@@ -254,7 +219,8 @@ def add_root(graph: Graph, root: Root, coordinate: Tensor, writers: dict[str, Te
 def conclude(query: Root, turned: Turned, sites: list[Site], coordinate: Tensor, known: Known) -> Iterator[Claim]:
     products = one_way([p for c in turned.contractions for p in head_products(c.left, c.right)], query.width)
     parts = [] if query.is_gain else head_parts(products, known)
-    dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.part.dimension for p in parts)
+    parts = keeping_lengths(parts, [gram for form in turned.norms for gram in grams(form)])
+    dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.dimension for p in parts)
     if not dof:
         return
     own = next(s for s in sites if torch.equal(s.coordinate, coordinate))

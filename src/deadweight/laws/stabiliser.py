@@ -74,7 +74,7 @@ def blocks_of(graph: Graph, number: int, claim: Claim, taken: Taken) -> Iterator
     if isinstance(claim, ContractionClaim):
         for part in claim.parts:
             if part.part.count > 1:
-                block = Block(number, part.part.count, entry=part.part.entry)
+                block = Block(number, part.part.count, part.allowed is not None, entry=part.part.entry)
                 settle(block, graph, claim.sites, part.left, taken, writes=True, grain=part.part.grain)
                 settle(block, graph, claim.sites, (part.right,), taken, writes=False, grain=part.part.grain)
                 yield block

@@ -70,6 +70,7 @@ class Turned:
     sites: list[Site] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     contractions: list[Contraction] = field(default_factory=list)
+    norms: list[Form] = field(default_factory=list)  # of heads, before they meet: each must keep its length
     rotations: bool = False  # a norm allows rotations only
     fixes_ones: bool = False  # LayerNorm: and only those that keep the mean direction
     epsilon: float | None = None  # a scale of the whole space dies in a norm, up to this ε
@@ -198,7 +199,10 @@ class TurnWalk:
         return found if isinstance(found, Form) else None
 
     def numbers_of(self, ref: Ref) -> exact.Elements:
-        """What stands for a value that is not turned: one random element for each of its numbers."""
+        """What stands for a value that is not turned: one random element for each of its numbers, with its sign."""
+        node = self.graph.node(ref)
+        if node.op == "aten.neg" and isinstance(node.args[0], Ref):
+            return exact.negative(self.numbers_of(node.args[0]))
         return exact.generic(self.identity.of(ref))
 
     def read(self, node: Node, view: WeightView, axis: int, form: Form) -> None:

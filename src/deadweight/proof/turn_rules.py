@@ -358,6 +358,9 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
     """A norm commutes with rotations (LayerNorm: with those that keep the mean) and ignores a common scale."""
     form = walk.forms[node.args[0].name]
     slot = form.single
+    if walk.contracts and node.op != "core.layer" and node.args[1] == 1 and form.gain is form.expert is None:
+        walk.turned.norms.append(form)
+        return scaled(form, field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape))
     if slot is None or node.args[1] != 1 or form.power != 1:
         raise Blocked(node.name, node.op, "it reads sums of several coordinates")
     uniform(walk, node, slot)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from deadweight.laws.claim import Claim
-from deadweight.laws.dw009_query_key_basis import ContractionClaim, HeadPart
+from deadweight.laws.dw009_query_key_basis import ContractionClaim
+from deadweight.laws.head_parts import HeadPart
 from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.turn import Site
 from deadweight.reduce.known import Known

@@ -128,6 +128,8 @@ def made(graph: Graph, claim: Claim, layout: Layout) -> Rewrite:
     if claim.code == "DW009" and isinstance(claim, ContractionClaim):
         if claim.diagonal:
             raise NotDone("of two gains only the product counts; folding one into the other saves its numbers only")
+        if any(part.allowed is not None for part in claim.parts):
+            raise NotDone("behind a norm only rotations are free: nothing is stored less")
         return worthwhile(KeyBasis(**common))  # type: ignore[arg-type]
     if claim.code == "DW015" and isinstance(claim, TurnClaim):
         return WholeProjection(**common)  # type: ignore[arg-type]
