@@ -38,7 +38,7 @@ def columns(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     ):
         return
     groups = torch.arange(1, node.shape[-1] + 1).expand(node.shape)
-    outcome = prover.walk(node.name, groups)
+    outcome = prover.attempt(node.name, groups)
     if outcome.proved and dies_in_softmax(prover, node, outcome):
         yield make_claim(prover, CODE, NAME, node, groups, outcome)
 

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from deadweight.graph.evaluate import evaluate, float64_default, value_of
 from deadweight.graph.node import Graph, Node
+from deadweight.laws.tangent import derivative
 
 Values = dict[str, Tensor]
 Motion = dict[str, Tensor]  # parameter node name to the direction in which it moves
@@ -41,6 +41,9 @@ class Point:
 
     @cached_property
     def outputs(self) -> list[Tensor]:
+        known = self.__dict__.get("nodes")
+        if known is not None:  # computed before
+            return [known[name] for name in self.graph.outputs]
         with torch.no_grad():
             return evaluate(self.graph, self.values, self.inputs)
 
@@ -50,11 +53,15 @@ class Point:
 
     def value(self, name: str, given: Mapping[str, Any] | None = None) -> Tensor:
         """One node's value, computed from what it depends on alone; values that are `given` are not computed."""
+        return self.computed(name, given).to(torch.float64)
+
+    def computed(self, name: str, given: Mapping[str, Any] | None = None) -> Any:
+        """The same, of whatever type it is."""
         known = dict(given or {})
         with torch.no_grad(), float64_default():
             for needed in ancestors(self.graph, name, known):
                 known[needed] = value_of(self.graph, self.graph.nodes[needed], known, self.values, self.inputs)
-        return known[name].to(torch.float64)
+        return known[name]
 
     def tangents(self, motion: Motion, nodes: Iterable[str], take: Callable[[Node, Tensor], bool]) -> None:
         """Follow a motion of parameters through these nodes in forward mode; `take` sees each tangent, and may end it.
@@ -62,27 +69,28 @@ class Point:
         Views and sums of parameters are followed too. Whatever else the nodes read is not moved.
         """
         wanted = {*nodes, *(n for n, depends in self.graph.depends.items() if depends == (True, False))}
-        with torch.no_grad(), forward_ad.dual_level(), float64_default():
-            moved: dict[str, Any] = {
-                name: forward_ad.make_dual(self.values[name].to(torch.float64), t) for name, t in motion.items()
-            }
+        moved: dict[str, Any] = {name: t.to(torch.float64) for name, t in motion.items()}
+        still = Known(self)
+        with torch.no_grad(), float64_default():
             for node in self.graph.nodes.values():
                 if node.name in wanted and any(name in moved for name in node.inputs):
-                    value = value_of(self.graph, node, Overlaid(moved, self.nodes), self.values, self.inputs)
-                    tangent = forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
-                    if not isinstance(value, Tensor) or (tangent is not None and not take(node, tangent)):
-                        moved[node.name] = value
+                    found = derivative(self.graph, node, moved, still)
+                    if found is not None and not (isinstance(found, Tensor) and take(node, found)):
+                        moved[node.name] = found
 
 
-class Overlaid(dict):
-    """Moved values where there are any, else those that stay."""
+class Known(dict):
+    """The values of nodes, computed when they are asked for: weights by themselves, all else in one run."""
 
-    def __init__(self, moved: dict[str, Any], still: dict[str, Any]) -> None:
+    def __init__(self, point: Point) -> None:
         super().__init__()
-        self.moved, self.still = moved, still
+        self.point = point
 
-    def __getitem__(self, name: str) -> Any:
-        return self.moved[name] if name in self.moved else self.still[name]
+    def __missing__(self, name: str) -> Any:
+        point = self.point
+        alone = "nodes" not in point.__dict__ and not point.graph.depends[name][1]
+        self[name] = point.computed(name) if alone else point.nodes[name]
+        return self[name]
 
 
 def ancestors(graph: Graph, name: str, known: Mapping[str, Any]) -> list[str]:

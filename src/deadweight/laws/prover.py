@@ -14,8 +14,10 @@ from deadweight.laws.claim import Claim
 from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import compact, scramble
-from deadweight.proof.opsets import POINTWISE, SHAPE
+from deadweight.proof.opsets import CONVOLUTIONS, POINTWISE, SHAPE
 from deadweight.proof.shift import Absorbers, Outcome, Shift, ShiftWalk
+from deadweight.proof.shift_rules.arithmetic import stopped_by
+from deadweight.proof.steps import Blocked
 
 
 @dataclass
@@ -29,8 +31,9 @@ class Prover:
     def __post_init__(self) -> None:
         self.identity = Identity(self.graph)
         self.walks: dict[tuple, Outcome] = {}
-        self.alive: dict[str, bool] = {}
+        self.alive: dict[str, Blocked | None] = {}
         self.known_parts: dict[str, list[Tensor]] = {}
+        self.made_of = parameters_behind(self.graph)
 
     def parts(self, node: Node) -> list[Tensor]:
         """A vector parameter's elements, split by where each is first computed with: fused biases fall apart.
@@ -62,6 +65,11 @@ class Prover:
             self.walks[key] = self.new_walk(node, groups, absorbers, exclude)
         return self.walks[key]
 
+    def attempt(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> Outcome:
+        """The same, but no walk where it is sure that the change arrives."""
+        reader = self.sure_reader(node) if absorbers == "none" else None
+        return self.walk(node, groups, absorbers) if reader is None else Outcome([], {}, reader)
+
     def new_walk(self, node: str, groups: Tensor, absorbers: Absorbers, exclude: frozenset[str]) -> Outcome:
         short = compact(groups)
         labels = torch.where(short == 0, 0, scramble(short.to(torch.int64))).expand(groups.shape)
@@ -80,7 +88,7 @@ class Prover:
 
     def prove(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> tuple[Tensor, Outcome]:
         """The largest part of these groups that is proved, dropping the elements that a first walk finds varying."""
-        outcome = self.walk(node, groups, absorbers)
+        outcome = self.attempt(node, groups, absorbers)
         for _ in range(2):
             if outcome.proved or not outcome.suspects:
                 break
@@ -97,9 +105,13 @@ class Prover:
         self.blocked.setdefault(node, []).append((groups, outcome))
 
     def surely_alive(self, node: str) -> bool:
-        """Whether a matrix reaches, by some way on which nothing can stop a shift, what no shift can pass."""
+        """Whether some way on which nothing can stop a shift leads from a parameter to what no shift can pass."""
+        return self.sure_reader(node) is not None
+
+    def sure_reader(self, node: str) -> Blocked | None:
+        """What stands at the end of such a way."""
         if node not in self.alive:
-            self.alive[node] = reaches_reader(self.graph, node)
+            self.alive[node] = reaches_reader(self.graph, self.made_of, node)
         return self.alive[node]
 
     def has(self, code: str, node: str) -> bool:
@@ -114,6 +126,7 @@ class Prover:
 
 PASSES = {
     "aten.add",
+    "aten.mul",
     "linear",
     "experts",
     "aten.neg",
@@ -122,11 +135,29 @@ PASSES = {
     "aten.permute",
     "aten.t",
     "aten.unsqueeze",
+    *CONVOLUTIONS,
 }
+NON_LINEAR = POINTWISE | {"core.rms", "core.unit", "output"}
 
 
-def reaches_reader(graph: Graph, node: str) -> bool:
-    """Through sums and linear maps alone to a non-linear function, an RMSNorm or an output."""
+def parameters_behind(graph: Graph) -> dict[str, int]:
+    """For each node a set of bits: the parameters that its value depends on."""
+    found: dict[str, int] = {}
+    for node in graph.nodes.values():
+        own = 1 << len(found) if node.op == "parameter" else 0
+        for name in node.inputs:
+            own |= found[name]
+        found[node.name] = own
+    return found
+
+
+def reaches_reader(graph: Graph, made_of: dict[str, int], node: str) -> Blocked | None:
+    """Through sums, products and linear maps of one changed operand to a non-linear function, an RMSNorm or an output.
+
+    Nothing on such a way stops a shift; where two changed values meet they might cancel.
+    """
+    if graph.nodes[node].op != "parameter":
+        return None
     stack, seen = [node], set[str]()
     while stack:
         name = stack.pop()
@@ -134,13 +165,22 @@ def reaches_reader(graph: Graph, node: str) -> bool:
             continue
         seen.add(name)
         if name in graph.outputs:
-            return True
+            return Blocked(name, "output", "the shift reaches the output")
         for reader in graph.users[name]:
-            if reader.op in POINTWISE or reader.op in ("core.rms", "core.unit", "output"):
-                return True
-            if reader.op in PASSES or (reader.op == "aten.embedding" and name == node):
+            if reader.op in NON_LINEAR:
+                return stopped_by(reader)
+            passes = reader.op in PASSES or less_constant(graph, reader)
+            changed = sum(bool(made_of[n] & made_of[node]) for n in reader.inputs)
+            if changed == 1 and (passes or (reader.op == "aten.embedding" and name == node)):
                 stack.append(reader.name)
-    return False
+    return None
+
+
+def less_constant(graph: Graph, node: Node) -> bool:
+    """A difference with a constant keeps every shift; one of two values may cancel it."""
+    return (
+        node.op == "aten.sub" and isinstance(node.args[1], Ref) and graph.depends[node.args[1].name] == (False, False)
+    )
 
 
 def split_by_readers(graph: Graph, node: Node, numbers: Tensor) -> list[Tensor]:

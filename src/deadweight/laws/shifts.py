@@ -158,7 +158,7 @@ def common(
         return
     for groups in tied_groups(prover.graph, node):
         groups = without_unread(prover, node, groups)
-        outcome = prover.walk(node.name, groups, absorbers)
+        outcome = prover.attempt(node.name, groups, absorbers)
         if outcome.proved and accept(prover, node, outcome):
             yield make_claim(prover, code, name, node, groups, outcome)
 

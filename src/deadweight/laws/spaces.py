@@ -58,7 +58,7 @@ def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False
             for other in turned.blocked.missing:
                 bring_in(prover.graph, writers, other, size, scalar=scalar)
         except Blocked as blocked:
-            turned.blocked = blocked
+            turned.blocked = blocked.with_traceback(None)
             break
         if len(writers.nodes) == before:
             turned.blocked = Blocked(turned.blocked.node, turned.blocked.op, turned.blocked.why)

@@ -93,7 +93,7 @@ class ShiftWalk:
             self.check_promises()
             self.check_outputs()
         except Blocked as blocked:
-            self.outcome.blocked = blocked
+            self.outcome.blocked = blocked.with_traceback(None)  # its frames would keep every label alive
         return self.outcome
 
     def visit(self, node: Node) -> None:

@@ -151,7 +151,7 @@ class TurnWalk:
             if not self.missing:
                 self.check_readings()
         except Blocked as blocked:
-            self.turned.blocked = blocked
+            self.turned.blocked = blocked.with_traceback(None)  # its frames would keep every form alive
         if self.missing and self.turned.blocked is None:
             self.turned.blocked = NeedsWriters(self.missing)
         return self.turned

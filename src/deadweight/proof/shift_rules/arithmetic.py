@@ -231,13 +231,22 @@ def dropout(walk: ShiftWalk, node: Node) -> Shift:
 @shift_rule(*POINTWISE)
 def pointwise(walk: ShiftWalk, node: Node) -> None:
     """A non-linear function of a shifted number is another number."""
-    raise Blocked(node.name, node.op, WHY.get(node.op, "a non-linear function of a shifted number"))
+    raise stopped_by(node)
 
 
+def stopped_by(node: Node) -> Blocked:
+    """Why this operation stops every shift."""
+    return Blocked(node.name, node.op, WHY.get(node.op, "a non-linear function of a shifted number"))
+
+
+NO_MEAN = "RMSNorm subtracts no mean: nothing is ignored"
 WHY = {
     "aten.tanh": "tanh (a soft-cap, say) does not ignore a shift",
     "aten.sigmoid": "a sigmoid does not ignore a shift as a softmax does",
     "aten.relu": "ReLU does not ignore a shift",
     "aten.gelu": "GELU does not ignore a shift",
+    "core.rms": NO_MEAN,
+    "core.unit": NO_MEAN,
+    "output": "the shift reaches the output",
     "aten.pow": "a power (of a norm, say) does not ignore a shift",
 }
