@@ -103,7 +103,8 @@ def residue(finding: Finding, grads: Tensor) -> float:
         return float(picked.reshape(len(picked), finding.dof, -1).sum(2).abs().max())
     sums = [picked.sum(1).abs().max(), picked.flatten(1, -2).sum(-1).abs().max() if picked.ndim == 3 else torch.inf]
     wide = picked.sum(-1).abs().max()  # rows of a table
-    return float(min(*map(float, sums), float(wide)))
+    rows = picked.flatten(2).sum(-1).abs().max()  # rows of a weight that is centred itself
+    return float(min(*map(float, sums), float(wide), float(rows)))
 
 
 def jacobian(

@@ -13,6 +13,7 @@ from deadweight.laws.prover import Prover, follow
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import added_once, element_wise, is_vector
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
+from deadweight.proof.scale import SCALE_RULES
 from deadweight.proof.shift import RULES
 from deadweight.proof.turn import TURN_RULES
 
@@ -87,11 +88,12 @@ def adds_stream(graph: Graph, reader: Node) -> bool:
 def without_rule(prover: Prover) -> Iterator[Unknown]:
     """Parameters that an operation reads of which no rule knows how it passes a change on."""
     for node in prover.parameters():
-        op = next((op for op in reading_ops(prover.graph, node.name) if op not in RULES and op not in TURN_RULES), None)
+        op = next((op for op in reading_ops(prover.graph, node.name) if not any(op in r for r in EVERY_RULE)), None)
         if op is not None and not taken(prover, node, torch.ones(node.shape, dtype=torch.int64)):
             yield Unknown(prover.graph.parameters[node.name], op, NO_RULE)
 
 
+EVERY_RULE = (RULES, TURN_RULES, SCALE_RULES)
 NO_RULE = "no rule says how this operation passes a change on: what it reads is not examined"
 
 

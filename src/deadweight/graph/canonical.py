@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
-from deadweight.graph import recurrent as _recurrent  # noqa: F401  (registers the rewrites)
+from deadweight.graph import bags as _bags  # noqa: F401  (registers the rewrites)
+from deadweight.graph import recurrent as _recurrent  # noqa: F401
+from deadweight.graph import views as _views  # noqa: F401
 from deadweight.graph.cores import CORES
 from deadweight.graph.experts import every_expert
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.graph.outputs import RETURNED
-from deadweight.graph.patterns import rms_pattern, unit_pattern
+from deadweight.graph.patterns import rms_pattern, softmax_pattern, unit_pattern
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, by_name, rewrites
 
@@ -55,15 +57,6 @@ def drop_copy(make: Canonicaliser, node: Node) -> Ref | None:
     same = before == after or (before is not None and after is not None and before.is_floating_point == node.is_float)
     keeps = before is not None and (before.is_floating_point or before == after) and node.op != "aten.native_dropout"
     return source if same and keeps and make.shape(source) == node.shape else None
-
-
-@rewrites("aten.view", "aten._unsafe_view")
-def reshape(make: Canonicaliser, node: Node) -> Ref | None:
-    """A view of a copy may not be a view of the original: reshape says the same of both."""
-    if not isinstance(node.args[1], (list, tuple)):
-        return None  # view as another dtype
-    target, args = aten.reshape.default, (node.args[0], list(node.shape))
-    return make.emit(f"{node.name}_reshape", "aten.reshape", target, args, node.shape, node)
 
 
 @rewrites("aten.copy")
@@ -156,9 +149,12 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """x · rsqrt(mean(x²) + ε), however it was written; x / max(‖x‖, ε), and a number times it."""
+    """x · rsqrt(mean(x²) + ε), however it was written; x / max(‖x‖, ε), and a number times it; a softmax by hand."""
     if node.kwargs:
         return None
+    if found := softmax_pattern(make.nodes, node):
+        args = (Ref(found[0]), found[1])
+        return make.emit(f"{node.name}_softmax", "softmax", aten.softmax.int, args, node.shape, node)
     if found := rms_pattern(make.nodes, node):
         return core(make, node, "core.rms", Ref(found[0]), 1, found[1])
     if found := unit_pattern(make.nodes, node):
@@ -175,6 +171,18 @@ def scaled_unit(make: Canonicaliser, node: Node) -> Ref | None:
     x, axes, scale, eps = before.args
     factor = 1 / number if node.op == "aten.div" else number
     return core(make, node, "core.unit", x, axes, scale * factor, eps)
+
+
+@rewrites("aten._weight_norm")
+def split_weight_norm(make: Canonicaliser, node: Node) -> Ref:
+    """g·v/‖v‖, the norm over every axis but one (or over all), each step its own node."""
+    v, g, dim = node.args[0], node.args[1], argument(node, 2, "dim", 0)
+    axes = [a for a in range(len(node.shape)) if dim == -1 or a != dim % len(node.shape)]
+    lengths = tuple(1 if a in axes else n for a, n in enumerate(node.shape))
+    target = aten.linalg_vector_norm.default
+    norm = make.emit(f"{node.name}_norm", "aten.linalg_vector_norm", target, (v, 2, axes, True), lengths, node)
+    unit = make.emit(f"{node.name}_unit", "aten.div", aten.div.Tensor, (v, norm), node.shape, node)
+    return make.emit(f"{node.name}_scaled", "aten.mul", aten.mul.Tensor, (unit, g), node.shape, node)
 
 
 @rewrites("aten.batch_norm")

@@ -1,4 +1,4 @@
-"""Norms written by hand, recognised from their arithmetic."""
+"""Norms and softmax written by hand, recognised from their arithmetic."""
 
 from __future__ import annotations
 
@@ -35,6 +35,32 @@ def unit_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
     if norm.op != "aten.linalg_vector_norm" or source(norm) != x or not is_last_two_norm(nodes, norm):
         return None
     return x, float(below.args[1])
+
+
+def softmax_pattern(nodes: Nodes, node: Node) -> tuple[str, int] | None:
+    """(x, axis) if the node is exp(x) / Σ exp(x) along one axis, with or without the largest x taken off before."""
+    if node.op != "aten.div" or node.kwargs or not all(isinstance(a, Ref) for a in node.args):
+        return None
+    exponential, total = nodes[node.args[0].name], nodes[node.args[1].name]
+    if exponential.op != "aten.exp" or total.op != "aten.sum" or source(total) != exponential.name:
+        return None
+    axis = kept_axis(nodes, total)
+    if axis is None:
+        return None
+    x = nodes[source(exponential)]
+    largest = nodes[x.args[1].name] if x.op == "aten.sub" and isinstance(x.args[1], Ref) and not x.kwargs else None
+    if largest is not None and largest.op == "aten.amax" and source(largest) == source(x):
+        return (source(x), axis) if kept_axis(nodes, largest) == axis else None
+    return x.name, axis
+
+
+def kept_axis(nodes: Nodes, node: Node) -> int | None:
+    """The one axis over which a reduction goes, if it stays as an axis of length one."""
+    rank = len(nodes[source(node)].shape)
+    axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    axes = [axes] if isinstance(axes, int) else axes or []
+    keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    return axes[0] % rank if keep and len(axes) == 1 else None
 
 
 def is_last_two_norm(nodes: Nodes, norm: Node) -> bool:

@@ -11,6 +11,7 @@ from types import ModuleType
 from deadweight.graph.node import Graph
 from deadweight.laws import (
     batch_gain,
+    centred_weight,
     dw001_unused,
     dw002_key_bias,
     dw003_value_bias,
@@ -31,6 +32,7 @@ from deadweight.laws import (
     dw018_softmax_elsewhere,
     dw019_linear_chain,
     norm_gain,
+    normalised_weight,
     paired_rows,
     projected_state,
     tied_table,
@@ -45,6 +47,7 @@ SEARCH_ORDER: tuple[ModuleType, ...] = (
     dw016_logit_shift,
     dw004_bias_before_statistics,
     dw005_mean_before_layernorm,
+    centred_weight,
     dw003_value_bias,
     dw017_biases_at_one_place,
     dw013_added_tables,
@@ -62,6 +65,7 @@ SEARCH_ORDER: tuple[ModuleType, ...] = (
     dw015_whole_projection,
     dw019_linear_chain,
     projected_state,
+    normalised_weight,
     dw014_scale_before_norm,
 )
 

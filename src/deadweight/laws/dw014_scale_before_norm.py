@@ -23,7 +23,8 @@ def find(prover: Prover) -> Iterator[Claim]:
         covered.update(nodes)
         yield claim
     for node in prover.graph.nodes.values():
-        if node.op in ("core.layer", "core.rms", "core.unit") and node.inputs[0] not in covered:
+        of_data = prover.graph.depends[node.name][1]  # a normalised weight is another finder's
+        if node.op in ("core.layer", "core.rms", "core.unit") and of_data and node.inputs[0] not in covered:
             yield from scale(prover, node, covered)
 
 

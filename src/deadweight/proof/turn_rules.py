@@ -12,6 +12,7 @@ from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Node, Ref
 from deadweight.proof import field
+from deadweight.proof.beside import vectors_beside
 from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
 from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.moving import move
@@ -31,10 +32,11 @@ def shape(walk: TurnWalk, node: Node) -> Any:
     expert = expert_kept(walk, node)
     forms = [walk.forms[n] for n in node.inputs if n in walk.forms]
     missing = [n for n in node.inputs if n not in walk.forms]
+    beside = {}
     if missing and node.op in ("aten.cat", "aten.stack") and joins_same_space(walk, node):
-        walk.missing.update(dict.fromkeys(missing, node.name))
+        beside = vectors_beside(walk, node, missing)
     count = max(len(f.slots) for f in forms)
-    slots = [run_slot(walk, node, k) for k in range(count)]
+    slots = [run_slot(walk, node, k, beside) for k in range(count)]
     gains, powers = {f.gain for f in forms}, {f.power for f in forms}
     if len(gains) > 1 or len(powers) > 1:
         raise Blocked(node.name, node.op, "it joins values behind different gains or powers")
@@ -83,9 +85,9 @@ def joins_same_space(walk: TurnWalk, node: Node) -> bool:
     return node.op == "aten.stack" or axis % rank != rank - 1
 
 
-def run_slot(walk: TurnWalk, node: Node, k: int) -> Any:
+def run_slot(walk: TurnWalk, node: Node, k: int, beside: dict[str, Form]) -> Any:
     def part(name: str, attribute: str) -> torch.Tensor:
-        form = walk.forms.get(name)
+        form = beside.get(name, walk.forms.get(name))
         if isinstance(form, Form) and k < len(form.slots):
             return getattr(form.slots[k], attribute)
         return torch.zeros(walk.graph.nodes[name].shape, dtype=torch.int64)
@@ -288,7 +290,7 @@ def linear(walk: TurnWalk, node: Node) -> None:
     walk.read(node, view, view.input, form)
 
 
-@turn_rule("aten.matmul")
+@turn_rule("aten.matmul", "bag")
 def matmul(walk: TurnWalk, node: Node) -> Form | None:
     """Weighted sums of vectors turn alike; a product along the coordinates of two spaces is what must not change."""
     refuse_experts(walk, node)

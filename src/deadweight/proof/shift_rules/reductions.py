@@ -23,10 +23,13 @@ def softmax(walk: ShiftWalk, node: Node) -> None:
 
 def softmax_reason(walk: ShiftWalk, node: Node) -> str:
     """Say what made the shift vary along the axis, where the steps tell."""
-    if walk.outcome.suspects:
-        return "the shift differs from key to key behind a position-dependent factor (rotary)"
     steps = walk.outcome.steps
     product = max((i for i, s in enumerate(steps) if s.op == "aten.matmul"), default=len(steps))
+    before = {s.op for s in steps[:product]}
+    if walk.outcome.suspects and "aten.cat" in before and not {"aten.mul", "aten.sub"} & before:
+        return "a key that is not shifted stands beside the shifted ones (add_bias_kv, add_zero_attn, memory keys)"
+    if walk.outcome.suspects:
+        return "the shift differs from key to key behind a position-dependent factor (rotary)"
     if any(s.op == "aten.cat" for s in steps[product:]):
         return "a logit that is not shifted stands beside the shifted ones (attention sink)"
     return "the shift varies along the softmax axis"
