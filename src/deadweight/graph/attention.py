@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from deadweight.graph.einsum import spelled_out_einsum
 from deadweight.graph.layout import with_layout_of
@@ -24,6 +25,19 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.einsum.default: spelled_out_einsum,
     }
     return {fused: with_layout_of(fused, function) for fused, function in spelled_out.items()}
+
+
+class SpelledOut(TorchFunctionMode):
+    """While a model runs, its fused operations run spelled out: the trace need not be lowered for them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        table = decompositions()
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return table[aten.scaled_dot_product_attention.default](*args, **(kwargs or {}))
+        if func is torch.einsum and not kwargs and isinstance(args[0], str):
+            operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+            return table[aten.einsum.default](args[0], list(operands))
+        return func(*args, **(kwargs or {}))
 
 
 def spelled_out_attention(

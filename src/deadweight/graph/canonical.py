@@ -152,8 +152,8 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
     """x · rsqrt(mean(x²) + ε), however it was written; x / max(‖x‖, ε), and a number times it; a softmax by hand."""
     if node.kwargs:
         return None
-    if found := softmax_pattern(make.nodes, node):
-        args = (Ref(found[0]), found[1])
+    if by_hand := softmax_pattern(make.nodes, node):
+        args = (Ref(by_hand[0]), by_hand[1])
         return make.emit(f"{node.name}_softmax", "softmax", aten.softmax.int, args, node.shape, node)
     if found := rms_pattern(make.nodes, node):
         return core(make, node, "core.rms", Ref(found[0]), 1, found[1])

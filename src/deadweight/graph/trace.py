@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from deadweight.graph.attention import decompositions
+from deadweight.graph.attention import SpelledOut, decompositions
 from deadweight.graph.node import Graph
 from deadweight.graph.paths import keep_what_is_read
 from deadweight.graph.program import GraphBuilder, Program, TraceError, of_export, tied_names
@@ -63,7 +63,8 @@ def without_values(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     try:
         with quiet(), plain_layers():
-            program = torch.export.export(module, args, kwargs, strict=False)
+            with SpelledOut():
+                program = torch.export.export(module, args, kwargs, strict=False)
             if needs_lowering(program):
                 program = program.run_decompositions(decompositions())
         return of_export(module, program)

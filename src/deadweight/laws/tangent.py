@@ -29,6 +29,10 @@ def derivative(graph: Graph, node: Node, moved: Values, still: Values) -> Any:
     places = [place for place, a in enumerate(node.args) if isinstance(a, Ref) and a.name in moved]
     if node.op in ("aten.add", "aten.sub") and plain_motions(node, moved):
         return added(node, moved)
+    if node.op in ("aten.cat", "aten.stack"):
+        zero = torch.zeros((), dtype=torch.float64)
+        beside = {n: moved.get(n, zero.expand(graph.nodes[n].shape)) for n in node.inputs}
+        return value_of(graph, node, Overlaid(beside, still), {}, {})
     single = len(places) == 1 and [name in moved for name in node.inputs].count(True) == 1
     if single and (node.op in BILINEAR or (node.op in LINEAR_IN_FIRST and places == [0])) and not rounded(node):
         return run_on_motion(graph, node, moved, still)
@@ -82,7 +86,7 @@ def forward_mode(graph: Graph, node: Node, moved: Values, still: Values) -> Any:
 def paired(value: Any, motion: Any) -> Any:
     """A value with its motion; of several results each with its own."""
     if isinstance(value, Tensor):
-        return forward_ad.make_dual(value.to(torch.float64), motion.contiguous())
+        return forward_ad.make_dual(value.to(torch.float64).contiguous(), motion.contiguous())
     return [v if m is None else paired(v, m) for v, m in zip(value, motion, strict=True)]
 
 
