@@ -93,12 +93,20 @@ def motion_of(place: int, claim: Claim, point: Point) -> Values:
 
 
 def batches(claims: dict[int, Claim]) -> list[dict[int, Claim]]:
-    """Claims of one law at a time: they move different parameters, or add to each other."""
+    """Claims of one law at a time: they move different parameters, or add to each other.
+
+    Those whose motion depends on activations come first, while the parameters are where these are known.
+    """
     found: dict[tuple[str, type, bool], dict[int, Claim]] = {}
     for place, claim in claims.items():
         key = (claim.code, type(claim), isinstance(claim, ShiftClaim) and claim.lost is not None)
         found.setdefault(key, {})[place] = claim
-    return list(found.values())
+    return sorted(found.values(), key=lambda batch: not any(map(meets_activations, batch.values())))
+
+
+def meets_activations(claim: Claim) -> bool:
+    """Whether a shift passes a product of activations before something takes it over."""
+    return isinstance(claim, ShiftClaim) and bool(claim.absorbers) and any(s.op == "aten.matmul" for s in claim.steps)
 
 
 def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> str | None:

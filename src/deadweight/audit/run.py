@@ -69,6 +69,10 @@ def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, comple
         source, graph = shortened(*traced(source, model, inputs, options))
     except TraceError as error:
         return untraced(source, str(error), time.perf_counter() - start)
+    if all(0 in graph.nodes[name].shape for name in graph.outputs):
+        raise DeadweightError(
+            f"{source.name} returns nothing for an empty batch; expected inputs of at least one sample"
+        )
     graph = read_as_probabilities(graph) if output == "probabilities" else graph
     result = prove(source, graph, complete=complete, say=say)
     return replace(result, seconds=time.perf_counter() - start)

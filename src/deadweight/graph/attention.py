@@ -37,7 +37,17 @@ class SpelledOut(TorchFunctionMode):
         if func is torch.einsum and not kwargs and isinstance(args[0], str):
             operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
             return table[aten.einsum.default](args[0], list(operands))
+        if func in DROPOUTS and dropout_is_off(*args, **(kwargs or {})):
+            return args[0]  # as it is in eager mode: who writes to the result writes to the operand
         return func(*args, **(kwargs or {}))
+
+
+DROPOUTS = {torch.nn.functional.dropout, torch.dropout}
+
+
+def dropout_is_off(*args: Any, **kwargs: Any) -> bool:
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+    return bool(args) and not given.get("training", given.get("train", True))
 
 
 def spelled_out_attention(

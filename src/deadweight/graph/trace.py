@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from deadweight.graph.attention import SpelledOut, decompositions
+from deadweight.graph.inplace import without_writing
 from deadweight.graph.node import Graph
 from deadweight.graph.paths import keep_what_is_read
 from deadweight.graph.program import GraphBuilder, Program, TraceError, of_export, tied_names
@@ -65,6 +66,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         with quiet(), plain_layers():
             with SpelledOut():
                 program = torch.export.export(module, args, kwargs, strict=False)
+            without_writing(program.graph)
             if needs_lowering(program):
                 program = program.run_decompositions(decompositions())
         return of_export(module, program)

@@ -189,6 +189,8 @@ def split_by_readers(graph: Graph, node: Node, numbers: Tensor) -> list[Tensor]:
     for reader in graph.users[node.name]:
         follow(graph, reader, {node.name: numbers}, uses)
     flat = compact(numbers)
+    if not flat.numel():
+        return []
     codes = torch.zeros(int(flat.max()) + 1, dtype=torch.int64)
     for bit, elements in enumerate(uses.values()):
         codes[elements] += 1 << min(bit, 62)

@@ -1,0 +1,84 @@
+"""Operations in place: the trace computes what the module computes, also where others see what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import deadweight.graph.trace as tracing
+from deadweight.graph.canonical import canonical
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.trace import trace
+
+
+class Written(nn.Module):
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.norm, self.function = nn.Linear(4, 4), nn.LayerNorm(4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def view_before(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    view = h[:, 0]
+    h.relu_()
+    return view
+
+
+def residual_reads_what_is_written(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return h + m.norm(F.relu(h, inplace=True))
+
+
+def read_before_and_after(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    before = h * 2
+    h.add_(before).mul_(3)
+    return before - h
+
+
+def through_dropout(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    dropped = F.dropout(h, 0.5, training=False)
+    dropped.relu_()
+    return h
+
+
+def through_a_reshape(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.reshape(-1).relu_()
+    return h
+
+
+def returned_itself(m: nn.Module, x: Tensor) -> Tensor:
+    return m.a(x).sigmoid_()
+
+
+CHEAP = [residual_reads_what_is_written, read_before_and_after, returned_itself]
+OTHERS = [view_before, through_dropout, through_a_reshape]
+
+
+@pytest.mark.parametrize("function", CHEAP + OTHERS)
+def test_a_trace_computes_what_is_left_after_writing(function: Callable) -> None:
+    module, x = Written(function), torch.randn(3, 4)
+    graph = canonical(trace(module, (x,)))
+    values = {n: t.detach().double() for n, t in graph.tensors.items()}
+    (found,) = evaluate(graph, values, {graph.inputs[0]: x.double()})
+    assert torch.allclose(found, module.double()(x.double()), rtol=0, atol=1e-14)  # a few roundings
+
+
+@pytest.mark.parametrize("function", CHEAP)
+def test_writing_to_a_value_of_ones_own_is_not_traced_twice(
+    function: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered = []
+    needs = tracing.needs_lowering
+    monkeypatch.setattr(tracing, "needs_lowering", lambda program: lowered.append(needs(program)) or lowered[-1])
+    trace(Written(function), (torch.randn(3, 4),))
+    assert lowered == [False]
