@@ -414,6 +414,7 @@ ODD: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "shared modules": lambda: (shared(), X),
     "weight norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), X),
     "spectral norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), X),
+    "empty batch": lambda: (Block(), X[:0]),
     "lstm": lambda: (nn.LSTM(4, 4), torch.randn(3, 2, 4)),
     "gru": lambda: (nn.GRU(4, 4, bidirectional=True), torch.randn(3, 2, 4)),
     "batch norm": lambda: (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(5, 4)),

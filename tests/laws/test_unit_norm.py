@@ -69,3 +69,20 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_other_norms_let_no_rotation_pass(norm: Callable[[Tensor], Tensor]) -> None:
     assert codes(scaled)["DW012"] == WIDTH * (WIDTH - 1) // 2
     assert "DW012" not in codes(norm)
+
+
+class Padded(nn.Module):
+    """Keys without a bias at padded positions are zero before they are normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.readout = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(F.normalize(self.k(F.pad(x, (0, 0, 0, 1))), dim=-1))
+
+
+def test_evidence_is_taken_where_a_vector_of_zeros_is_normalised() -> None:
+    result = deadweight.audit(Padded().double(), X)
+    assert not result.notes and result.untested is None
+    assert {f.code for f in result.findings if f.evidence is not None} == {"DW012"}

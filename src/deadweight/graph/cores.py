@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph
@@ -23,9 +24,9 @@ def rms_core(x: Tensor, n_axes: int, eps: float) -> Tensor:
 
 
 def unit_core(x: Tensor, n_axes: int, scale: float, eps: float) -> Tensor:
-    """scale · x / max(‖x‖, ε) over the last axes."""
-    axes = tuple(range(-n_axes, 0))
-    return x * (scale / x.square().sum(axes, keepdim=True).sqrt().clamp_min(eps))
+    """scale · x / max(‖x‖, ε) over the last axes; the derivative of ‖x‖ at 0 is taken for 0."""
+    length = torch.linalg.vector_norm(x, dim=tuple(range(-n_axes, 0)), keepdim=True)
+    return x * (scale / length.clamp_min(eps))
 
 
 def batch_core(x: Tensor, eps: float) -> Tensor:
