@@ -21,7 +21,7 @@ from deadweight.laws.point import Motion, Point, Values
 Draw = Callable[[int], Values]
 DRAWS = 4
 MANY = 5_000_000  # parameters: from here on fewer draws, for time and memory
-DIRECTIONS = 2  # random ones, per claim
+DIRECTIONS = 2  # random ones, per claim; one in models of many parameters
 ROUNDING = 1e-13  # of the outputs' size: a whole gradient below that is what rounding leaves of none
 
 
@@ -31,6 +31,11 @@ class Gradients:
 
     draws: tuple[Values, ...]
     typical: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        """How many parameters there are."""
+        return sum(g.numel() for g in self.draws[0].values()) if self.draws else 0
 
     def along(self, motion: Motion) -> float:
         """The largest |g·t|, relative to what a live direction of that size would give."""
@@ -88,7 +93,8 @@ def claim_evidence(claim: Claim, point: Point, grads: Gradients) -> float | None
     if not grads.draws:
         return None
     generator = torch.Generator().manual_seed(11)
-    return max(grads.along(claim.direction(point, generator)) for _ in range(DIRECTIONS))
+    directions = DIRECTIONS if grads.size < MANY else 1
+    return max(grads.along(claim.direction(point, generator)) for _ in range(directions))
 
 
 def relative(g: Values, typical: float, motion: Motion) -> float:
