@@ -60,8 +60,32 @@ def returned_itself(m: nn.Module, x: Tensor) -> Tensor:
     return m.a(x).sigmoid_()
 
 
-CHEAP = [residual_reads_what_is_written, read_before_and_after, returned_itself]
-OTHERS = [view_before, through_dropout, through_a_reshape]
+def a_mask_in_slices(m: nn.Module, x: Tensor) -> Tensor:
+    mask = torch.zeros(3, 4)
+    for number, rows in enumerate((slice(0, 1), slice(-2, None))):
+        for columns in (slice(0, 2), slice(2, 4)):
+            mask[rows, columns] = number + 1
+    mask[1] += 5
+    return m.a(x) + mask
+
+
+def slices_of_a_product(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    before = h * 2
+    h[:, 1:] = h[:, 1:] + before[:, 1:]
+    h[0, 2:4] *= 3
+    return m.norm(h) - before
+
+
+def a_slice_held_elsewhere(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    part = h[:, :2]
+    part.mul_(2)
+    return h.sum() + part
+
+
+CHEAP = [residual_reads_what_is_written, read_before_and_after, returned_itself, a_mask_in_slices, slices_of_a_product]
+OTHERS = [view_before, through_dropout, through_a_reshape, a_slice_held_elsewhere]
 
 
 @pytest.mark.parametrize("function", CHEAP + OTHERS)

@@ -22,20 +22,57 @@ rsqrt sigmoid silu softmax sqrt sub sum tanh
 """)
 
 
+# They make a tensor of their own.
+MADE = words("empty empty_like full full_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like")
+SCATTERS = {
+    torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
+}
+Places = dict[fx.Node, float]
+
+
 def without_writing(graph: fx.Graph) -> None:
     """Replace every operation in place of which that is known to be the same function; leave the others."""
-    place = {node: number for number, node in enumerate(graph.nodes)}
+    place: Places = {node: float(number) for number, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         functional = functional_of(node)
-        if functional is None:
+        written = node.args[0] if functional is not None else None
+        if not isinstance(written, fx.Node):
             continue
-        written = node.args[0]
-        if not isinstance(written, fx.Node) or not owned(written, node, place):
+        views = slices_of(written)
+        base = views[-1].args[0] if views else written
+        if not isinstance(base, fx.Node) or not owned(base, node, place, views):
             continue
+        assert functional is not None
         node.target = functional
-        for user in list(written.users):
-            if place[user] > place[node]:
-                user.replace_input_with(written, node)
+        after = put_back(graph, node, views, place)
+        for user in list(base.users):
+            if place[user] > place[node] and user is not after:
+                user.replace_input_with(base, after)
+
+
+def slices_of(written: fx.Node) -> list[fx.Node]:
+    """The slices of slices through which a tensor is written to, the innermost first; nobody else may hold them."""
+    found = []
+    while written.op == "call_function" and written.target in SCATTERS and len(written.users) == 1:
+        found.append(written)
+        written = written.args[0]  # type: ignore[assignment]
+    return found
+
+
+def put_back(graph: fx.Graph, node: fx.Node, views: list[fx.Node], place: Places) -> fx.Node:
+    """The whole tensor with the new values in its slice."""
+    inner = node
+    for number, view in enumerate(views, 1):
+        whole = view.args[0]
+        assert isinstance(whole, fx.Node)
+        with graph.inserting_after(inner):
+            scatter = SCATTERS[view.target]  # type: ignore[index]
+            outer = graph.call_function(scatter, (whole, inner, *view.args[1:]), dict(view.kwargs))
+        outer.meta = dict(whole.meta)
+        place[outer] = place[node] + number / (len(views) + 1)
+        inner = outer
+    return inner
 
 
 def functional_of(node: fx.Node) -> torch._ops.OpOverload | None:
@@ -46,7 +83,8 @@ def functional_of(node: fx.Node) -> torch._ops.OpOverload | None:
     if not node.target._schema.is_mutable or not name.startswith("aten::") or not name.endswith("_"):
         return None
     packet = getattr(torch.ops.aten, name.removeprefix("aten::")[:-1], None)
-    found = getattr(packet, overload, None) if packet is not None and name[6:-1] in FRESH else None
+    known = FRESH | {"fill", "copy"}
+    found = getattr(packet, overload, None) if packet is not None and name[6:-1] in known else None
     return found if found is not None and same_type(node) else None
 
 
@@ -59,14 +97,21 @@ def same_type(node: fx.Node) -> bool:
     )
 
 
-def owned(written: fx.Node, node: fx.Node, place: dict[fx.Node, int]) -> bool:
-    """Whether a value is new memory of which nothing that was computed before can be a view."""
-    before = [user for user in written.users if place[user] < place[node]]
-    return is_fresh(written) and all(is_fresh(user) for user in before)
+def owned(base: fx.Node, node: fx.Node, place: Places, views: list[fx.Node]) -> bool:
+    """Whether a value is new memory of which no view is read after this node, but those given."""
+    before = [user for user in base.users if place[user] < place[node] and user not in views]
+    return is_fresh(base, FRESH | MADE) and all(done_with(user, node, place) for user in before)
 
 
-def is_fresh(node: fx.Node) -> bool:
+def done_with(user: fx.Node, node: fx.Node, place: Places) -> bool:
+    """Whether a reader made new memory of a value, or slices that have been read before this node."""
+    if user.op == "call_function" and user.target in SCATTERS:
+        return all(place[u] < place[node] and done_with(u, node, place) for u in user.users)
+    return is_fresh(user)
+
+
+def is_fresh(node: fx.Node, ops: frozenset[str] = FRESH) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = node.target._schema.name.removeprefix("aten::")
-    return name in FRESH and not node.target._schema.is_mutable
+    return (name in ops and not node.target._schema.is_mutable) or node.target in SCATTERS.values()
