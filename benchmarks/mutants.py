@@ -77,10 +77,10 @@ def known_rows(file: Path) -> dict[tuple, Row]:
     return {row.key: row for row in (Row(**r) for r in record.read(file)[1])}
 
 
-def setting() -> dict[str, Any]:
+def setting(tests: list[str], budget: float) -> dict[str, Any]:
     import torch
 
-    return {"tests": list(TESTS), "python": platform.python_version(), "torch": torch.__version__}
+    return {"tests": tests, "seconds": budget, "python": platform.python_version(), "torch": torch.__version__}
 
 
 def run(
@@ -99,14 +99,15 @@ def run(
         for m in chosen:
             print(f"{m.file} {m.function}: {m.original} → {m.mutated}")
         return
+    facts = record.read(results)[0] if read else setting(tests.split(), budget)
     if not read:
         if resume:
             chosen = [m for m in chosen if m.key not in known or known[m.key].verdict not in ("killed", "timeout")]
         chosen = [m for m in chosen if m.key[:4] not in reasons]
-        keep = lambda: record.write(results, setting(), [known[m.key] for m in mutants if m.key in known])  # noqa: E731
+        keep = lambda: record.write(results, facts, [known[m.key] for m in mutants if m.key in known])  # noqa: E731
         attack(chosen, known, keep, tests.split(), budget)
     rows = [judged(m, known, reasons) for m in mutants]
-    record.write(results, setting(), rows)
+    record.write(results, facts, rows)
     record.tell(page([asdict(r) for r in rows]), markdown)
 
 

@@ -40,6 +40,11 @@ def centred(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
+def four(x: Tensor) -> Tensor:
+    """Four places, as many as channels."""
+    return torch.cat([x, torch.sin(x[:, :1])], 1)
+
+
 GAINS: dict[str, tuple[Callable, int]] = {
     "one reader": (lambda m, x: torch.tanh(m.read(rms(x) * m.gain)), 4),
     "two readers": (lambda m, x: torch.tanh(m.read(h := rms(x) * m.gain)) + torch.sin(m.second(h)), 4),
@@ -85,6 +90,12 @@ LOST: dict[str, tuple[Callable, int]] = {
     "a weight that reads something else too": (lambda m, x: torch.tanh(m.read(centred(x))) + torch.sin(m.read(x)), 0),
     "a norm over places as well": (lambda m, x: torch.tanh(m.read(F.layer_norm(x, (3, 4)))), 0),
     "a norm over the places": (lambda m, x: torch.tanh(m.square(centred(x.mT).mT)), 0),
+    "as many places as channels, transposed": (lambda m, x: torch.tanh(m.read(centred(four(x)).transpose(1, 2))), 0),
+    "as many places as channels, permuted": (lambda m, x: torch.tanh(m.read(centred(four(x)).permute(0, 2, 1))), 0),
+    "places and samples transposed": (lambda m, x: torch.tanh(m.read(centred(x).transpose(0, 1))), 5),
+    "places and samples permuted": (lambda m, x: torch.tanh(m.read(centred(x).permute(1, 0, 2))), 5),
+    "channels selected": (lambda m, x: torch.tanh(m.read(centred(x).index_select(2, torch.tensor([0, 0, 1, 2])))), 0),
+    "places selected": (lambda m, x: torch.tanh(m.read(centred(x).index_select(1, torch.tensor([0, 2])))), 5),
     "a non-linear function between": (lambda m, x: torch.tanh(m.read(torch.sin(centred(x)))), 0),
     "a channel cut off": (lambda m, x: torch.tanh(F.linear(centred(x)[..., :3], m.square.weight[:, :3])), 0),
     "channels picked": (lambda m, x: torch.tanh(m.read(centred(x)[..., torch.tensor([0, 0, 1, 2])])), 0),

@@ -115,3 +115,27 @@ def test_equal_labels_give_equal_numbers_and_none_is_zero():
     drawn = field.generic(torch.arange(1000))
     assert len(drawn.unique()) == 1000 and bool((drawn > 0).all()) and bool((drawn < P).all())
     assert torch.equal(field.generic(torch.arange(1000)), drawn)
+
+
+def test_powers_are_those_of_whole_numbers():
+    a = field.generic(torch.arange(5))
+    for exponent in (1, 2, 5, 12):
+        assert field.power(a, exponent).tolist() == [pow(x, exponent, field.P) for x in a.tolist()]
+
+
+@pytest.mark.parametrize("count", [field.FEW, field.FEW + 1])
+def test_many_inverses_are_those_of_each(count):
+    a = field.generic(torch.arange(count))
+    assert bool((field.times(a, field.inverse(a)) == 1).all())
+    assert int(field.inverse(torch.zeros(count, dtype=torch.int64)).abs().max()) == 0
+
+
+def test_a_sum_over_no_axis_is_the_same():
+    a = field.generic(torch.arange(6)).reshape(2, 3)
+    assert torch.equal(field.total(a, []), a)
+
+
+@pytest.mark.parametrize("number", [field.LARGEST_RATIO, Fraction(1, field.LARGEST_RATIO), 0])
+def test_the_largest_fractions_come_back_and_larger_ones_do_not(number):
+    assert field.fraction(field.of(number)) == number
+    assert field.fraction(field.of(Fraction(field.LARGEST_RATIO + 1, field.LARGEST_RATIO))) is None
