@@ -101,7 +101,7 @@ def without_gradient(kind: str, attempts: list[Attempt]) -> list[str]:
             by_reason[reason][a.type] = by_reason[reason].get(a.type, 0) + 1
     lines = ["", f"## {kind}: no gradient and no proof", ""]
     clean = sum(not a.unexplained for a in seen)
-    lines.append(f"{len(seen)} types were tested by evidence; in {clean} of them nothing is left open.")
+    lines.append(f"{len(seen)} types were examined by evidence; in {clean} of them nothing is left open.")
     if by_reason:
         lines += ["", "| types (parameters) | what is not claimed, and why |", "| --- | --- |"]
         ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
