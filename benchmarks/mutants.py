@@ -108,7 +108,7 @@ def run(
         attack(chosen, known, keep, tests.split(), budget)
     rows = [judged(m, known, reasons) for m in mutants]
     record.write(results, facts, rows)
-    record.tell(page([asdict(r) for r in rows]), markdown)
+    record.tell(page([asdict(r) for r in rows], facts), markdown)
 
 
 def judged(mutant: Mutant, known: dict[tuple, Row], reasons: dict[tuple[str, str, str, str], str]) -> Row:

@@ -15,17 +15,23 @@ HEAD = """# Mutants: which conditions of the prover a test watches over
 A law is only as good as its conditions. Each condition of `proof/`, `laws/` and `audit/checker.py` is weakened, one at
 a time, so that the prover would say more: a refusal fires less often, `a and b` loses an operand, `<` becomes `<=`,
 `fixed=False` becomes `True`, a `raise` returns. Where the direction is not plain from the branches, both are tried. A
-mutant is *killed* if a test of `tests/proof`, `tests/laws` or `tests/audit` fails with it, *equivalent* if it is on the
-reviewed list below, and *survives* otherwise.
+mutant is *killed* if a test fails with it, *equivalent* if it is on the reviewed list below, and *survives* otherwise.
 
 Repeat it with `python benchmarks/mutants.py` (one core); `--file laws/spaces.py --resume` runs one file again.
 """
 
 
-def page(rows: list[Row]) -> str:
-    """The whole page, from the rows of the record."""
-    parts = [HEAD, score(rows), by_file(rows), survivors(rows), equivalent(rows)]
+def page(rows: list[Row], setting: dict[str, Any]) -> str:
+    """The whole page, from the record."""
+    parts = [HEAD, taken(setting), score(rows), by_file(rows), survivors(rows), equivalent(rows)]
     return "\n".join(part for part in parts if part)
+
+
+def taken(setting: dict[str, Any]) -> str:
+    """Which tests were run, and for how long."""
+    tests = ", ".join(f"`{test}`" for test in setting["tests"])
+    more = f" {setting['note']}" if "note" in setting else ""
+    return f"Tests: {tests}, at most {setting['seconds']:g} CPU seconds of them for one mutant.{more}\n"
 
 
 def score(rows: list[Row]) -> str:
