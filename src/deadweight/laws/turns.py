@@ -102,10 +102,8 @@ def dimension(turned: Turned) -> int:
     sizes = turned.block_sizes()
     diagonal = any(s.role == "gain" for s in turned.sites)
     if turned.rotations:
-        if diagonal or len(sizes) != 1:
-            return 0
-        n = sizes[0] - 1 if turned.fixes_ones else sizes[0]
-        return n * (n - 1) // 2
+        free = [] if diagonal else [n - int(turned.fixes_ones) for n in sizes]
+        return sum(n * (n - 1) // 2 for n in free)
     return sum(sizes) if diagonal else sum(n * n for n in sizes)
 
 
