@@ -84,8 +84,48 @@ def a_slice_held_elsewhere(m: nn.Module, x: Tensor) -> Tensor:
     return h.sum() + part
 
 
-CHEAP = [residual_reads_what_is_written, read_before_and_after, returned_itself, a_mask_in_slices, slices_of_a_product]
-OTHERS = [view_before, through_dropout, through_a_reshape, a_slice_held_elsewhere]
+def a_triangle_that_is_filled(m: nn.Module, x: Tensor) -> Tensor:
+    mask = torch.ones(3, 4).triu(diagonal=1)
+    before = mask * 2
+    mask.masked_fill_(mask.bool(), -5.0)
+    return m.a(x) + mask + before
+
+
+def a_number_written_down(m: nn.Module, x: Tensor) -> Tensor:
+    return m.a(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def a_number_written_down_and_then_changed(m: nn.Module, x: Tensor) -> Tensor:
+    scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    before = scale * 1
+    scale[1:] += 1
+    return m.a(x) * scale + before
+
+
+def a_triangle_seen_by_a_view(m: nn.Module, x: Tensor) -> Tensor:
+    mask = torch.ones(3, 4).tril()
+    row = mask[1]
+    mask.masked_fill_(mask == 0, 7.0)
+    return m.a(x) + row
+
+
+CHEAP = [
+    residual_reads_what_is_written,
+    read_before_and_after,
+    returned_itself,
+    a_mask_in_slices,
+    slices_of_a_product,
+    a_triangle_that_is_filled,
+    a_number_written_down,
+]
+OTHERS = [
+    view_before,
+    through_dropout,
+    through_a_reshape,
+    a_slice_held_elsewhere,
+    a_number_written_down_and_then_changed,
+    a_triangle_seen_by_a_view,
+]
 
 
 @pytest.mark.parametrize("function", CHEAP + OTHERS)

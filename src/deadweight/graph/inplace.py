@@ -14,16 +14,18 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# They return new memory, never their operand or a view of it; dropout, reshape and contiguous may.
+# They return new memory, or nothing, never their operand or a view of it; dropout, reshape and contiguous may.
 FRESH = words("""
-_softmax add addmm avg_pool2d batch_norm bmm cat conv1d conv2d conv3d convolution div elu exp gelu group_norm
-hardsigmoid hardswish hardtanh instance_norm layer_norm leaky_relu linear matmul max_pool2d mean mm mul neg relu relu6
-rsqrt sigmoid silu softmax sqrt sub sum tanh
+_assert_tensor_metadata _softmax add addmm avg_pool2d batch_norm bmm cat conv1d conv2d conv3d convolution div elu exp
+gelu group_norm hardsigmoid hardswish hardtanh instance_norm layer_norm leaky_relu linear masked_fill matmul max_pool2d
+mean mm mul neg relu relu6 rsqrt sigmoid silu softmax sqrt sub sum tanh tril triu
 """)
 
 
 # They make a tensor of their own.
-MADE = words("empty empty_like full full_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like")
+MADE = words("""
+empty empty_like full full_like lift_fresh_copy new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like
+""")
 SCATTERS = {
     torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
     torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
@@ -83,14 +85,15 @@ def functional_of(node: fx.Node) -> torch._ops.OpOverload | None:
     if not node.target._schema.is_mutable or not name.startswith("aten::") or not name.endswith("_"):
         return None
     packet = getattr(torch.ops.aten, name.removeprefix("aten::")[:-1], None)
-    known = FRESH | {"fill", "copy"}
+    known = FRESH | {"fill", "copy", "detach"}
     found = getattr(packet, overload, None) if packet is not None and name[6:-1] in known else None
     return found if found is not None and same_type(node) else None
 
 
 def same_type(node: fx.Node) -> bool:
-    """Whether no operand would make the result wider than what is written to."""
-    values = [a.meta.get("val") for a in node.all_input_nodes]
+    """Whether no operand would make the result wider than what is written to; a mask is of its own type."""
+    masked = node.target in (torch.ops.aten.masked_fill_.Scalar, torch.ops.aten.masked_fill_.Tensor)
+    values = [a.meta.get("val") for a in node.all_input_nodes if not (masked and a is node.args[1])]
     found = node.meta.get("val")
     return isinstance(found, Tensor) and all(
         isinstance(v, Tensor) and v.dtype == found.dtype and len(v.shape) <= len(found.shape) for v in values
@@ -114,4 +117,13 @@ def is_fresh(node: fx.Node, ops: frozenset[str] = FRESH) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = node.target._schema.name.removeprefix("aten::")
+    if name == "to":
+        return is_converted(node)
     return (name in ops and not node.target._schema.is_mutable) or node.target in SCATTERS.values()
+
+
+def is_converted(node: fx.Node) -> bool:
+    """`to` makes new memory where the type changes; else it may hand out its operand."""
+    before = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+    after = node.meta.get("val")
+    return isinstance(before, Tensor) and isinstance(after, Tensor) and before.dtype != after.dtype
