@@ -78,7 +78,7 @@ def test_a_folder_is_audited_reduced_and_verified_without_running_its_code(tmp_p
     run = lambda *words: CliRunner().invoke(app, [str(w) for w in words])  # noqa: E731
     told = run("audit", folder, "--json", tmp_path / "audit.json")
     assert told.exit_code == 0, told.output
-    assert json.loads((tmp_path / "audit.json").read_text())["redundant"] == 182
+    assert json.loads((tmp_path / "audit.json").read_text())["redundant"] == 183  # with the scale of the tied table
     made = run("reduce", folder, tmp_path / "slim")
     assert made.exit_code == 0, made.output
     same = run("verify", folder, tmp_path / "slim")

@@ -66,9 +66,10 @@ def of_one_component(part: HeadPart, conditions: list[tuple[Tensor, str]]) -> Te
         entries = getattr(part.part, name)
         if not bool((entries == entries.round()).all()):
             return None
-        numbers = torch.remainder(entries.to(torch.int64), field.P)
-        for g in gram:
-            products = torch.stack([field.matmul(g, e) for e in numbers])
+        numbers = torch.remainder(entries.to(torch.int64), field.P)  # (n, d, d): beside each other in one product
+        beside = numbers.movedim(0, 1).flatten(1).contiguous()
+        for g in gram.unique(dim=0):  # most positions have the same
+            products = field.matmul(g, beside).unflatten(1, numbers.shape[::2]).movedim(1, 0)
             rows.append(field.plus(products, products.mT).flatten(1).T)
     real = field.as_real(field.null_space(torch.cat(rows).contiguous()))
     return None if real is None else real.reshape(-1, 1, 1, part.part.entry)
