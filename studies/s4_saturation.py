@@ -155,7 +155,7 @@ THEORY = """\
 ## What is measured
 
 A row of attention with weights p answers to a change of its logits by J = diag(p) − ppᵀ. Its norm, the largest
-eigenvalue, is computed exactly (`heads/softmax_norm.py` has the proof): with p₁ the largest weight,
+eigenvalue, is computed exactly (`saturation/softmax_norm.py` has the proof): with p₁ the largest weight,
 p₁(1 − p₁) ≤ ‖J‖ ≤ min(p₁, 2p₁(1 − p₁)) ≤ ½. So it is small if no weight is large, and also if one weight is nearly all.
 Weights spread over L keys give 1/L; two keys that share all weight give ½ at any L. For logits within a range R,
 p₁ ≤ e^R/(L − 1 + e^R): the published O(1/L) follows if R stays bounded; if R grows by 1 or more for each
@@ -273,7 +273,7 @@ max over |δᵢ| ≤ 1 of ‖Jδ‖₁ is the largest 4s(1 − s), s the weight 
 smaller head would do; it is a reason to look. What a smaller head costs is measured by `deadweight compress`.
 
 The *factor* by layer is what `deadweight allocate plan --saturation` takes: 1 for the layer with the largest mean norm
-at the longest length, less by log(largest/own)/log 25 for others (`heads/slopes.py` derives it, and its
+at the longest length, less by log(largest/own)/log 25 for others (`saturation/slopes.py` derives it, and its
 assumptions)."""
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deadweight.laws.claim import Claim
 from deadweight.laws.dw009_query_key_basis import ContractionClaim
 from deadweight.laws.head_parts import HeadPart
 from deadweight.laws.turn_claim import TurnClaim
@@ -351,7 +350,3 @@ class WholeProjection(BasisRewrite):
         tensors[self.target] = torch.eye(size, dtype=torch.float64)
         every = tuple(range(size))
         return [IdentityBlocks(self.target, 1 - site.axis, (every,), every, whole=True)]
-
-
-def basis_claim(claim: Claim) -> bool:
-    return isinstance(claim, (TurnClaim, ContractionClaim))

@@ -13,7 +13,6 @@ from deadweight.laws.scale_claim import ScaleClaim
 from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.laws.shifts import element_wise, is_vector
 from deadweight.laws.turn_claim import TurnClaim
-from deadweight.proof.verdict import Tier
 from deadweight.reduce.bases import KeyBasis, ValueBasis, WholeProjection
 from deadweight.reduce.rewrite import NotDone, Rewrite
 from deadweight.reduce.scales import FoldGain, FoldScale
@@ -242,7 +241,3 @@ def without_conflicts(plan: Plan, rewrites: list[Rewrite]) -> list[Rewrite]:
             emptied.add(rewrite.target)
         kept.append(rewrite)
     return kept
-
-
-def tier_of(rewrite: Rewrite) -> Tier:
-    return rewrite.claim.tier
