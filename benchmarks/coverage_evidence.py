@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from deadweight.audit.choices import decides_only
+from deadweight.audit.choices import has_no_derivative
 from deadweight.audit.finding import Unknown
+from deadweight.audit.matching import identities
 from deadweight.audit.measure import Clone, Measured, drawer, take_evidence, widened
 from deadweight.audit.path import on_path
 from deadweight.audit.run import TOLERANCE
 from deadweight.audit.unknowns import unknowns
 from deadweight.graph.trace import first_line
-from deadweight.laws.prover import Prover
+from deadweight.search.prover import Prover
 from deadweight.source.model import Source
 
 CHOICE = "it only decides a choice (which experts, codes or tokens): no gradient anywhere, and not dead"
@@ -21,13 +22,13 @@ def examined(prover: Prover, source: Source) -> dict[str, str]:
     graph = prover.graph
     values = {name: widened(tensor) for name, tensor in graph.tensors.items()}
     clone = Clone(graph, prover, *on_path(graph, values, drawer(graph, source), source), "a narrow clone")
-    measured = Measured(graph)
+    measured = Measured(identities(prover.claims, graph, {}))
     try:
         take_evidence(source, clone, measured)
     except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
         return {"*": f"no evidence was taken: {first_line(error)}"}
     found = {unknown.parameter: in_words(prover, unknown) for unknown in measured.unexplained}
-    if not measured.by_key and prover.claims:
+    if not measured.evidence and prover.claims:
         found["*"] = "no evidence was taken: gradients are not finite"
     for claim in prover.claims:
         if not (measured.evidence_of(claim) or 0.0) <= TOLERANCE:
@@ -40,7 +41,7 @@ def in_words(prover: Prover, unknown: Unknown) -> str:
     node = prover.graph.node_of.get(unknown.parameter)
     if "no gradient" not in unknown.why or node is None:
         return unknown.why
-    if decides_only(prover.graph, node):
+    if has_no_derivative(prover.graph, node):
         return CHOICE
     blocked = next((u for u in unknowns(prover) if u.parameter == unknown.parameter and u.blocked_by), None)
     return NO_REASON if blocked is None else f"no gradient; the proof stops at {blocked.blocked_by}: {blocked.why}"

@@ -92,6 +92,15 @@ def states(attempts: list[Attempt]) -> list[str]:
     return [f"Rows: {', '.join(said)}."]
 
 
+LOOKED_INTO = {  # why these parameters have no gradient, found by hand
+    "funnel": "no token types are given: all tokens are of one segment, so their bias is the same for all keys, "
+    "and softmax ignores it; after pooling, the last block has one key left",
+    "mra": "without its CUDA kernel, transformers returns zeros in place of attention: queries are not read, and the "
+    "output's weight meets zeros",
+    "nystromformer": "its convolution along the sequence has 65 taps; on 5 tokens all but 9 of them meet padding only",
+}
+
+
 def without_gradient(kind: str, attempts: list[Attempt]) -> list[str]:
     """Parameters without a gradient that no claim explains, by the reason; and claims that the numbers contradict."""
     seen = [a for a in attempts if a.unexplained is not None]
@@ -106,7 +115,8 @@ def without_gradient(kind: str, attempts: list[Attempt]) -> list[str]:
         lines += ["", "| types (parameters) | what is not claimed, and why |", "| --- | --- |"]
         ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
         lines += [f"| {', '.join(f'{t} ({n})' for t, n in types.items())} | {_cell(why)} |" for why, types in ordered]
-    return lines
+    known = {t: why for t, why in LOOKED_INTO.items() if any(t in types for types in by_reason.values())}
+    return lines + ([""] if known else []) + [f"- {t}: {why}." for t, why in known.items()]
 
 
 def _cell(text: str) -> str:

@@ -1,12 +1,12 @@
-"""Which conditions of the prover are watched over by a test: a mutation run over proof/, laws/ and the checker.
+"""Which conditions of the prover a test watches over: a mutation run over proof, claims, search, laws and the checker.
 
 python benchmarks/mutants.py --list --file proof/shift_rules/reductions.py
 python benchmarks/mutants.py                                  # all of them, on one core
-python benchmarks/mutants.py --file laws/spaces.py --resume   # one file again; the others keep their verdicts
+python benchmarks/mutants.py --file search/spaces.py --resume   # one file again; the others keep their verdicts
 python benchmarks/mutants.py --read                           # the page, from the record
 
 A mutant is a condition weakened so that the prover would say more (`mutation/operators.py`). It is killed if some test
-of tests/proof, tests/laws or tests/audit fails with it. Mutants that cannot matter are listed, each with its reason, in
+of tests/proof, claims, laws or audit fails with it. Mutants that cannot matter are listed, each with its reason, in
 `mutation/equivalent.toml`. Every mutant runs in a fork of a process that has imported and collected everything; only
 the tests in which the changed condition has another value than the original are run.
 """
@@ -32,7 +32,8 @@ import typer
 HERE = Path(__file__).resolve()
 PROJECT = HERE.parents[1]
 SOURCE = PROJECT / "src" / "deadweight"
-TESTS = ("tests/proof", "tests/laws", "tests/audit")
+ROOMS = ("proof", "claims", "search", "laws")
+TESTS = ("tests/proof", "tests/claims", "tests/laws", "tests/audit")
 RESULTS, PAGE = HERE.parent / "results" / "mutants.json", PROJECT / "docs" / "mutants.md"
 EQUIVALENT = HERE.parent / "mutation" / "equivalent.toml"
 sys.path.insert(0, str(PROJECT / "src"))
@@ -61,7 +62,8 @@ class Row:
 
 
 def all_mutants() -> list[Mutant]:
-    files = [*(SOURCE / "proof").rglob("*.py"), *(SOURCE / "laws").glob("*.py"), SOURCE / "audit" / "checker.py"]
+    rooms = [file for room in ROOMS for file in (SOURCE / room).rglob("*.py")]
+    files = [*rooms, SOURCE / "audit" / "checker.py"]
     return [mutant for file in sorted(files, reverse=True) for mutant in mutants_of(SOURCE, file)]
 
 
@@ -131,6 +133,7 @@ def attack(
 
     torch.set_num_threads(1)
     sources = {m.file: (SOURCE / m.file).read_text(encoding="utf-8") for m in chosen}
+    killers = [known[m.key].by if m.key in known else "" for m in chosen]  # in the record: they are tried first
     done = 0
 
     def tell(mutant: Mutant, verdict: Verdict) -> None:
@@ -144,7 +147,7 @@ def attack(
 
     os.chdir(PROJECT)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-W", "ignore"]
-    pytest.main([*options, *tests], plugins=[Session(sources, chosen, tell, budget)])
+    pytest.main([*options, *tests], plugins=[Session(sources, chosen, killers, tell, budget)])
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ ALIVE = ("survived", "unreached")
 
 HEAD = """# Mutants: which conditions of the prover a test watches over
 
-A law is only as good as its conditions. Each condition of `proof/`, `laws/` and `audit/checker.py` is weakened, one at
-a time, so that the prover would say more: a refusal fires less often, `a and b` loses an operand, `<` becomes `<=`,
-`fixed=False` becomes `True`, a `raise` returns. Where the direction is not plain from the branches, both are tried. A
-mutant is *killed* if a test fails with it, *equivalent* if it is on the reviewed list below, and *survives* otherwise.
+A law is only as good as its conditions. Each condition of `proof/`, `claims/`, `search/`, `laws/` and
+`audit/checker.py` is weakened, one at a time, so that the prover would say more: a refusal fires less often, `a and b`
+loses an operand, `<` becomes `<=`, `fixed=False` becomes `True`, a `raise` returns. Where the direction is not plain
+from the branches, both are tried. A mutant is *killed* if a test fails with it, *equivalent* if it is on the reviewed
+list below, and *survives* otherwise.
 
-Repeat it with `python benchmarks/mutants.py` (one core); `--file laws/spaces.py --resume` runs one file again.
+Repeat it with `python benchmarks/mutants.py` (one core); `--file search/spaces.py --resume` runs one file again.
 """
 
 

@@ -1,7 +1,8 @@
 """One pytest session that collects the tests once, finds which of them can notice which mutant, and forks per mutant.
 
-The parent process imports everything and never runs a test. A first child runs all tests with probes; then a child for
-each mutant changes one function's code and runs the tests that may notice, quickest first, until one fails.
+The parent process imports everything and never runs a test. Mutants that the record has killed are tried with the test
+that killed them. For the others a child runs all tests with probes; then a child for each mutant changes one function's
+code and runs the tests that may notice, quickest first, until one fails.
 """
 
 from __future__ import annotations
@@ -47,9 +48,14 @@ class Session:
     """A pytest plugin whose test loop is the mutation run."""
 
     def __init__(
-        self, sources: Sources, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict], None], budget: float
+        self,
+        sources: Sources,
+        mutants: Sequence[Mutant],
+        killers: Sequence[str],
+        tell: Callable[[Mutant, Verdict], None],
+        budget: float,
     ) -> None:
-        self.sources, self.mutants, self.tell, self.budget = sources, mutants, tell, budget
+        self.sources, self.mutants, self.killers, self.tell, self.budget = sources, mutants, killers, tell, budget
         self.kills: Counter[str] = Counter()  # by test
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -57,20 +63,32 @@ class Session:
             raise session.Interrupted("a test file could not be collected")
         warm_up()
         items = {item.nodeid: item for item in session.items}
-        found = in_child(lambda: self.probe(session.items), limit=3600)
+        known = zip(self.mutants, self.killers, strict=True)
+        left = [mutant for mutant, killer in known if not self.confirmed(mutant, items.get(killer))]
+        if not left:
+            return True
+        found = in_child(lambda: self.probe(session.items, left), limit=3600)
         if not isinstance(found, dict):
             raise session.Interrupted(f"the tests fail without a mutant: {found}")
         reach = Reach(**found)
-        numbered = sorted(enumerate(self.mutants), key=lambda m: bool(reach.tests[m[0]]))  # those out of reach first
+        numbered = sorted(enumerate(left), key=lambda m: bool(reach.tests[m[0]]))  # those out of reach first
         for number, mutant in numbered:
             tests = self.ordered(reach, number)
             self.tell(mutant, self.judge(mutant, [items[t] for t in tests], reach))
         return True
 
-    def probe(self, items: Sequence[pytest.Item]) -> Any:
+    def confirmed(self, mutant: Mutant, killer: pytest.Item | None) -> bool:
+        """Whether the test that killed a mutant before does so again."""
+        found = None if killer is None else in_child(lambda: self.attack(mutant, [killer]), limit=60)
+        if isinstance(found, list):
+            self.kills[found[0]] += 1
+            self.tell(mutant, Verdict("killed", *found, tests=1))
+        return isinstance(found, list)
+
+    def probe(self, items: Sequence[pytest.Item], mutants: Sequence[Mutant]) -> Any:
         """Run all tests once, with probes."""
-        probes = Probes(self.sources, self.mutants)
-        reach = Reach(tests=[[] for _ in self.mutants])
+        probes = Probes(self.sources, mutants)
+        reach = Reach(tests=[[] for _ in mutants])
         for item in items:
             start = time.process_time()
             failure = failed(item)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.audit.checker import contradicts, replay, structure
+from deadweight.claims.contraction_claim import ContractionClaim
+from deadweight.claims.point import Point
+from deadweight.claims.shift_claim import ShiftClaim
+from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.dw009_query_key_basis import ContractionClaim
-from deadweight.laws.point import Point
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.turn_claim import TurnClaim
 from deadweight.proof.shift import Shift
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def point(graph: Graph) -> Point:
 
 def fault(claim: Any, point: Point) -> str:
     """Why one claim does not replay; empty if it does."""
-    return replay([claim], point).get(0, "")
+    return replay([claim], point).faults.get(0, "")
 
 
 def pick(claims: list[Any], code: str) -> Any:
@@ -63,7 +63,7 @@ def pick(claims: list[Any], code: str) -> Any:
 def test_honest_proofs_pass(graph: Graph, claims: list[Any], point: Point) -> None:
     assert {c.code for c in claims} >= {"DW002", "DW003", "DW009", "DW010"}
     assert structure(graph, claims) == {}
-    assert replay(claims, point) == {}
+    assert replay(claims, point).faults == {}
     assert [fault(c, point) for c in claims] == [""] * len(claims)
 
 
@@ -153,7 +153,7 @@ def test_a_motion_that_does_not_fit_its_parameter_or_moves_nothing_is_refused(cl
 def test_one_false_claim_among_true_ones_is_named_alone(claims: list[Any], point: Point) -> None:
     true, wrong = pick(claims, "DW010"), pick(claims, "DW009")
     wrong = replace(wrong, sites=wrong.sites[1:])
-    faults = replay([true, wrong, true], point)
+    faults = replay([true, wrong, true], point).faults
     assert set(faults) == {1} and "changes the outputs" in faults[1]
 
 

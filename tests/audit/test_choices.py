@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import deadweight
 from deadweight.audit import measure
-from deadweight.audit.choices import decides_only
+from deadweight.audit.choices import has_no_derivative
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
@@ -31,14 +32,52 @@ class Chosen(nn.Module):
         return taken * scores.gather(-1, best) if self.weighed else taken
 
 
-def deciding(module: nn.Module) -> set[str]:
+class Detached(nn.Module):
+    """A factor that is computed with, and that no gradient reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.factor = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.read(x)) * self.factor.detach()
+
+
+def without_derivative(module: nn.Module) -> set[str]:
     graph = canonical(trace(module, (torch.randn(2, 5, 4),), {}))
-    return {parameter for node, parameter in graph.parameters.items() if decides_only(graph, node)}
+    return {parameter for node, parameter in graph.parameters.items() if has_no_derivative(graph, node)}
 
 
-def test_what_only_chooses_is_told_from_what_is_computed_with() -> None:
-    assert deciding(Chosen(weighed=False)) == {"score.weight", "bias"}
-    assert deciding(Chosen(weighed=True)) == {"bias"}
+def without_gradient(module: nn.Module) -> set[str]:
+    """The same, by autograd."""
+    named = dict(module.named_parameters())
+    grads = torch.autograd.grad(module(torch.randn(2, 5, 4)).sum(), list(named.values()), allow_unused=True)
+    return {name for name, grad in zip(named, grads, strict=True) if grad is None}
+
+
+@pytest.mark.parametrize(
+    ("module", "parameters"),
+    [
+        (Chosen(weighed=False), {"score.weight", "bias"}),
+        (Chosen(weighed=True), {"bias"}),
+        (nn.Linear(4, 3), set()),
+    ],
+    ids=["chosen", "weighed", "linear"],
+)
+def test_what_no_derivative_reaches_is_told_as_autograd_tells_it(module: nn.Module, parameters: set[str]) -> None:
+    assert without_derivative(module) == without_gradient(module) == parameters
+
+
+def test_the_function_depends_on_what_is_detached() -> None:
+    assert without_gradient(Detached()) == {"factor"}
+    assert without_derivative(Detached()) == set()
+
+
+@pytest.mark.parametrize(("module", "counted"), [(Chosen(weighed=True), 28), (Detached(), 18)])
+def test_the_account_leaves_out_what_no_derivative_reaches(module: nn.Module, counted: int) -> None:
+    completeness = deadweight.audit(module, (torch.randn(2, 5, 4),), complete=True).completeness
+    assert completeness is not None
+    assert completeness.parameters == counted
 
 
 def test_a_choice_matters_although_it_has_no_gradient() -> None:

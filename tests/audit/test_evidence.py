@@ -14,12 +14,13 @@ import deadweight
 from deadweight.audit.account import account
 from deadweight.audit.checker import contradicts, replay_motions
 from deadweight.audit.evidence import gradients, relative
+from deadweight.claims.claim import Title
+from deadweight.claims.point import Point
+from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
-from deadweight.laws.point import Point
-from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.proof.steps import Step
 
 WIDTH = 3
@@ -52,8 +53,7 @@ def dead(graph: Graph, parameter: str) -> ShiftClaim:
     groups = torch.arange(1, WIDTH + 1)
     step = Step(graph.node_of[parameter], "parameter", "by assertion", "nothing follows")
     return ShiftClaim(
-        code="DW000",
-        name="careless",
+        law=Title("DW000", "careless"),
         node=graph.node_of[parameter],
         dof=WIDTH,
         verdict="dead",

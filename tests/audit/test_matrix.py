@@ -17,15 +17,15 @@ from torch import Tensor
 
 from deadweight.audit.evidence import Gradients
 from deadweight.audit.measure import Clone, unexplained
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Motion, Point
+from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Motion, Point
-from deadweight.laws.shift_claim import ShiftClaim
 from deadweight.source.model import Source, open_model
 from deadweight.source.narrow import narrow, shallow_config
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import deadweight
 import deadweight.graph.trace as tracing
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
@@ -58,6 +59,18 @@ def through_a_reshape(m: nn.Module, x: Tensor) -> Tensor:
 
 def returned_itself(m: nn.Module, x: Tensor) -> Tensor:
     return m.a(x).sigmoid_()
+
+
+def returned_afterwards(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.relu_()
+    return h
+
+
+def filled_and_returned(m: nn.Module, x: Tensor) -> Tensor:
+    h = torch.zeros_like(x)
+    h[:, 1:] = m.a(x)[:, 1:]
+    return h
 
 
 def a_mask_in_slices(m: nn.Module, x: Tensor) -> Tensor:
@@ -113,6 +126,8 @@ CHEAP = [
     residual_reads_what_is_written,
     read_before_and_after,
     returned_itself,
+    returned_afterwards,
+    filled_and_returned,
     a_mask_in_slices,
     slices_of_a_product,
     a_triangle_that_is_filled,
@@ -146,3 +161,10 @@ def test_writing_to_a_value_of_ones_own_is_not_traced_twice(
     monkeypatch.setattr(tracing, "needs_lowering", lambda program: lowered.append(needs(program)) or lowered[-1])
     trace(Written(function), (torch.randn(3, 4),))
     assert lowered == [False]
+
+
+def test_what_fills_the_tensor_that_is_returned_is_not_called_unused() -> None:
+    found = deadweight.audit(Written(filled_and_returned), (torch.randn(3, 4),))
+    dead = {f.parameter: f.dof for f in found.findings if f.code == "DW001"}
+    assert "a.weight" not in dead or dead["a.weight"] == 4  # the row of the first output, which is overwritten
+    assert not any(u.why.startswith("unexplained: 16") for u in found.unknown)

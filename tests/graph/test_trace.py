@@ -206,3 +206,27 @@ def test_the_copy_of_a_module_with_closures_reads_its_own_parameters() -> None:
     with torch.no_grad():
         clone.layer.weight.add_(1.0)
     assert torch.equal(module(x), before) and not torch.equal(clone(x), before)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda w: w.permute(0, 1),
+        lambda w: w.permute(1, 0),
+        lambda w: w.transpose(0, 0),
+        lambda w: w.transpose(1, -2),
+        lambda w: w.movedim(0, 0),
+        lambda w: w.movedim(1, 0),
+        lambda w: w.t().permute(1, 0),
+    ],
+)
+def test_axes_that_keep_their_order_are_not_swapped(turn: Callable) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ turn(self.weight) + torch.sin(F.linear(x, turn(self.weight)))
+
+    assert_same_function(Turned(), (torch.randn(2, 3, 4),), {})

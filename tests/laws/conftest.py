@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import deadweight
 from deadweight.audit.finding import Audit, Finding
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Point
 
 torch.set_num_threads(1)  # the modules are tiny: more threads only wait for each other
 

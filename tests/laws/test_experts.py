@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
+from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.point import Point
 
 WIDTH, HIDDEN, EXPERTS = 3, 2, 3
 

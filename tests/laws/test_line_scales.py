@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
+from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.line_scales import LineScaleClaim
-from deadweight.laws.point import Point
+from deadweight.search.line_scales import LineScaleClaim
 from deadweight.source.randomise import randomise
 
 D, HEADS, WORDS, WIDTH = 8, 2, 11, 3
@@ -32,6 +32,8 @@ class Normed(nn.Module):
         x = self.words(tokens) * 3.0
         if self.how == "pairs":
             x = x.reshape(2, 2, 2 * WIDTH)
+        if self.how == "rounded":
+            x = torch.div(x, 0.5, rounding_mode="floor")
         y = torch.tanh(self.out(self.norm(x)))
         return y + x.sum(-1, keepdim=True) if self.how == "skip" else y
 
@@ -87,6 +89,7 @@ def test_each_vector_that_a_norm_reads_has_a_scale(module: nn.Module, inputs: Te
     [
         (Normed("skip"), TOKENS, {}),
         (Normed("pairs"), TOKENS, {}),  # the norm reads two rows at once
+        (Normed("rounded"), TOKENS, {}),
         (Heads("whole"), VECTORS, {}),
         (
             Heads("first head"),

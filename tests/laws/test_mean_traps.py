@@ -28,6 +28,7 @@ class Normed(nn.Module):
         self.scale, self.bias = nn.Parameter(torch.rand(6) + 0.5), nn.Parameter(torch.rand(6))
         self.one, self.number = nn.Parameter(torch.rand(1)), nn.Parameter(torch.rand(()))
         self.flat = nn.Parameter(torch.rand(1, 1, 6))
+        self.places, self.column = nn.Parameter(torch.rand(3, 6)), nn.Parameter(torch.rand(6, 1))
 
     def forward(self, x: Tensor) -> Any:
         return self.function(self, x)
@@ -41,11 +42,21 @@ HOLDS: dict[str, tuple[Callable, str, int]] = {
     "a weight": (lambda m, x: normed(m.write(x) * m.scale), "write.weight", 4),
     "a weight the other way round": (lambda m, x: normed(x @ m.turned * m.scale), "turned", 4),
     "a bias": (lambda m, x: normed((m.write(x) + m.bias) * m.scale), "bias", 1),
+    "a table of places": (lambda m, x: normed((m.write(x) + m.places) * m.scale), "places", 3),
+    "a table of as many places as channels": (
+        lambda m, x: normed((m.write(x.reshape(1, 6, 4)) + m.queries) * m.scale),
+        "queries",
+        6,
+    ),
     "a weight, flattened": (lambda m, x: normed(m.write(x).reshape(6, 6) * m.scale), "write.weight", 4),
 }
 TRAPS: dict[str, tuple[Callable, str]] = {
     "one number": (lambda m, x: normed((m.write(x) + m.one) * m.scale), "one"),
     "one number without an axis": (lambda m, x: normed((m.write(x) + m.number) * m.scale), "number"),
+    "a number for each of as many places as channels": (
+        lambda m, x: normed((m.write(x.reshape(1, 6, 4)) + m.column) * m.scale),
+        "column",
+    ),
     "channels in another shape": (lambda m, x: normed(m.wide(x).reshape(2, 6, 6) * m.scale), "wide.weight"),
     "what a linear map reads": (lambda m, x: normed(m.square(m.queries) * m.scale) + x.sum(), "queries"),
     "a weight that is read elsewhere": (

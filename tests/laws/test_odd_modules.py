@@ -17,12 +17,12 @@ from torch import Tensor, nn
 import deadweight
 from deadweight.audit.account import account
 from deadweight.audit.checker import replay, structure
+from deadweight.claims.point import Point
 from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.point import Point
 from deadweight.source.randomise import randomise
 
 WIDTH, LENGTH = 4, 5
@@ -68,7 +68,7 @@ def found(module: nn.Module, *inputs: Tensor, training: bool = False) -> dict[tu
     counted = account(graph, values, draw, claims, most_inputs=300)
     assert not counted.unsound, [(c.code, graph.parameters[c.node], e) for c, e in counted.unsound]
     assert not structure(graph, claims)
-    assert replay(claims, Point(graph, values, draw(2))) == {}
+    assert replay(claims, Point(graph, values, draw(2))).faults == {}
     assert sum(c.dof for c in claims if c.tier != "epsilon") == counted.completeness.explained - epsilons(claims)
     total: dict[tuple[str, str], int] = {}
     for c in claims:
@@ -140,7 +140,8 @@ def test_statistics_whose_input_is_returned_keep_their_gain() -> None:
 # A single number is a parameter like others.
 SINGLE: dict[str, tuple[Callable, dict[str, Any], set[str]]] = {
     "dies in a softmax": (lambda m, x: torch.softmax(m.a(x) + m.s, 1), {"a": linear()}, {"DW018"}),
-    "multiplies": (lambda m, x: torch.softmax(m.a(x) * m.s, 1), {"a": linear()}, set()),
+    "multiplies": (lambda m, x: torch.softmax(m.a(x) * m.s, 1), {"a": linear()}, {"DW011"}),
+    "multiplies what is bounded": (lambda m, x: torch.softmax(torch.tanh(m.a(x)) * m.s, 1), {"a": linear()}, set()),
     "before a LayerNorm": (lambda m, x: F.layer_norm(m.a(x) + m.s, (WIDTH,)), {"a": linear()}, {"DW005"}),
     "before an RMSNorm": (lambda m, x: F.rms_norm(m.a(x) + m.s, (WIDTH,)), {"a": linear()}, {"DW017"}),
     "added to values": (lambda m, x: m.o(attend(m.q(x), m.k(x), m.v(x) + m.s)), heads(), {"DW017"}),

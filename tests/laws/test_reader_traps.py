@@ -83,6 +83,14 @@ LOST: dict[str, tuple[Callable, int]] = {
     "data is added": (lambda m, x: torch.tanh(m.read(centred(x) + torch.sin(x))), 0),
     "a factor that data decides": (lambda m, x: torch.tanh(m.read(centred(x) * torch.sin(x))), 0),
     "a factor for each place": (lambda m, x: torch.tanh(m.read(centred(x) * m.places)), 0),
+    "a factor for all places that data decides": (
+        lambda m, x: torch.tanh(m.read(centred(x) * (m.gain * x.mean((0, 1), keepdim=True)))),
+        0,
+    ),
+    "a shift that is weighed": (
+        lambda m, x: torch.tanh(m.read(torch.add(centred(x) * m.gain, m.shift, alpha=2))),
+        0,
+    ),
     "a weight that is read elsewhere": (
         lambda m, x: torch.tanh(m.read(centred(x))) + torch.sin(m.read.weight.sum()),
         0,

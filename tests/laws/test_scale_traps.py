@@ -56,10 +56,15 @@ HOLDS: dict[str, tuple[Callable, int]] = {
     ),
     "behind a convolution": (lambda m, x: torch.tanh(m.conv(x.mT) * m.gain.view(6, 1)), 6),
     "1 + w": (lambda m, x: torch.tanh(m.write(x) * (1.0 + m.gain)), 6),
+    "one number is the factor": (lambda m, x: torch.tanh(m.write(x) * m.one), 1),
+    "a bias for each place": (lambda m, x: torch.tanh((m.write(x) + m.rows) * m.gain), 6),
+    "a bias that is subtracted from": (lambda m, x: torch.tanh((m.bias - m.write(x)) * m.gain), 6),
+    "a bias behind an alpha": (lambda m, x: torch.tanh(torch.add(m.write(x), m.bias, alpha=2) * m.gain), 6),
+    "channels in another order": (lambda m, x: torch.tanh(m.write(x).flip(-1) * m.gain), 6),
+    "channels on another axis": (lambda m, x: torch.tanh(m.square(m.write(x)).mT[:, :, :1] * m.gain.view(6, 1)), 6),
 }
 TRAPS: dict[str, Callable] = {
     "one number for all channels is added": lambda m, x: torch.tanh((m.write(x) + m.one) * m.gain),
-    "one number is the factor": lambda m, x: torch.tanh(m.write(x) * m.one),
     "a factor for each place and channel": lambda m, x: torch.tanh(m.write(x) * m.rows),
     "a factor for each place": lambda m, x: torch.tanh(m.write(x) * m.places),
     "the map is read elsewhere": lambda m, x: (torch.tanh((h := m.write(x)) * m.gain), torch.sin(h)),
@@ -69,10 +74,7 @@ TRAPS: dict[str, Callable] = {
     "the sum is read elsewhere": lambda m, x: (torch.tanh((h := m.write(x) + m.bias) * m.gain), torch.sin(h)),
     "the bias is read elsewhere": lambda m, x: torch.tanh((m.write(x) + m.bias) * m.gain) * m.bias.sum(),
     "the bias is added twice": lambda m, x: torch.tanh((m.write(x) + m.bias) * m.gain) + m.bias,
-    "a bias for each place": lambda m, x: torch.tanh((m.write(x) + m.rows) * m.gain),
     "a bias that is computed": lambda m, x: torch.tanh((m.write(x) + torch.sin(m.bias)) * m.gain),
-    "a bias that is subtracted from": lambda m, x: torch.tanh((m.bias - m.write(x)) * m.gain),
-    "a bias behind an alpha": lambda m, x: torch.tanh(torch.add(m.write(x), m.bias, alpha=2) * m.gain),
     "data is added": lambda m, x: torch.tanh((m.write(x) + torch.sin(m.other(x))) * m.gain),
     "a constant for each place": lambda m, x: torch.tanh((m.write(x) + m.per_place) * m.gain + m.shift),
     "a constant, and no shift": lambda m, x: torch.tanh((m.write(x) - m.constant) * m.gain),
@@ -84,6 +86,7 @@ TRAPS: dict[str, Callable] = {
     "a constant, and a shift behind an alpha": (
         lambda m, x: torch.tanh(torch.add((m.write(x) - m.constant) * m.gain, m.shift, alpha=3))
     ),
+    "noise, and a shift": lambda m, x: torch.tanh((m.write(x) - torch.rand(6, dtype=x.dtype)) * m.gain + m.shift),
     "a constant, and the product is returned": (
         lambda m, x: (torch.tanh((h := (m.write(x) - m.constant) * m.gain) + m.shift), h)
     ),
@@ -99,8 +102,6 @@ TRAPS: dict[str, Callable] = {
     "the gain is computed": lambda m, x: torch.tanh(m.write(x) * torch.sin(m.gain)),
     "the gain is the sum of two": lambda m, x: torch.tanh(m.write(x) * (m.gain + m.second)),
     "a non-linear function between": lambda m, x: torch.tanh(torch.sin(m.write(x)) * m.gain),
-    "channels in another order": lambda m, x: torch.tanh(m.write(x).flip(-1) * m.gain),
-    "channels on another axis": lambda m, x: torch.tanh(m.square(m.write(x)).mT[:, :, :1] * m.gain.view(6, 1)),
     "a factor along the places of a convolution": (
         lambda m, x: torch.tanh(F.conv1d(torch.cat([x, x], 1).mT, m.conv.weight) * m.gain)
     ),

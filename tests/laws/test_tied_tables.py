@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Point
 from deadweight.source.randomise import randomise
 
 WORDS, WIDTH, LENGTH, PAD = 7, 4, 4, 1

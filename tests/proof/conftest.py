@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Point
 
 STEP = 1e-5
 FLAT = 1e-6  # second order in the step, for derivatives of order one: (1e-5)² with room to spare

@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deadweight.claims.claim import Title
+from deadweight.claims.point import Point
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
-from deadweight.laws.point import Point
-from deadweight.laws.prover import Prover
-from deadweight.laws.shifts import make_claim
 from deadweight.proof.absorb import readings
-from deadweight.proof.shift import Outcome
+from deadweight.proof.identity import Identity
+from deadweight.proof.shift import Outcome, Shift, ShiftWalk
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import make_claim
 
 X = torch.randn(5, 4, dtype=torch.float64)
 TOKENS, ROWS = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([1, 0])
@@ -57,6 +59,14 @@ TRAPS = {
     "a sum that weighs the parameter": lambda m, x: torch.tanh(torch.add(x + m.p, m.s, alpha=2)),
     "a sum that weighs the sum before it": lambda m, x: torch.tanh(torch.add(x + m.p, torch.add(m.s, x, alpha=2) * 2)),
     "a difference": lambda m, x: torch.tanh((x + m.p) - m.s) * m.s.sum(),
+    "a sum inside that weighs the parameter": lambda m, x: torch.tanh(torch.add(x * x, m.s, alpha=2) + (x + m.p)),
+    "a parameter that counts": lambda m, x: torch.tanh(x + m.p + m.counts),
+    "a table side by side with itself": lambda m, x: torch.tanh(
+        torch.cat([e := F.embedding(TOKENS, m.t), e], -1) + (x + m.p).repeat(1, 2)
+    ),
+    "two sums, one of which is not shifted": lambda m, x: torch.tanh(x + m.p + m.s) * torch.sin(x + m.s),
+    "two sums, and what is returned": lambda m, x: (torch.tanh(x + m.p + m.s) * torch.sin(x + m.s + m.p), m.s),
+    "two sums, and what is read": lambda m, x: torch.tanh(x + m.p + m.s) * torch.sin(x + m.s + m.p) * m.s.sum(),
     "a parameter behind a function": lambda m, x: torch.tanh(x + m.p + torch.sin(m.s)),
     "a parameter behind a factor": lambda m, x: torch.tanh(x + m.p + 2.0 * m.s),
     "a sum that is returned": lambda m, x: (torch.tanh(x + m.p + (h := x * x + m.s)), h),
@@ -75,7 +85,8 @@ TRAPS = {
 def walked(traced: Callable, forward: Callable) -> tuple[Graph, Prover, Outcome]:
     q = {"p": torch.randn(4), "q": torch.randn(8), "r": torch.randn(2), "s": torch.randn(4)}
     q |= {"t": torch.randn(3, 4), "u": torch.randn(2, 2)}
-    graph = traced(forward, (X,), **q)
+    counts = nn.Parameter(torch.arange(4), requires_grad=False)
+    graph = traced(forward, (X,), **q, counts=counts)
     prover = Prover(graph)
     return graph, prover, prover.walk(graph.node_of["p"], torch.arange(1, 5), "biases")
 
@@ -84,7 +95,7 @@ def walked(traced: Callable, forward: Callable) -> tuple[Graph, Prover, Outcome]
 def test_a_part_that_is_read_once_takes_the_shift_over(traced: Callable, forward: Callable) -> None:
     graph, prover, outcome = walked(traced, forward)
     assert outcome.proved and {graph.parameters[a.parameter] for a, _ in outcome.absorbed.values()} == {"q"}
-    claim = make_claim(prover, "DW017", "two", graph.nodes[graph.node_of["p"]], torch.arange(1, 5), outcome)
+    claim = make_claim(prover, Title("DW017", "two"), graph.nodes[graph.node_of["p"]], torch.arange(1, 5), outcome)
     values = {n: t.detach() for n, t in graph.tensors.items()}
     bound = {graph.inputs[0]: X}
     moved = claim.member(Point(graph, values, bound), torch.Generator().manual_seed(0))
@@ -112,3 +123,25 @@ def test_one_parameter_takes_two_shifts_over_at_two_places(traced: Callable) -> 
     graph = traced(forward, (X,), p=torch.randn(4), q=torch.randn(8), one=one, two=two)
     outcome = Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5), "biases")
     assert outcome.proved and len(outcome.absorbed) == 2
+
+
+def test_one_bias_of_two_sums_takes_the_same_amount_over_at_both(traced: Callable) -> None:
+    graph, _, outcome = walked(traced, lambda m, x: torch.tanh(x + m.p + m.s) * torch.sin(x + m.s + m.p))
+    assert outcome.proved and {graph.parameters[a.parameter] for a, _ in outcome.absorbed.values()} == {"s"}
+    assert sorted(a.again for a, _ in outcome.absorbed.values()) == [False, True]
+
+
+def test_a_source_that_reads_another_source_ends_the_walk(traced: Callable) -> None:
+    graph = traced(lambda m, x: torch.tanh(m.one(x + m.p)), (X,), p=torch.randn(4), one=nn.Linear(4, 3, bias=False))
+    linear = next(n.name for n in graph.nodes.values() if n.op == "linear")
+    shifts = {
+        name: Shift(torch.ones(graph.nodes[name].shape, dtype=torch.int64), torch.ones(()), fixed=True)
+        for name in (graph.node_of["p"], linear)
+    }
+    blocked = ShiftWalk(graph, Identity(graph), shifts).run().blocked
+    assert blocked is not None and blocked.why == "what it reads moves as well"
+
+
+def test_one_bias_of_two_sums_does_not_take_different_amounts_over(traced: Callable) -> None:
+    _, _, outcome = walked(traced, lambda m, x: torch.tanh(x + m.p + m.s) * torch.sin(x + m.s + 2.0 * m.p))
+    assert not outcome.proved

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deadweight.claims.action import Blockwise
+from deadweight.claims.contraction_claim import ContractionClaim
+from deadweight.claims.head_parts import HeadPart, turn_of
 from deadweight.graph.node import Graph
-from deadweight.laws.action import Blockwise
 from deadweight.laws.catalogue import search
-from deadweight.laws.dw009_query_key_basis import ContractionClaim
-from deadweight.laws.head_parts import HeadPart, turn_of
 from deadweight.proof import field
 from deadweight.proof.commutant import Products, commutant, commutant_dimension
+from deadweight.proof.normed import Gram
 
 HEADS, HEAD, LENGTH = 2, 4, 8
 
@@ -101,8 +102,43 @@ def scattered(*blocks: Tensor) -> Tensor:
     return out
 
 
+def times(*matrices: Tensor) -> Tensor:
+    product = matrices[0]
+    for m in matrices[1:]:
+        product = field.matmul(product, m)
+    return product
+
+
+def dense(seed: int) -> Tensor:
+    return torch.tensor([[generic(4 * seed + i) for i in range(2)], [generic(4 * seed + i) for i in (2, 3)]])
+
+
 ONE = torch.eye(2, dtype=torch.int64)
+TURN, BACK = dense(77), field.inverted_or_fail(dense(77))
 CASES = [
+    (
+        "maps that vanish at the first pair of positions",
+        [
+            torch.zeros(2, 2, dtype=torch.int64),
+            *(torch.diag(torch.tensor([generic(s), generic(s + 9)])) for s in (1, 2, 3)),
+        ],
+        2,
+    ),
+    (
+        "two planes, one behind a number that is learned",
+        [scattered(complex_number(s), field.times(complex_number(s), generic(99))) for s in range(3)],
+        4,
+    ),
+    (
+        "two planes in bases that no fraction takes into each other",
+        [scattered(complex_number(s), times(TURN, complex_number(s), BACK, BACK.T.contiguous())) for s in range(3)],
+        2,
+    ),
+    (
+        "two planes of the same traces that are not alike",
+        [scattered(ONE, ONE), scattered(torch.tensor([[1, 1], [2, 1]]), torch.tensor([[1, 1], [4, 1]]))],
+        4,
+    ),
     ("one map leaves all matrices", [ONE], 4),
     ("one map with scales, mirrored", [torch.tensor([[0, 4], [-2, 0]])], 4),
     ("scales that positions share", [ONE * generic(1), ONE * generic(2)], 4),
@@ -111,16 +147,14 @@ CASES = [
         [scattered(*torch.tensor([[[generic(s)]], [[generic(s + 9)]]])) for s in (1, 2, 3)],
         2,
     ),
+    ("one map that is not normal, beside none", [ONE, torch.tensor([[1, generic(5)], [0, 1]])], 2),
     ("complex numbers", [complex_number(s) for s in range(3)], 2),
     ("two planes of one frequency", [scattered(complex_number(s), complex_number(s)) for s in range(3)], 8),
     ("a plane and its mirror image", [scattered(complex_number(s), complex_number(s).T) for s in range(3)], 8),
     ("two planes of two frequencies", [scattered(complex_number(s), complex_number(s + 50)) for s in range(3)], 4),
     (
         "all matrices leave only numbers",
-        [
-            torch.tensor([[generic(4 * s + i) for i in range(2)], [generic(4 * s + i) for i in (2, 3)]])
-            for s in range(5)
-        ],
+        [dense(s) for s in range(5)],
         1,
     ),
 ]
@@ -164,3 +198,10 @@ def test_no_square_map_means_no_answer() -> None:
 def test_a_group_that_depends_on_the_numbers_drawn_is_not_claimed() -> None:
     lone = torch.tensor([[generic(i) for i in range(2)], [generic(i) for i in (2, 3)]])
     assert commutant(products_of(lone)) == []
+
+
+def test_a_gram_matrix_that_links_a_part_to_others_says_nothing_about_it() -> None:
+    values = torch.tensor([[[1, 0, 0], [0, 1, 5], [0, 5, 1]]])
+    gram = Gram(torch.tensor([3, 4, 7]), values)
+    assert gram.on(torch.tensor([3, 4])) is None
+    assert gram.on(torch.tensor([4, 7])) is not None and gram.on(torch.tensor([3])) is not None

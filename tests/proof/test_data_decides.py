@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deadweight.claims.claim import Title
+from deadweight.claims.point import Point
 from deadweight.graph.node import Graph
-from deadweight.laws.point import Point
-from deadweight.laws.prover import Prover
-from deadweight.laws.shifts import make_claim
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import make_claim
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TOKENS = torch.tensor([[0, 1, 3], [2, 2, 3]])
@@ -82,7 +83,7 @@ def test_an_amount_that_data_decides_is_absorbed_by_no_bias(
     node = by_parameter.nodes[by_parameter.node_of["p"]]
     outcome = prover.walk(node.name, groups, "biases")
     if outcome.proved:
-        assert_unchanged(by_parameter, make_claim(prover, "DW017", "two", node, groups, outcome))
+        assert_unchanged(by_parameter, make_claim(prover, Title("DW017", "two"), node, groups, outcome))
 
 
 def assert_unchanged(graph: Graph, claim: Any) -> None:
@@ -109,6 +110,8 @@ DECIDED: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "what a weight reads": (lambda m, x, i: x + F.linear(x.mean().expand(3, 4), m.p), (4, 4)),
     "what a kernel reads": (lambda m, x, i: x + F.conv1d(x[:1, :1, :3], m.p)[0, :, 0], (4, 1, 3)),
     "what an expert reads": (lambda m, x, i: x + chosen_expert(m, x), (2, 4, 4)),
+    "noise": (lambda m, x, i: x + m.p * torch.rand((), dtype=x.dtype), (4,)),
+    "noise for every element": (lambda m, x, i: x + m.p * torch.empty(4, dtype=x.dtype).exponential_(), (4,)),
     "a dropout mask": (lambda m, x, i: x + F.dropout(m.p, 0.5, True), (4,)),
 }
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadweight.proof import field
+from deadweight.proof import field, labels
 from deadweight.proof.field import P
 
 ELEMENTS = st.one_of(st.integers(0, P - 1), st.sampled_from([0, 1, 2, P - 1, P - 2, 1 << 31, (1 << 60) + 1]))
@@ -139,3 +139,33 @@ def test_a_sum_over_no_axis_is_the_same():
 def test_the_largest_fractions_come_back_and_larger_ones_do_not(number):
     assert field.fraction(field.of(number)) == number
     assert field.fraction(field.of(Fraction(field.LARGEST_RATIO + 1, field.LARGEST_RATIO))) is None
+
+
+def unscrambled(y: int) -> int:
+    """The label whose scrambled number is y."""
+    word = (1 << 64) - 1
+
+    def unshift(x: int, n: int) -> int:
+        found = x
+        for _ in range(64 // n):
+            found = x ^ (found >> n)
+        return found
+
+    for n, factor in ((31, labels._C), (27, labels._B)):
+        y = unshift(y, n) * pow(factor & word, -1, 1 << 64) & word
+    y = unshift(y, 30) - labels._A & word
+    return y - (1 << 64) if y >> 63 else y
+
+
+@pytest.mark.parametrize("drawn", [0, P, 1 << 61, -1])
+def test_no_label_stands_for_zero(drawn):
+    label = tensor(unscrambled(drawn & ((1 << 64) - 1)))
+    assert (int(labels.scramble(label)) - drawn) % (1 << 64) == 0
+    assert 0 < int(field.generic(label)) < P
+
+
+def test_what_has_no_answer_is_not_answered():
+    with pytest.raises(AssertionError, match="singular"):
+        field.inverted_or_fail(torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(AssertionError, match="no terms"):
+        field.matmul(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.int64))

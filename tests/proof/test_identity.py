@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import deadweight
 from deadweight.graph.canonical import canonical
+from deadweight.graph.node import Graph, Node
 from deadweight.graph.trace import trace
 from deadweight.proof.identity import Identity
 
@@ -78,3 +79,9 @@ def test_single_equal_numbers_and_a_state_not_yet_written_say_nothing() -> None:
 
 def test_what_is_stored_with_the_model_may_change() -> None:
     assert len(labels(angles(), persistent=True).unique()) == 36
+
+
+def test_a_table_without_rows_has_no_labels() -> None:
+    node = Node("table", "buffer", shape=(0, 4), dtype=torch.float32)
+    graph = Graph({"table": node}, {}, (), {"table": torch.zeros(0, 4)})
+    assert Identity(graph).of("table").shape == (0, 4)

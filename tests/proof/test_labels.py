@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadweight.proof.labels import constant_along, fold, fresh, key, mix, scramble
+from deadweight.proof.labels import CACHED, constant_along, fold, fresh, key, mix, scramble
 
 NUMBERS = st.integers(min_value=-(2**62), max_value=2**62)
 
@@ -74,3 +74,11 @@ def test_the_parts_of_a_key_are_told_apart() -> None:
 def test_constant_along_looks_at_the_named_axes_only() -> None:
     rows = torch.stack([label(1, 1), label(2, 2)])
     assert constant_along(rows, (1,)) and not constant_along(rows, (0,)) and constant_along(rows, ())
+
+
+def test_labels_hashed_in_parts_are_those_hashed_one_by_one() -> None:
+    many = torch.arange(2 * CACHED + 3).reshape(-1, 1).expand(-1, 2).T
+    alone = {i: int(scramble(torch.tensor(i))) for i in (0, CACHED - 1, CACHED, 2 * CACHED + 2)}
+    assert all(scramble(many)[:, i].tolist() == [label, label] for i, label in alone.items())
+    assert len(scramble(many).unique()) == many.shape[1]
+    assert torch.equal(many[0], torch.arange(2 * CACHED + 3))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate, largest_difference
 from deadweight.graph.trace import trace
-from deadweight.laws.normalised_weight import candidates
 from deadweight.proof.scale import SCALE_RULES, ScaleWalk
+from deadweight.search.normalised_weight import candidates
 
 Forward = Callable[[Tensor], Tensor]
 ROWS, WHOLE = 0, 2  # places among the candidates of a matrix: one scale for each row, one for each column, one for all
@@ -63,14 +63,25 @@ SOUND: dict[str, list[tuple[Forward, int]]] = {
     ],
 }
 SILENT: dict[str, list[tuple[Forward, int]]] = {
-    "quotient": [(lambda p: row_norm(p) / p / row_norm(p), ROWS), (lambda p: p / p.norm(), ROWS)],
+    "quotient": [
+        (lambda p: row_norm(p) / p / row_norm(p), ROWS),
+        (lambda p: p / p.norm(), ROWS),
+        (lambda p: (h := torch.div(p, 0.1, rounding_mode="floor")) / row_norm(h), ROWS),
+    ],
     "reduction": [(lambda p: p / p.norm(dim=0, keepdim=True), ROWS), (lambda p: p / torch.norm(p, 0), WHOLE)],
     "product": [(lambda p: p * p / row_norm(p), ROWS)],
-    "power": [(lambda p: p * p.square().sum(1, keepdim=True).sqrt(), ROWS)],
+    "power": [
+        (lambda p: p * p.square().sum(1, keepdim=True).sqrt(), ROWS),
+        (lambda p: p**p / row_norm(p), ROWS),
+        (lambda p: 2.0**p / row_norm(p), ROWS),
+    ],
     "addition": [(lambda p: (p + 1) / row_norm(p), ROWS), (lambda p: p / (row_norm(p) + 0.1), ROWS)],
     "homogeneous": [(lambda p: p.relu() / p.norm(dim=0, keepdim=True), ROWS)],
-    "shape": [(lambda p: p.T / row_norm(p), ROWS)],
-    "contraction": [(lambda p: p / torch.dot(U, torch.mv(p, U)), ROWS)],
+    "shape": [(lambda p: p.T / row_norm(p), ROWS), (lambda p: (p * 2.0).chunk(2)[0].repeat(2, 1) / row_norm(p), ROWS)],
+    "contraction": [
+        (lambda p: p / torch.dot(U, torch.mv(p, U)), ROWS),
+        (lambda p: (torch.eye(4) @ p.reshape(4, 2, 2).expand(4, 2, 2).repeat(1, 2, 2))[0] / p.norm(), WHOLE),
+    ],
     "norm": [
         (lambda p: nn.functional.layer_norm(p, (4,), eps=0.0), 1),
         (lambda p: nn.functional.group_norm(p.reshape(1, 4, 4), 2, eps=0.0).reshape(4, 4), ROWS),

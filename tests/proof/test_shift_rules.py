@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
-from deadweight.laws.prover import Prover
 from deadweight.proof.shift import RULES, Outcome, Shift
+from deadweight.search.prover import Prover
 
 CLOSE = 1e-9  # of numbers of order one: one operation in float64 rounds at about 1e-15
 ROWS = torch.arange(1, 7).reshape(6, 1).expand(6, 4)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
-from deadweight.laws.prover import Prover
+from deadweight.search.prover import Prover
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TOKENS = torch.tensor([[0, 1, 2], [2, 2, 0]])
@@ -73,6 +73,10 @@ TRAPS: dict[str, tuple[Callable, Tensor]] = {
         ONE_BY_ONE,
     ),
     "weights in another shape": (lambda m, x, i: over_positions(six_keys(x).reshape(2, 6, 3), m, x), ONE_BY_ONE),
+    "weights that a tensor repeats or leaves out": (
+        lambda m, x, i: over_positions(scores(x).repeat_interleave(torch.tensor([2, 0, 1]), -1), m, x),
+        ONE_BY_ONE,
+    ),
     "weights with an axis cut": (lambda m, x, i: over_positions(six_keys(x)[..., :3], m, x), ONE_BY_ONE),
     "weights times a number": (lambda m, x, i: over_positions(scores(x) * x[..., :1], m, x), ONE_BY_ONE),
     "weights of a sigmoid in another shape": (

@@ -87,12 +87,12 @@ def test_a_folder_that_cannot_be_written_is_refused(gpt2: Path, tmp_path: Path) 
 FULL = """
 import resource, sys, deadweight
 from deadweight.errors import DeadweightError
-import deadweight.reduce.write as write
-honest = write.stream
+from deadweight.reduce.parts import Stream
+honest = Stream.tensors
 def filling(*args):  # from here on the disk takes no more
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     yield from honest(*args)
-write.stream = filling
+Stream.tensors = filling
 try:
     deadweight.reduce(sys.argv[1], sys.argv[2])
 except DeadweightError as error:
@@ -135,8 +135,8 @@ SMALL = """
 import sys, deadweight
 from pathlib import Path
 from deadweight.errors import DeadweightError
-import deadweight.reduce.write as write
-honest = write.stream
+from deadweight.reduce.parts import Stream
+honest = Stream.tensors
 def filling(*args):  # somebody else takes what is left, while we write
     with open(Path(sys.argv[2]).parent / "somebody", "wb", buffering=0) as other:
         try:
@@ -145,7 +145,7 @@ def filling(*args):  # somebody else takes what is left, while we write
         except OSError:
             pass
     yield from honest(*args)
-write.stream = filling
+Stream.tensors = filling
 try:
     deadweight.reduce(sys.argv[1], sys.argv[2])
 except DeadweightError as error:

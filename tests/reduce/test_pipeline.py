@@ -18,9 +18,11 @@ from torch import Tensor
 
 import deadweight
 from deadweight.errors import DeadweightError
+from deadweight.progress import silent
 from deadweight.reduce import parts, run, trial, windows
 from deadweight.reduce.apply import Applied, Weights, apply, independent, product
 from deadweight.reduce.pipeline import in_order
+from deadweight.reduce.plan import Request
 from deadweight.save import stream
 from deadweight.save.stream import Writer
 
@@ -183,7 +185,7 @@ def test_files_and_verdicts_are_the_same_to_the_bit_on_one_two_and_four_threads(
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "BertForMaskedLM", "LlamaForCausalLM"])
 def test_parts_give_what_the_plan_gives_in_one_go(folder_of: Callable[[str], Path], architecture: str) -> None:
     options = {"inputs": None, "trust_remote_code": False}
-    job = run.prepare(folder_of(architecture), "slim", (), (), options, lambda _: None, weights=True)
+    job = run.prepare(folder_of(architecture), Request("slim"), options, silent, weights=True)
     results = []
     plan = dict(enumerate(job.plan.rewrites))
     for groups in ([plan], independent(plan)):

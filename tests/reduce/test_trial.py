@@ -11,10 +11,11 @@ import transformers
 import deadweight
 from deadweight.reduce import run, verify
 from deadweight.reduce.apply import Group
-from deadweight.reduce.bases import BasisRewrite
-from deadweight.reduce.known import Known
+from deadweight.reduce.plan import Request
 from deadweight.reduce.trial import Trial, Tried
 from deadweight.reduce.verify import Error, Noise, relative
+from deadweight.rewrite.bases import BasisRewrite
+from deadweight.rewrite.known import Known
 from deadweight.save.facts import Constant, IdentityBlocks, ZeroPlaces
 
 OPTIONS = {"inputs": None, "trust_remote_code": False}
@@ -28,8 +29,8 @@ def gpt2(tmp_path: Path) -> Path:
     return tmp_path / "gpt2"
 
 
-def trial_of(folder: Path, layout: run.Layout = "slim") -> Trial:
-    job = run.prepare(folder, layout, (), (), OPTIONS, lambda _: None, weights=True)
+def trial_of(folder: Path) -> Trial:
+    job = run.prepare(folder, Request("slim"), OPTIONS, lambda _: None, weights=True)
     full = run.affordable(job, folder, OPTIONS, lambda _: None)
     assert full is not None
     return Trial(job, full)

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import deadweight
 from deadweight.cli import app
 from deadweight.graph.node import Graph, Node
-from deadweight.reduce.shifts import Drop
 from deadweight.reduce.trial import Tried
 from deadweight.reduce.verify import DRAWS, inputs_to_draw
+from deadweight.rewrite.shifts import Drop
 
 
 def changed(folder: Path, to: Path, name: str, by: float) -> Path:

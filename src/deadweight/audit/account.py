@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deadweight.audit.choices import has_no_derivative
 from deadweight.audit.finding import Completeness
-from deadweight.audit.jacobian import Draw, Rows, choosers, refuse_none
+from deadweight.audit.jacobian import Draw, Rows, refuse_none
 from deadweight.audit.nullity import largest_singular, unexplained_directions
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Motion, Point, Values
 
 SOUND = 1e-11  # effect of a unit motion on the outputs, as a share of the largest that any has
 FAINT = 1e-9  # the same for a scale that dies in a norm, up to its ε
@@ -44,15 +45,15 @@ class Account:
 def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 3000) -> Account:
     """Measure the nullity, and the rank of what the claims explain of it."""
     floats = [n for n in graph.parameters if values[n].is_floating_point()]
-    order = sorted(set(floats) - choosers(graph, values, draw(0), floats))
+    order = sorted(n for n in floats if n not in graph.live or not has_no_derivative(graph, n))
     rows = Rows(graph, values, draw, order, most_inputs)
     point = Point(graph, values, draw(0))
     unsound, spans = tried(claims, point, rows)
     by_law, basis = ranks_by_law(spans, sum(rows.sizes))
-    found = unexplained_directions(rows, basis)
+    unexplained = unexplained_directions(rows, basis)
     parameters, explained = basis.shape
-    result = Completeness(explained + found.directions.shape[1], explained, parameters, by_law, len(unsound))
-    return Account(result, tuple(unsound), found.gap, moved_parameters(found.directions, basis, rows))
+    result = Completeness(explained + unexplained.directions.shape[1], explained, parameters, by_law, len(unsound))
+    return Account(result, tuple(unsound), unexplained.gap, moved_parameters(unexplained.directions, basis, rows))
 
 
 def tried(
@@ -87,7 +88,7 @@ def moved_parameters(directions: Tensor, basis: Tensor, rows: Rows) -> tuple[tup
 def ranks_by_law(spans: list[tuple[str, Tensor]], parameters: int) -> tuple[tuple[tuple[str, int], ...], Tensor]:
     """The rank that each law adds to those before it, and an orthonormal basis of all."""
     basis = torch.zeros(parameters, 0, dtype=torch.float64)
-    found = []
+    ranks = []
     for code in sorted({code for code, _ in spans}):
         motions = torch.cat([m for c, m in spans if c == code], 1)
         for _ in range(2):  # twice, for orthogonality to rounding
@@ -95,8 +96,8 @@ def ranks_by_law(spans: list[tuple[str, Tensor]], parameters: int) -> tuple[tupl
         left, singular, _ = torch.linalg.svd(motions, full_matrices=False)
         new = left[:, singular > RANK]
         basis = torch.cat([basis, new], 1)
-        found.append((code, new.shape[1]))
-    return tuple(found), basis
+        ranks.append((code, new.shape[1]))
+    return tuple(ranks), basis
 
 
 def flat_motions(claim: Claim, point: Point, rows: Rows) -> Tensor:
@@ -112,4 +113,4 @@ def flatten(motion: Motion, values: Mapping[str, Tensor], order: list[str]) -> T
     parts = [
         motion[n].reshape(-1) if n in motion else torch.zeros(values[n].numel(), dtype=torch.float64) for n in order
     ]
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)

@@ -9,15 +9,16 @@ every claim (a dead one by a lot, a gauge by a finite member of its group), and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.evaluate import float64_arguments, largest_difference
-from deadweight.graph.node import Graph, Node, substitute
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Point, Values
-from deadweight.laws.shift_claim import ShiftClaim
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Point, Values
+from deadweight.claims.shift_claim import ShiftClaim
+from deadweight.graph.evaluate import largest_difference
+from deadweight.graph.node import Graph, Node, float64_arguments, substitute
 from deadweight.proof.steps import Step
 
 STEP = 1e-9  # relative: one operation in float64 rounds at about 1e-15
@@ -48,24 +49,50 @@ def uncovered(graph: Graph, steps: Sequence[Step]) -> str | None:
     return None
 
 
-def replay(claims: Sequence[Claim], point: Point) -> dict[int, str]:
-    """Claims (by place) of which some step, or the motion as a whole, does not hold on numbers, with the reason."""
-    faults = {}
+@dataclass(frozen=True)
+class Replay:
+    """What came of it, by the place of the claim."""
+
+    faults: dict[int, str]  # some step, or the motion as a whole, does not hold on numbers, with the reason
+    skipped: dict[int, int]  # how many steps were not replayed: their labels are too many to be kept
+
+
+def replay(claims: Sequence[Claim], point: Point) -> Replay:
+    """Run every step of every shift proof on numbers, and move a long way along every claim."""
+    faults, skipped = dict[int, str](), dict[int, int]()
     for place, claim in enumerate(claims):
-        fault = replay_shift(point.graph, claim, point.nodes) if isinstance(claim, ShiftClaim) else None
-        if fault is not None:
-            faults[place] = fault
+        if isinstance(claim, ShiftClaim):
+            fault, count = replay_shift(point.graph, claim, point.nodes)
+            faults |= {} if fault is None else {place: fault}
+            skipped |= {place: count} if count else {}
     moving = [i for i, c in enumerate(claims) if i not in faults and c.tier != "epsilon"]
-    return faults | replay_motions({i: claims[i] for i in moving}, point)
+    return Replay(faults | replay_motions({i: claims[i] for i in moving}, point), skipped)
 
 
 def replay_motions(claims: dict[int, Claim], point: Point) -> dict[int, str]:
-    """Move along all claims and compare the outputs once; where they differ, along each by itself."""
+    """Move along all claims and compare the outputs once; where they differ, along each half, and so on."""
+    after, faults = moved_along(claims, point)
+    error = largest_difference(point.outputs, after.outputs)
+    if error < WHOLE:
+        return faults
+    rest = [place for batch in batches(claims) for place in batch if place not in faults]
+    if len(rest) == 1:
+        return faults | {rest[0]: f"a finite motion changes the outputs by {error:.1e}"}
+    for half in (rest[: len(rest) // 2], rest[len(rest) // 2 :]):
+        faults |= replay_motions({place: claims[place] for place in half}, point)
+    return faults
+
+
+def moved_along(claims: dict[int, Claim], point: Point) -> tuple[Point, dict[int, str]]:
+    """The point after a random finite motion of every claim, and the claims of which the motion is none."""
     moved, faults = point, dict[int, str]()
     for batch in batches(claims):
         changes: Values = {}
         for place, claim in batch.items():
             change = motion_of(place, claim, moved)
+            if not isinstance(claim, ShiftClaim) and overlap(changes, change):  # products do not add up: one by one
+                moved, changes = moved.at({n: moved.values[n] + t for n, t in changes.items()}), {}
+                change = motion_of(place, claim, moved)
             if any(t.shape != point.values[n].shape for n, t in change.items()):
                 faults[place] = "the motion it speaks of does not fit the parameter"  # broadcasting would hide it
                 continue
@@ -73,17 +100,13 @@ def replay_motions(claims: dict[int, Claim], point: Point) -> dict[int, str]:
                 faults[place] = "the motion it speaks of moves nothing"
             changes |= {n: changes[n] + t if n in changes else t for n, t in change.items()}
         moved = moved.at({n: moved.values[n] + t for n, t in changes.items()})
-    if largest_difference(point.outputs, moved.outputs) < WHOLE:
-        return faults
-    for place, claim in claims.items():
-        if place in faults:
-            continue
-        change = motion_of(place, claim, point)
-        after = point.at({n: point.values[n] + t for n, t in change.items()})
-        error = largest_difference(point.outputs, after.outputs)
-        if not error < WHOLE:
-            faults[place] = f"a finite motion changes the outputs by {error:.1e}"
-    return faults
+    return moved, faults
+
+
+def overlap(one: Values, other: Values) -> bool:
+    """Whether two changes of parameters meet in some element."""
+    common = [(one[n], other[n]) for n in one.keys() & other.keys() if one[n].shape == other[n].shape]
+    return any(bool(((a != 0) & (b != 0)).any()) for a, b in common)
 
 
 def motion_of(place: int, claim: Claim, point: Point) -> Values:
@@ -97,11 +120,11 @@ def batches(claims: dict[int, Claim]) -> list[dict[int, Claim]]:
 
     Those whose motion depends on activations come first, while the parameters are where these are known.
     """
-    found: dict[tuple[str, type, bool], dict[int, Claim]] = {}
+    by_kind: dict[tuple[str, type, bool], dict[int, Claim]] = {}
     for place, claim in claims.items():
         key = (claim.code, type(claim), isinstance(claim, ShiftClaim) and claim.lost is not None)
-        found.setdefault(key, {})[place] = claim
-    return sorted(found.values(), key=lambda batch: not any(map(meets_activations, batch.values())))
+        by_kind.setdefault(key, {})[place] = claim
+    return sorted(by_kind.values(), key=lambda batch: not any(map(meets_activations, batch.values())))
 
 
 def meets_activations(claim: Claim) -> bool:
@@ -109,20 +132,26 @@ def meets_activations(claim: Claim) -> bool:
     return isinstance(claim, ShiftClaim) and bool(claim.absorbers) and any(s.op == "aten.matmul" for s in claim.steps)
 
 
-def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> str | None:
+def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> tuple[str | None, int]:
+    """What is wrong with some step, if anything; and how many steps cannot be replayed for lack of labels."""
     changed: dict[str, object] = {}
+    hidden, skipped = set[str](), 0  # changed values whose labels are not kept
     for number, step in enumerate(claim.steps):
         node = graph.nodes[step.node]
-        if step.value is not None and not known_labels(step.value):
-            return None  # too large to replay here: a narrow clone does
+        labelled = step.value is None or known_labels(step.value)
         source = number == 0 or node.op == "parameter"  # what is moved, not what follows from it
-        fault = None if source or taken_over(step) else one_step(node, step, known, changed, seed=number)
-        if fault is not None:
-            return fault
+        if not source and not taken_over(step):
+            if not labelled or hidden.intersection(node.inputs):
+                skipped += 1
+            elif fault := one_step(node, step, known, changed, seed=number):
+                return fault, skipped
         changed.pop(step.node, None)
-        if step.value is not None:
+        hidden.discard(step.node)
+        if not labelled:
+            hidden.add(step.node)
+        elif step.value is not None:
             changed[step.node] = step.value
-    return None
+    return None, skipped
 
 
 def known_labels(value: object) -> bool:

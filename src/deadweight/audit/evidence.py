@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.evaluate import FILL, evaluate, real_outputs
 from deadweight.graph.node import Graph
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Motion, Point, Values
 
 Draw = Callable[[int], Values]
 DRAWS = 4
@@ -47,21 +47,21 @@ class Gradients:
         if not self.draws:
             return {}
         threshold = 1e-12 * sum(mean_size(g) for g in self.draws) / len(self.draws)
-        found = {}
+        result = {}
         for name in self.draws[0]:
             zero = self.draws[0][name].abs() <= threshold
             for g in self.draws[1:]:
                 zero &= g[name].abs() <= threshold
-            found[name] = zero
-        return found
+            result[name] = zero
+        return result
 
 
 def gradients(graph: Graph, values: Values, draw: Draw) -> Gradients:
     """The gradient of a random functional of the outputs, for several draws of inputs; those that are finite."""
     count = sum(values[n].numel() for n in graph.parameters)
     draws = DRAWS if count < MANY else 2 if count < 4 * MANY else 1
-    found = [gradient(graph, values, draw(seed), seed) for seed in range(draws)]
-    finite = [g for g in found if all(bool(torch.isfinite(x).all()) for x in g.values())]
+    taken = [gradient(graph, values, draw(seed), seed) for seed in range(draws)]
+    finite = [g for g in taken if all(bool(torch.isfinite(x).all()) for x in g.values())]
     return Gradients(tuple(finite), tuple(typical_size(g) for g in finite))
 
 
@@ -78,8 +78,8 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
     none = {n: torch.zeros((), dtype=torch.float64).expand(values[n].shape) for n in names}
     if not total.requires_grad:
         return none  # nothing that is returned depends on a parameter
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    grads = {n: none[n] if g is None else g.to_dense() for n, g in zip(names, found, strict=True)}
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    grads = {n: none[n] if g is None else g.to_dense() for n, g in zip(names, gradients, strict=True)}
     return none if all(float(g.abs().max()) < ROUNDING * size for g in grads.values() if g.numel()) else grads
 
 

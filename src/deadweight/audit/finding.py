@@ -24,6 +24,7 @@ class Finding:
     tier: Tier
     proof: tuple[str, ...]  # one line per step
     evidence: float | None = None  # largest |J·tangent| relative to a live direction; None where not measured
+    unreplayed: int = 0  # steps of the proof that the checker did not replay: they concern too many elements
     note: str = ""  # a condition in words: "eval only: attention dropout is off"
 
     def counts(self, *, gauges: bool = False) -> bool:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.finding import Finding, Pieces, Unknown
+from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
-from deadweight.laws.claim import Claim
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.steps import Step
 from deadweight.source.blocks import Blocks
@@ -85,10 +85,10 @@ def pieces(index: Tensor | None) -> Pieces | None:
 
 def expand(source: Source, findings: Iterable[Finding]) -> Iterator[Finding]:
     """A finding about a kept block speaks for every block that it represents."""
-    found = list(findings)
+    expanded = list(findings)
     for blocks in source.blocks:
-        found = [f for finding in found for f in over_blocks(blocks, finding, source)]
-    yield from found
+        expanded = [f for finding in expanded for f in over_blocks(blocks, finding, source)]
+    yield from expanded
 
 
 def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Finding]:
@@ -123,12 +123,12 @@ def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterat
 
 def everywhere_unknown(source: Source, unknowns: Iterable[Unknown]) -> Iterator[Unknown]:
     """What is unknown of a kept block is unknown of every block that it represents."""
-    found = list(unknowns)
+    expanded = list(unknowns)
     for blocks in source.blocks:
         spread = []
-        for unknown in found:
+        for unknown in expanded:
             home = blocks.index_in(unknown.parameter)
             places = [] if home is None else blocks.represented(home)
             spread += [replace(unknown, parameter=blocks.moved(unknown.parameter, i)) for i in places] or [unknown]
-        found = spread
-    yield from found
+        expanded = spread
+    yield from expanded

@@ -15,10 +15,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from deadweight.audit.evidence import ROUNDING, ordinary_size
+from deadweight.claims.point import Values
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import evaluate, real_outputs
 from deadweight.graph.node import Graph
-from deadweight.laws.point import Values
 
 Draw = Callable[[int], Values]  # seed to fresh inputs
 LEAST_DRAWS = 16  # of inputs, however few rows are asked for
@@ -44,11 +44,11 @@ class Rows:
     def take(self, count: int) -> Float64[Tensor, "rows p"]:
         """At least `count` rows, fewer where the draws are used up; rows that are not finite are left out."""
         blocks: list[Tensor] = [torch.zeros(0, sum(self.sizes), dtype=torch.float64)]
-        start, found = self.drawn, 0
-        while self.drawn < self.most and (found < count or self.drawn - start < LEAST_DRAWS):
+        start, count_taken = self.drawn, 0
+        while self.drawn < self.most and (count_taken < count or self.drawn - start < LEAST_DRAWS):
             left = max(1, min(self.most - self.drawn, LEAST_DRAWS - (self.drawn - start)))
-            blocks.append(mixed_rows(self, self.drawn, math.ceil(max(count - found, 1) / left)))
-            found += len(blocks[-1])
+            blocks.append(mixed_rows(self, self.drawn, math.ceil(max(count - count_taken, 1) / left)))
+            count_taken += len(blocks[-1])
             self.drawn += 1
         return torch.cat(blocks)
 
@@ -64,26 +64,11 @@ def mixed_rows(rows: Rows, seed: int, most: int) -> Float64[Tensor, "rows p"]:
     few = min(most, math.ceil(len(flat) / SHARE))
     generator = torch.Generator().manual_seed(SUMS + seed)
     sums = torch.randn(few, len(flat), generator=generator, dtype=torch.float64)
-    found = gradients_of(flat, leaves, sums)
-    if not bool(torch.isfinite(found).all()):  # one output without a derivative spoils every sum
-        found = gradients_of(flat, leaves, torch.eye(len(flat), dtype=torch.float64))
-    silent = found.abs().amax(1) < ROUNDING * ordinary_size(flat.detach())
-    return found.masked_fill(silent.unsqueeze(1), 0.0)[torch.isfinite(found).all(1)]
-
-
-def choosers(graph: Graph, values: Values, inputs: Values, names: list[str]) -> set[str]:
-    """Parameters that decide (which experts are chosen, what is masked) and do nothing else.
-
-    No derivative leads from the outputs to them, though they are read: that says nothing about them, and the account
-    leaves them out.
-    """
-    leaves = {name: values[name].detach().clone().requires_grad_() for name in names if name in graph.live}
-    real = [out for out in real_outputs(evaluate(graph, {**values, **leaves}, inputs)) if out.requires_grad]
-    if not real or not leaves:
-        return set()
-    total = torch.stack([out.sum() for out in real]).sum()
-    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {name for name, grad in zip(leaves, grads, strict=True) if grad is None}
+    mixed = gradients_of(flat, leaves, sums)
+    if not bool(torch.isfinite(mixed).all()):  # one output without a derivative spoils every sum
+        mixed = gradients_of(flat, leaves, torch.eye(len(flat), dtype=torch.float64))
+    silent = mixed.abs().amax(1) < ROUNDING * ordinary_size(flat.detach())
+    return mixed.masked_fill(silent.unsqueeze(1), 0.0)[torch.isfinite(mixed).all(1)]
 
 
 def gradients_of(flat: Tensor, leaves: Values, sums: Tensor) -> Float64[Tensor, "rows p"]:

@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from deadweight.audit.account import Account, account
+from deadweight.audit.account import Account
 from deadweight.audit.checker import replay
+from deadweight.audit.count import best_account, surplus
 from deadweight.audit.evidence import Draw, Gradients, claim_evidence, gradients
 from deadweight.audit.finding import Completeness, Unknown
+from deadweight.audit.matching import Identity, Role, identities, roles
 from deadweight.audit.path import on_path
+from deadweight.audit.same_function import CLOSE, program_error, same_buffers
+from deadweight.claims.claim import Claim
+from deadweight.claims.point import Point, Values
+from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
 from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
 from deadweight.graph.cores import without_epsilon
-from deadweight.graph.evaluate import evaluate, largest_difference
+from deadweight.graph.evaluate import largest_difference
 from deadweight.graph.node import Graph
 from deadweight.graph.pieces import stored_part
 from deadweight.graph.trace import TraceError, first_line, trace
-from deadweight.laws.catalogue import search
-from deadweight.laws.claim import Claim
-from deadweight.laws.point import Point, Values
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import element_wise
+from deadweight.laws.catalogue import Catalogue
 from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
+from deadweight.search.prover import Prover
 from deadweight.source.model import Source
 from deadweight.source.narrow import narrow
 from deadweight.source.randomise import randomise
 
+T = TypeVar("T")
 AFFORDABLE = 200_000_000  # parameters of a model without a narrow clone whose gradients are taken as it is
-MORE_WORDS = 41  # a first layer that sees single tokens needs more points than the narrow vocabulary has
 COUNTABLE = 20_000  # parameters: from here on an account takes too much memory and time
-PATIENCE = 90.0  # seconds, after which no further draw is begun
 ZERO = {torch.float64: 1e-12, torch.float32: 1e-6}  # of a typical gradient: rounding leaves about 1e-15 and 1e-7
-TRIES = 6  # draws of parameters for ReLU models: units that are never or always on add to the count
 
 
 @dataclass(frozen=True)
@@ -52,55 +52,56 @@ class Clone:
     values: Values
     draw: Draw
     words: str
+    roles: dict[str, Role] = field(default_factory=dict)  # of its parameters; none where the model is its own clone
+    apart: float | None = None  # how far its program is from the module; None: not comparable
 
 
 @dataclass
 class Measured:
     """What was measured, and how claims about the model find their evidence."""
 
-    graph: Graph
-    by_key: dict[tuple[str, str, int], float] = field(default_factory=dict)
-    faults: dict[tuple[str, str, int], str] = field(default_factory=dict)  # proofs that do not replay on numbers
+    identities: dict[int, Identity] = field(default_factory=dict)  # of the claims about the model
+    tested: set[Identity] = field(default_factory=set)  # claims about the clone
+    evidence: dict[Identity, float] = field(default_factory=dict)
+    faults: dict[Identity, str] = field(default_factory=dict)  # proofs that do not replay on numbers
+    unreplayed: dict[Identity, int] = field(default_factory=dict)  # steps whose labels are too many to replay
     completeness: Completeness | None = None
     unexplained: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
     untested: str | None = None  # why no evidence could be taken
 
     def evidence_of(self, claim: Claim) -> float | None:
-        return self.by_key.get(key_of(self.graph, claim), self.by_key.get((*key_of(self.graph, claim)[:2], -1)))
+        return max(self.of_counterparts(claim, self.evidence), default=None)
 
     def refuses(self, claim: Claim) -> bool:
-        return key_of(self.graph, claim) in self.faults
+        return bool(self.of_counterparts(claim, self.faults))
+
+    def unreplayed_steps(self, claim: Claim) -> int:
+        return max(self.of_counterparts(claim, self.unreplayed), default=0)
+
+    def of_counterparts(self, claim: Claim, known: dict[Identity, T]) -> list[T]:
+        """What is known of the claim's counterpart; if that is not certain, of all that it might be."""
+        own = self.identities.get(id(claim))
+        if own is None:
+            return []
+        if own in self.tested:
+            return [known[own]] if own in known else []
+        return [value for other, value in known.items() if (other.law, other.role) == (own.law, own.role)]
 
 
-def key_of(graph: Graph, claim: Claim) -> tuple[str, str, int]:
-    """The law, the parameter whatever its layer, and which part of the parameter in order."""
-    return claim.code, re.sub(r"\.\d+\.", ".N.", graph.parameters[claim.node]), part_of(graph, claim)
-
-
-def part_of(graph: Graph, claim: Claim) -> int:
-    """Where in a fused parameter the claim begins, in twelfths: the same in a narrow clone."""
-    first = 0 if claim.index is None or not len(claim.index) else int(claim.index[0])
-    shape, axis, start = graph.nodes[claim.node].shape, claim.axis, 0
-    size = shape[axis] if shape else 1
-    if claim.node in graph.pieces:
-        piece = graph.pieces[claim.node]
-        start = sum(a for a, _ in piece.ranges)  # tells the pieces of one parameter apart
-        size = max(b for _, b in piece.ranges) if start else size
-    return int(12 * (start + first) / size)
-
-
-def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
+def measure(source: Source, prover: Prover, laws: Catalogue, *, complete: bool) -> Measured:
     """Evidence for every claim where it is cheap, and the account where it is asked for."""
-    measured = Measured(prover.graph)
+    measured = Measured()
     try:
-        clone = clone_of(source, prover)
+        clone = clone_of(source, prover, laws)
     except (DeadweightError, TraceError) as error:
         if complete:
             raise DeadweightError(f"no account can be made: {error}") from error
         measured.untested = str(error)
         measured.notes = (f"no evidence was taken: {error}",)
         return measured
+    known = {} if clone.prover is prover else roles(source.module)
+    measured.identities = identities(prover.claims, prover.graph, known)
     try:
         take_evidence(source, clone, measured)
     except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
@@ -109,7 +110,7 @@ def measure(source: Source, prover: Prover, *, complete: bool) -> Measured:
     if complete:
         refuse_large_account(clone)
         try:
-            counted = best_account(source, prover, clone)
+            counted = best_account(clone, partial(another_clone, source, prover, laws), widen=source.config is not None)
         except (RuntimeError, NotImplementedError) as error:
             raise DeadweightError(f"no account can be made: {first_line(error)}") from error
         measured.completeness = counted.completeness
@@ -129,49 +130,89 @@ def refuse_large_account(clone: Clone) -> None:
 
 def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
     """Replay and test every claim of the clone; list the zeros that nobody claims."""
+    if clone.apart is not None and clone.apart > CLOSE:
+        refuse_all(clone, measured)
+        return
     grads = gradients(clone.graph, clone.values, clone.draw)
     if not grads.draws:
         measured.notes += ("no gradients were taken: they are not finite for any inputs drawn",)
+    test_claims(clone, grads, measured)
+    measured.unexplained += tuple(unexplained(source, clone, grads))
+
+
+def refuse_all(clone: Clone, measured: Measured) -> None:
+    """A program that is another function than the model's proves nothing about the model."""
+    known = identities(clone.prover.claims, clone.graph, clone.roles)
+    measured.tested.update(known.values())
+    why = f"the traced program computes something else than the model (its outputs are off by {clone.apart:.1e})"
+    measured.faults.update(dict.fromkeys(known.values(), why))
+    measured.unexplained += (Unknown("*", None, f"{why}: no finding is reported; please report the model"),)
+
+
+def test_claims(clone: Clone, grads: Gradients, measured: Measured) -> None:
+    """Replay every claim on numbers, and ask the gradients."""
     point = Point(clone.graph, clone.values, clone.draw(2))
-    for place, fault in replay(clone.prover.claims, point).items():
-        claim = clone.prover.claims[place]
-        measured.faults[key_of(clone.graph, claim)] = fault
-        why = f"{claim.code}: the proof does not replay: {fault}"
-        measured.unexplained += (Unknown(clone.graph.parameters[claim.node], None, why),)
+    known = identities(clone.prover.claims, clone.graph, clone.roles)
+    measured.tested.update(known.values())
+    replayed = replay(clone.prover.claims, point)
+    for place, claim in enumerate(clone.prover.claims):
+        if place in replayed.faults:
+            fault = measured.faults[known[id(claim)]] = replayed.faults[place]
+            why = f"{claim.code}: the proof does not replay: {fault}"
+            measured.unexplained += (Unknown(clone.graph.parameters[claim.node], None, why),)
+        if place in replayed.skipped:
+            measured.unreplayed[known[id(claim)]] = replayed.skipped[place]
     without = Point(without_epsilon(clone.graph), clone.values, point.inputs)
     without_grads = gradients(without.graph, clone.values, clone.draw) if any_epsilon(clone) else grads
     for claim in clone.prover.claims:
         seen = (without, without_grads) if claim.tier == "epsilon" else (point, grads)
-        found = claim_evidence(claim, *seen)
-        if found is not None:
-            key = key_of(clone.graph, claim)
-            for alias in (key, (*key[:2], -1)):
-                measured.by_key[alias] = max(found, measured.by_key.get(alias, 0.0))
-    measured.unexplained += tuple(unexplained(source, clone, grads))
+        strength = claim_evidence(claim, *seen)
+        if strength is not None:
+            own = known[id(claim)]
+            measured.evidence[own] = max(strength, measured.evidence.get(own, 0.0))
 
 
 def any_epsilon(clone: Clone) -> bool:
     return any(c.tier == "epsilon" for c in clone.prover.claims)
 
 
-def clone_of(source: Source, prover: Prover, *, seed: int = 0, vocabulary: int = 11) -> Clone:
-    """The narrow clone of a Hugging Face model; any other model as it is, with random parameters, if it is small."""
+def clone_of(
+    source: Source, prover: Prover | None, laws: Catalogue, *, seed: int = 0, vocabulary: int | None = None
+) -> Clone:
+    """The narrow clone of a Hugging Face model; any other model as it is, with random parameters, if it is small.
+
+    The prover is that of the model itself; a model with a config needs none.
+    """
     n_parameters = sum(p.numel() for p in source.module.parameters())
     if source.config is None and n_parameters > AFFORDABLE:
         raise DeadweightError(f"{n_parameters:,} parameters and no config to make a narrow clone from")
     if source.config is None:
+        assert prover is not None, "a model without a config is its own clone"
         module = randomise(source.module, seed)
         small = replace(source, module=module, inputs=source.inputs.cast(torch.float64))
         graph, words = prover.graph, "the model itself, with random parameters"
         tensors = named_tensors(graph, module)
-        return Clone(graph, prover, *on_path(graph, tensors, drawer(graph, small), source), words)
+        same_buffers(module, source.module)  # as they were traced
+        apart = None if PROBABILITIES in graph.nodes else program_error(graph, tensors, small, module)
+        return Clone(graph, prover, *on_path(graph, tensors, drawer(graph, small), source), words, apart=apart)
     small = narrow(source, seed=seed, vocabulary=vocabulary)
     graph = canonical(trace(small.module, small.args, small.kwargs))
-    graph = read_as_probabilities(graph) if PROBABILITIES in prover.graph.nodes else graph
-    found = search(graph)
+    apart = program_error(graph, {n: widened(t) for n, t in graph.tensors.items()}, small, small.module)
+    graph = read_as_probabilities(graph) if prover and PROBABILITIES in prover.graph.nodes else graph
+    found = laws.search(graph)
     values = {n: widened(t) for n, t in graph.tensors.items()}
     words = small.notes[-1] if small.notes else "a narrow clone"
-    return Clone(graph, found, *on_path(graph, values, drawer(graph, small), small), words)
+    return Clone(graph, found, *on_path(graph, values, drawer(graph, small), small), words, roles(small.module), apart)
+
+
+def another_clone(source: Source, prover: Prover | None, laws: Catalogue, **choice: int) -> Clone | None:
+    """A clone of other parameters or more words; None where it does not run, or is too large to be counted."""
+    try:
+        clone = clone_of(source, prover, laws, **choice)
+        refuse_large_account(clone)
+    except (DeadweightError, TraceError):
+        return None
+    return clone
 
 
 def named_tensors(graph: Graph, module: torch.nn.Module) -> Values:
@@ -227,12 +268,12 @@ def each_dead(claim: ShiftClaim) -> bool:
 def staying(clone: Clone, candidates: Values) -> list[str]:
     """Parameters whose marked elements can be moved by a lot without a change: no gradient is not yet no effect.
 
-    All are moved at once first; only where that changes something is each moved by itself.
+    All are moved at once first; only where that changes something is each moved by itself (not some of them: a unit
+    that one of them turns off hides what the others do), and then only what reads it is computed again.
     """
     if not candidates:
         return []
-    inputs = clone.draw(5)
-    before = evaluate(clone.graph, clone.values, inputs)
+    point = Point(clone.graph, clone.values, clone.draw(5))
 
     def stay(names: Iterable[str]) -> bool:
         generator = torch.Generator().manual_seed(7)
@@ -240,44 +281,18 @@ def staying(clone: Clone, candidates: Values) -> list[str]:
         for name in names:  # by amounts that differ: moved alike, what only chooses would choose alike
             amounts = torch.randn(candidates[name].shape, generator=generator, dtype=torch.float64)
             moved[name] = clone.values[name] + 3.0 * amounts * candidates[name]
-        return largest_difference(before, evaluate(clone.graph, {**clone.values, **moved}, inputs)) < 1e-12
+        return largest_difference(point.outputs, point.at(moved).outputs) < 1e-12
 
-    return list(candidates) if stay(candidates) else [name for name in candidates if stay([name])]
+    if stay(candidates):
+        return list(candidates)
+    assert point.nodes  # known from here on
+    return [name for name in candidates if stay([name])]
 
 
 def unit_off(graph: Graph, zero: Tensor) -> bool:
     """Hidden units that were off, or experts that were not chosen, for all inputs drawn: some rows, not all."""
     gates = POSITIVELY_HOMOGENEOUS | {"aten.topk", "aten.hardtanh", "aten.clamp", "aten.relu6", "aten.hardswish"}
     return any(n.op in gates for n in graph.nodes.values()) and not bool(zero.all())
-
-
-def best_account(source: Source, prover: Prover, clone: Clone) -> Account:
-    """The smallest nullity over several draws: a draw can only add to what is redundant for all parameters."""
-    start = time.monotonic()
-    best = account(clone.graph, clone.values, clone.draw, clone.prover.claims)
-    words = clone.words
-    for attempt in attempts(source, clone):
-        if time.monotonic() - start > PATIENCE:
-            break
-        if best.completeness.measured == best.completeness.explained and not best.unsound and best.decided:
-            break
-        other = clone_of(source, prover, **attempt)
-        found = account(other.graph, other.values, other.draw, other.prover.claims)
-        if (not found.decided, surplus(found)) < (not best.decided, surplus(best)):
-            best, words = found, other.words
-    return replace(best, completeness=replace(best.completeness, clone=words))
-
-
-def surplus(found: Account) -> int:
-    return found.completeness.measured - found.completeness.explained
-
-
-def attempts(source: Source, clone: Clone) -> Iterator[dict[str, Any]]:
-    if source.config is not None:
-        yield {"vocabulary": MORE_WORDS}
-    if any(n.op in POSITIVELY_HOMOGENEOUS for n in clone.graph.nodes.values()):
-        for seed in range(1, TRIES):
-            yield {"seed": seed}
 
 
 def shortfall(clone: Clone, counted: Account) -> Iterator[Unknown]:
@@ -320,7 +335,7 @@ def untraced_evidence(source: Source) -> Iterator[Unknown]:
                 f"{source.name} does not run on its example inputs ({first_line(error)}); "
                 "expected inputs that its forward takes"
             ) from error
-        leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
+        leaves = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
         if not leaves:
             raise DeadweightError(f"{source.name} returns no tensor that depends on its parameters")
         try:

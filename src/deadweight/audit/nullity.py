@@ -56,11 +56,11 @@ def unexplained_directions(rows: Rows, basis: Float64[Tensor, "p e"]) -> Unexpla
     return Unexplained(directions / directions.norm(dim=0), gap)
 
 
-def null_of(fresh: Float64[Tensor, "m n"], found: Float64[Tensor, "n k"]) -> Float64[Tensor, "k j"]:
+def null_of(fresh: Float64[Tensor, "m n"], candidates: Float64[Tensor, "n k"]) -> Float64[Tensor, "k j"]:
     """Combinations of what was found that fresh rows do not see either."""
     if not len(fresh):
-        return torch.eye(found.shape[1], dtype=torch.float64)
-    _, singular, turn = torch.linalg.svd(fresh @ found)
+        return torch.eye(candidates.shape[1], dtype=torch.float64)
+    _, singular, turn = torch.linalg.svd(fresh @ candidates)
     live = int((singular > FRESH * largest_singular(fresh)).sum())
     return turn[live:].T
 
@@ -93,12 +93,12 @@ def null_directions(rows: Float64[Tensor, "m n"]) -> tuple[Float64[Tensor, "n k"
     factors = torch.linalg.lu_factor_ex(rows)[0][:columns]
     block = int((factors.diagonal().abs() < 1e4 * NULL * largest).sum()) + SPARE
     while True:
-        found, singular = smallest_singular(factors, min(block, columns))
+        vectors, singular = smallest_singular(factors, min(block, columns))
         null = singular < NULL * largest
         if not bool(null.all()) or block >= columns:
             break
         block *= 2
-    redundant = found[:, null]
+    redundant = vectors[:, null]
     zero = max([ROUNDING * largest, *(rows @ redundant).norm(dim=0).tolist()])
     live = float(singular[~null].min()) if not bool(null.all()) else math.inf
     return redundant, live / zero if zero <= LEFT * largest else 0.0

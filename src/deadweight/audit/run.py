@@ -5,24 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from deadweight.audit.checker import structure
 from deadweight.audit.finding import Audit, Finding, Unknown
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
-from deadweight.audit.measure import Measured, measure, untraced_evidence
+from deadweight.audit.measure import measure, untraced_evidence
 from deadweight.audit.shorten import shortened
 from deadweight.audit.unknowns import unknowns
+from deadweight.claims.claim import Claim
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical, read_as_probabilities
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, trace
-from deadweight.laws.catalogue import search
-from deadweight.laws.claim import Claim
-from deadweight.laws.prover import Prover
+from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
+from deadweight.search.prover import Prover
+from deadweight.source.kinds import ExampleInputs, ModelLike, Options
 from deadweight.source.model import Source, open_model
 from deadweight.source.real import with_values
 from deadweight.threads import one_thread
@@ -31,8 +31,8 @@ TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live directi
 
 
 def audit(
-    model: Any,
-    inputs: Any = None,
+    model: ModelLike,
+    inputs: ExampleInputs = None,
     *,
     training: bool = False,
     output: str = "logits",
@@ -41,22 +41,33 @@ def audit(
     ignore: Sequence[str] | None = None,
     trust_remote_code: bool = False,
     length: int | None = None,
+    laws: Catalogue | None = None,
     progress: Progress = silent,
 ) -> Audit:
     """Every parameter of the model that is dead, folds into others, or is a gauge, each with its proof.
 
     `model` is an nn.Module, or what the command line takes. `output` says what must stay the same: "logits" or
     "probabilities". With `complete`, all redundancy is counted on a narrow clone and compared with what is explained.
+    `laws` are those of the catalogue unless others are given.
     """
     if output not in ("logits", "probabilities"):
         raise DeadweightError(f"found output={output!r}; expected 'logits' or 'probabilities'")
     options = {"training": training, "trust_remote_code": trust_remote_code, "length": length}
     with one_thread():
-        result = staged(model, inputs, options, output, complete, progress)
+        result = staged(model, inputs, options, Question(output, complete, laws or every_law()), progress)
     return chosen(result, select, ignore)
 
 
-def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, complete: bool, say: Progress) -> Audit:
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a model: which output must stay, whether all redundancy is counted, and by which laws."""
+
+    output: str
+    complete: bool
+    laws: Catalogue
+
+
+def staged(model: ModelLike, inputs: ExampleInputs, options: Options, question: Question, say: Progress) -> Audit:
     start = time.perf_counter()
     say("opening the model")
     source = open_model(model, inputs=inputs, collapsed=True, **options)
@@ -73,13 +84,13 @@ def staged(model: Any, inputs: Any, options: dict[str, Any], output: str, comple
         raise DeadweightError(
             f"{source.name} returns nothing for an empty batch; expected inputs of at least one sample"
         )
-    graph = read_as_probabilities(graph) if output == "probabilities" else graph
-    result = prove(source, graph, complete=complete, say=say)
+    graph = read_as_probabilities(graph) if question.output == "probabilities" else graph
+    result = prove(source, graph, question, say)
     return replace(result, seconds=time.perf_counter() - start)
 
 
 def traced(
-    source: Source, model: Any, inputs: Any, options: dict[str, Any], *, pieces: bool = True
+    source: Source, model: ModelLike, inputs: ExampleInputs, options: Options, *, pieces: bool = True
 ) -> tuple[Source, Graph]:
     """The graph of the collapsed model; of the whole one where the collapsed one cannot be traced."""
     try:
@@ -95,38 +106,39 @@ def traced(
 
 @dataclass(frozen=True)
 class Proved:
-    """Claims that were found, that replay, and that the evidence bears out; and what became of the others."""
+    """The claims that were found and whose proofs cover all that reads a changed value; and what became of others."""
 
     prover: Prover
-    measured: Measured
     claims: tuple[Claim, ...]
-    contradicted: tuple[Claim, ...]
     refused: dict[int, str]  # claims by place, and the gap in the proof
 
 
-def proved(source: Source, graph: Graph, *, complete: bool, say: Progress, evidence: bool = True) -> Proved:
-    """Search for claims, replay every proof, and measure."""
-    prover = search(graph, progress=say)
+def proved(graph: Graph, laws: Catalogue, say: Progress) -> Proved:
+    """Search for claims, and check the structure of every proof."""
+    prover = laws.search(graph, say)
     say("replaying the proofs")
     refused = structure(graph, prover.claims)
-    if evidence:
-        say("looking for evidence")
-    measured = measure(source, prover, complete=complete) if evidence else Measured(graph)
-    kept = [c for i, c in enumerate(prover.claims) if i not in refused and not measured.refuses(c)]
-    lost = tuple(c for c in kept if not (measured.evidence_of(c) or 0.0) <= TOLERANCE)
-    return Proved(prover, measured, tuple(c for c in kept if not any(c is x for x in lost)), lost, refused)
+    return Proved(prover, tuple(c for i, c in enumerate(prover.claims) if i not in refused), refused)
 
 
-def prove(source: Source, graph: Graph, *, complete: bool, say: Progress) -> Audit:
-    """What is proved, in terms of the whole model."""
-    found = proved(source, graph, complete=complete, say=say)
-    prover, measured, refused = found.prover, found.measured, found.refused
-    findings = [replace(to_finding(graph, c), evidence=measured.evidence_of(c)) for c in found.claims]
-    lost = [to_finding(graph, c) for c in found.contradicted]
-    unknown = [*everywhere_unknown(source, unknowns(prover)), *measured.unexplained]
-    unknown += [Unknown(f.parameter, None, f"{f.code} was proved but the evidence contradicts it") for f in lost]
-    for place, gap in refused.items():
-        claim = prover.claims[place]
+def prove(source: Source, graph: Graph, question: Question, say: Progress) -> Audit:
+    """What is proved, replayed on numbers and borne out by evidence, in terms of the whole model."""
+    result = proved(graph, question.laws, say)
+    say("looking for evidence")
+    measured = measure(source, result.prover, question.laws, complete=question.complete)
+    replayed = [c for c in result.claims if not measured.refuses(c)]
+    lost = [c for c in replayed if not (measured.evidence_of(c) or 0.0) <= TOLERANCE]
+    kept = [c for c in replayed if not any(c is other for other in lost)]
+    findings = [
+        replace(to_finding(graph, c), evidence=measured.evidence_of(c), unreplayed=measured.unreplayed_steps(c))
+        for c in kept
+    ]
+    unknown = [*everywhere_unknown(source, unknowns(result.prover)), *measured.unexplained]
+    unknown += [
+        Unknown(graph.parameters[c.node], None, f"{c.code} was proved but the evidence contradicts it") for c in lost
+    ]
+    for place, gap in result.refused.items():
+        claim = result.prover.claims[place]
         unknown.append(Unknown(graph.parameters[claim.node], None, f"{claim.code}: the proof does not replay: {gap}"))
     return Audit(
         model=source.name,

@@ -66,8 +66,8 @@ def one_row_each(graph: Graph, node: Node) -> bool:
     """Whether a constant index into parameters names every row once at most: buckets need all of their positions."""
     if node.op not in INDEXED | {"aten.embedding"} or not graph.depends[node.inputs[0]][0]:
         return True
-    found = [constant_value(graph, name) for name in node.inputs[1:] if graph.depends[name] == (False, False)]
-    return all(value is not None and len(value.unique()) == value.numel() for value in found)
+    indices = [constant_value(graph, name) for name in node.inputs[1:] if graph.depends[name] == (False, False)]
+    return all(value is not None and len(value.unique()) == value.numel() for value in indices)
 
 
 def same_constants(one: Graph, other: Graph) -> bool:

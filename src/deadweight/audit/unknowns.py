@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.finding import Unknown
-from deadweight.graph.node import Graph, Node
-from deadweight.laws.prover import Prover, follow
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import added_once, element_wise, is_vector
+from deadweight.claims.shift_claim import ShiftClaim, element_wise
+from deadweight.graph.node import Graph, Node, is_vector
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
 from deadweight.proof.scale import SCALE_RULES
 from deadweight.proof.shift import RULES
 from deadweight.proof.turn import TURN_RULES
+from deadweight.search.prover import Prover, follow
+from deadweight.search.shifts import added_once
 
 
 def unknowns(prover: Prover) -> Iterator[Unknown]:
     """What no law could take out, and what none could examine: for each parameter the nearest reason."""
-    found = list(almost_dead(prover))
-    named = {unknown.parameter for unknown in found}
-    yield from found
+    blocked = list(almost_dead(prover))
+    named = {unknown.parameter for unknown in blocked}
+    yield from blocked
     yield from {u.parameter: u for u in without_rule(prover) if u.parameter not in named}.values()
 
 
@@ -64,20 +64,20 @@ def first_readers(graph: Graph, node: Node, groups: Tensor) -> list[str]:
 
 def sides(graph: Graph, places: list[str]) -> set[str]:
     """How the values reach a product of two activations, before any other linear map: as which of its operands."""
-    found, seen = set[str](), set[str]()
+    result, seen = set[str](), set[str]()
     stack = list(places)
     while stack:
         name, _, place = stack.pop().partition(":")
         node = graph.nodes[name]
         if node.op == "aten.matmul":
-            found.add("queries" if place == "0" else "keys or values")
+            result.add("queries" if place == "0" else "keys or values")
             continue
         if name in seen or node.op == "linear" or node.op in CONVOLUTIONS or adds_stream(graph, node):
             continue
         seen.add(name)
         for reader in graph.users[name]:
             stack += [f"{reader.name}:{i}" for i, n in enumerate(reader.inputs) if n == name]
-    return found
+    return result
 
 
 def adds_stream(graph: Graph, reader: Node) -> bool:

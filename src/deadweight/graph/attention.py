@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +12,16 @@ from torch.overrides import TorchFunctionMode
 
 from deadweight.graph.einsum import spelled_out_einsum
 from deadweight.graph.layout import with_layout_of
+from deadweight.source.kinds import Arguments, Keywords, Leaf
+from deadweight.source.private import OpOverload
 
 aten = torch.ops.aten
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def decompositions() -> dict[OpOverload, Callable[..., Leaf]]:
     """Operations that we write as matmul, softmax and friends; everything else stays as exported."""
-    spelled_out: dict[Any, Callable[..., Tensor]] = {
+    spelled_out: dict[OpOverload, Callable[..., Tensor]] = {
         aten.scaled_dot_product_attention.default: spelled_out_attention,
         aten.einsum.default: spelled_out_einsum,
     }
@@ -30,7 +31,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 class SpelledOut(TorchFunctionMode):
     """While a model runs, its fused operations run spelled out: the trace need not be lowered for them."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Leaf], types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Leaf:
         table = decompositions()
         if func is torch.nn.functional.scaled_dot_product_attention:
             return table[aten.scaled_dot_product_attention.default](*args, **(kwargs or {}))
@@ -45,7 +48,7 @@ class SpelledOut(TorchFunctionMode):
 DROPOUTS = {torch.nn.functional.dropout, torch.dropout}
 
 
-def dropout_is_off(*args: Any, **kwargs: Any) -> bool:
+def dropout_is_off(*args: Leaf, **kwargs: Leaf) -> bool:
     given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
     return bool(args) and not given.get("training", given.get("train", True))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +11,10 @@ from torch.utils import _pytree as pytree
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import VIEWS
 from deadweight.graph.node import Graph, Node
+from deadweight.source.kinds import Arguments, Leaf
 
 
-def bind(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+def bind(graph: Graph, args: Arguments, kwargs: Mapping[str, Leaf]) -> dict[str, Tensor]:
     """Input tensors by node name: by keyword where a node is called so, else in order. Floats become float64."""
     named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k in graph.inputs}
     rest = pytree.tree_leaves((args, {k: v for k, v in kwargs.items() if k not in named}))

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import torch
 
 from deadweight.graph import bags as _bags  # noqa: F401  (registers the rewrites)
+from deadweight.graph import complex_products as _complex_products  # noqa: F401
 from deadweight.graph import recurrent as _recurrent  # noqa: F401
+from deadweight.graph import scattered as _scattered  # noqa: F401
 from deadweight.graph import views as _views  # noqa: F401
 from deadweight.graph.cores import CORES
 from deadweight.graph.experts import every_expert
-from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.node import Argument, Graph, Node, Ref
 from deadweight.graph.outputs import RETURNED
-from deadweight.graph.patterns import rms_pattern, softmax_pattern, unit_pattern
+from deadweight.graph.patterns import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, by_name, rewrites
 
@@ -104,9 +105,9 @@ def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
             return make.emit(f"{node.name}_linear", "linear", aten.linear.default, args, node.shape, node)
         turned = make.emit(f"{node.name}_weight", "aten.t", aten.t.default, (right,), make.shape(right)[::-1], node)
         return make.emit(f"{node.name}_linear", "linear", aten.linear.default, (left, turned), node.shape, node)
-    found = every_expert(make, node) if len(make.shape(right)) == 3 else None
-    if found is not None or node.op == "aten.matmul":
-        return found
+    result = every_expert(make, node) if len(make.shape(right)) == 3 else None
+    if result is not None or node.op == "aten.matmul":
+        return result
     return make.emit(f"{node.name}_matmul", "aten.matmul", aten.matmul.default, (left, right), node.shape, node)
 
 
@@ -114,7 +115,7 @@ VIEWS = {"aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.slice
 VIEWS |= {"aten.unsqueeze", "aten.squeeze", "aten.expand", "getitem", "aten.split", "aten.chunk", "aten.unbind"}
 
 
-def is_parameter_view(make: Canonicaliser, ref: Any) -> bool:
+def is_parameter_view(make: Canonicaliser, ref: Argument) -> bool:
     """Whether a value is one parameter, seen through shape operations."""
     while isinstance(ref, Ref):
         node = make.nodes[ref.name]
@@ -126,7 +127,7 @@ def is_parameter_view(make: Canonicaliser, ref: Any) -> bool:
     return False
 
 
-def core(make: Canonicaliser, node: Node, op: str, *args: Any) -> Ref:
+def core(make: Canonicaliser, node: Node, op: str, *args: Argument) -> Ref:
     return make.emit(f"{node.name}_core", op, CORES[op], args, node.shape, node)
 
 
@@ -149,13 +150,15 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """x · rsqrt(mean(x²) + ε), however it was written; x / max(‖x‖, ε), and a number times it; a softmax by hand."""
+    """x · rsqrt(mean(x²) + ε) of x or of x − mean(x), in any spelling; x / max(‖x‖, ε) times a number; a softmax."""
     if node.kwargs:
         return None
     if by_hand := softmax_pattern(make.nodes, node):
         args = (Ref(by_hand[0]), by_hand[1])
         return make.emit(f"{node.name}_softmax", "softmax", aten.softmax.int, args, node.shape, node)
     if found := rms_pattern(make.nodes, node):
+        if whole := centred_pattern(make.nodes, found[0]):
+            return core(make, node, "core.layer", Ref(whole), 1, found[1])
         return core(make, node, "core.rms", Ref(found[0]), 1, found[1])
     if found := unit_pattern(make.nodes, node):
         return core(make, node, "core.unit", Ref(found[0]), 1, 1.0, found[1])
@@ -192,7 +195,9 @@ def split_batch_norm(make: Canonicaliser, node: Node) -> Ref:
     return batch_norm(make, node, x, weight, bias, None if training else mean, var, eps)
 
 
-def batch_norm(make: Canonicaliser, node: Node, x: Ref, weight: Any, bias: Any, mean: Any, var: Any, eps: float) -> Ref:
+def batch_norm(
+    make: Canonicaliser, node: Node, x: Ref, weight: Argument, bias: Argument, mean: Argument, var: Argument, eps: float
+) -> Ref:
     view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
     if mean is None:
         return make.affine(node, core(make, node, "core.batch", x, eps), weight, bias, view)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.bind import tables_indexed
-from deadweight.graph.evaluate import RANDOM, float64_arguments
-from deadweight.graph.node import Graph, Node, Ref, substitute
+from deadweight.graph.node import Graph, Node, Ref, float64_arguments, substitute
 
 
 def constant_value(graph: Graph, name: str, stretch: int | None = None) -> Tensor | None:
@@ -38,13 +37,13 @@ def _compute(graph: Graph, name: str, stretch: int | None) -> tuple[Tensor, bool
         if value.is_meta:
             raise _Unknown
         return value.detach().cpu(), False
-    if node.target is None or node.op in RANDOM:
+    if node.target is None:
         raise _Unknown
-    found = {n: _compute(graph, n, stretch) for n in dict.fromkeys(node.inputs)}
-    args, grown = node.args, any(s for _, s in found.values())
+    operands = {n: _compute(graph, n, stretch) for n in dict.fromkeys(node.inputs)}
+    args, grown = node.args, any(s for _, s in operands.values())
     if node.op == "aten.arange" and stretch is not None and len(args) == 1 and args[0] > 1:
         args, grown = (max(stretch, args[0]),), True
-    lookup = lambda n: found[n][0]  # noqa: E731
+    lookup = lambda n: operands[n][0]  # noqa: E731
     result = node.target(
         *float64_arguments(substitute(args, lookup)), **float64_arguments(substitute(node.kwargs, lookup))
     )
@@ -89,6 +88,6 @@ def known_indices(graph: Graph, node: Node) -> list[Tensor | None] | None:
     """The index tensors of an aten.index, if all of them are constants."""
     if node.op != "aten.index":
         return None
-    found = [None if ref is None else constant_value(graph, ref.name) for ref in node.args[1]]
-    known = all(value is not None or ref is None for value, ref in zip(found, node.args[1], strict=True))
-    return found if known else None
+    indices = [None if ref is None else constant_value(graph, ref.name) for ref in node.args[1]]
+    known = all(value is not None or ref is None for value, ref in zip(indices, node.args[1], strict=True))
+    return indices if known else None

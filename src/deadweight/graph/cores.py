@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Graph
+from deadweight.graph.node import Graph, Target
 
 
 def layer_core(x: Tensor, n_axes: int, eps: float) -> Tensor:
@@ -55,7 +55,7 @@ def without_epsilon(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-CORES = {
+CORES: dict[str, Target] = {
     "core.layer": layer_core,
     "core.rms": rms_core,
     "core.unit": unit_core,

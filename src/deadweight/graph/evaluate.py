@@ -4,47 +4,69 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Graph, Node, Ref, substitute
+from deadweight.graph.node import RANDOM, Graph, Node, Ref, Value, substitute
 
 aten = torch.ops.aten
-Values = dict[str, Any]
+Values = dict[str, Value]
 FILL = 1e29  # what a mask fills in, and more: beside it no other entry of an output would count
-DROPOUTS = {"aten.alpha_dropout", "aten.dropout", "aten.feature_dropout", "aten.native_dropout"}
-RANDOM = DROPOUTS | {
-    f"aten.{kind}{suffix}"
-    for kind in ("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm", "uniform")
-    for suffix in ("", "_like", "_functional")
-}
 
 
 def evaluate(
     graph: Graph,
-    tensors: Mapping[str, Any],
+    tensors: Mapping[str, Value],
     inputs: Mapping[str, Tensor],
-    watch: Callable[[Node, Any], Any] | None = None,
+    watch: Callable[[Node, Value], Value] | None = None,
+    near: Near | None = None,
 ) -> list[Tensor]:
     """The outputs for these parameters (by node name) and inputs; `watch` may replace a node's value as it appears.
 
-    A parameter is a tensor, or `Lazy`.
+    A parameter is a tensor, or `Lazy`. Values `near` by that cannot differ are taken from there, not computed.
     """
-    values: Values = {}
-    last_use = last_uses(graph)
+    values: Values = {} if near is None else Overlay(near.values)
+    other = set[str]()  # nodes with another value than near by
     with float64_default():
         for step, node in enumerate(graph.nodes.values()):
-            values[node.name] = value_of(graph, node, values, tensors, inputs)
+            if near is None or node.name in near.moved or not other.isdisjoint(node.inputs):
+                values[node.name] = value_of(graph, node, values, tensors, inputs)
+                if near is not None and not same_value(values[node.name], near.values[node.name]):
+                    other.add(node.name)
             if watch is not None:
                 values[node.name] = watch(node, values[node.name])
-            for name in last_use.get(step, ()):
-                del values[name]
+            for name in graph.last_reads.get(step, ()):
+                values.pop(name, None)
     return [values[name] for name in graph.outputs]
+
+
+@dataclass(frozen=True)
+class Near:
+    """The values of all nodes for the same inputs, where some parameters have been `moved` since."""
+
+    values: Mapping[str, Value]
+    moved: Set[str]
+
+
+class Overlay(dict):
+    """Values of one run over those of another: what is not here is there."""
+
+    def __init__(self, below: Mapping[str, Value]) -> None:
+        super().__init__()
+        self.below = below
+
+    def __missing__(self, name: str) -> Value:
+        return self.below[name]
+
+
+def same_value(one: Value, other: Value) -> bool:
+    """Whether two tensors are equal, number by number; anything else counts as different."""
+    both = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return both and one.dtype == other.dtype and torch.equal(one, other)
 
 
 def largest_difference(before: list[Tensor], after: list[Tensor]) -> float:
@@ -82,15 +104,16 @@ def real_outputs(outputs: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def value_of(graph: Graph, node: Node, values: Values, tensors: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
+def value_of(
+    graph: Graph, node: Node, values: Values, tensors: Mapping[str, Value], inputs: Mapping[str, Tensor]
+) -> Value:
     if node.op in ("parameter", "buffer"):
         stored = tensors[node.name]
         return stored if read_in_pieces(graph, node) else as_float64(stored)
     if node.op == "input":
         return as_float64(inputs[node.name])
     assert node.target is not None
-    args = float64_arguments(substitute(node.args, values.__getitem__))
-    kwargs = float64_arguments(substitute(node.kwargs, values.__getitem__))
+    args, kwargs = (substitute(part, values.__getitem__) for part in node.float64_arguments)
     if node.op == "linear":
         return linear_in_pieces(*args)
     if node.op == "aten.embedding":
@@ -164,17 +187,6 @@ def as_float64(tensor: Tensor | Lazy) -> Tensor:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
-def float64_arguments(value: Any) -> Any:
-    """The same arguments with every float dtype replaced by float64."""
-    if isinstance(value, torch.dtype) and value.is_floating_point:
-        return torch.float64
-    if isinstance(value, (list, tuple)):
-        return type(value)(float64_arguments(v) for v in value)
-    if isinstance(value, dict):
-        return {k: float64_arguments(v) for k, v in value.items()}
-    return value
-
-
 @contextmanager
 def float64_default() -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -183,17 +195,3 @@ def float64_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def last_uses(graph: Graph) -> dict[int, list[str]]:
-    """Step number to the values that nobody reads after it."""
-    last = {}
-    for step, node in enumerate(graph.nodes.values()):
-        last[node.name] = step
-        for name in node.inputs:
-            last[name] = step
-    freed: dict[int, list[str]] = {}
-    for name, step in last.items():
-        if name not in graph.outputs:
-            freed.setdefault(step, []).append(name)
-    return freed

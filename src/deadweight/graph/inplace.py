@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+from deadweight.source.private import OpOverload, base_name, schema
+
 
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -55,11 +57,11 @@ def without_writing(graph: fx.Graph) -> None:
 
 def slices_of(written: fx.Node) -> list[fx.Node]:
     """The slices of slices through which a tensor is written to, the innermost first; nobody else may hold them."""
-    found = []
+    result = []
     while written.op == "call_function" and written.target in SCATTERS and len(written.users) == 1:
-        found.append(written)
+        result.append(written)
         written = written.args[0]  # type: ignore[assignment]
-    return found
+    return result
 
 
 def put_back(graph: fx.Graph, node: fx.Node, views: list[fx.Node], place: Places) -> fx.Node:
@@ -77,26 +79,26 @@ def put_back(graph: fx.Graph, node: fx.Node, views: list[fx.Node], place: Places
     return inner
 
 
-def functional_of(node: fx.Node) -> torch._ops.OpOverload | None:
+def functional_of(node: fx.Node) -> OpOverload | None:
     """The operation that returns what this one writes to its first operand."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
-    name, overload = node.target._schema.name, node.target._overloadname
-    if not node.target._schema.is_mutable or not name.startswith("aten::") or not name.endswith("_"):
+    name, overload = schema(node.target).name, schema(node.target).overload_name
+    if not schema(node.target).is_mutable or not name.startswith("aten::") or not name.endswith("_"):
         return None
     packet = getattr(torch.ops.aten, name.removeprefix("aten::")[:-1], None)
     known = FRESH | {"fill", "copy", "detach"}
-    found = getattr(packet, overload, None) if packet is not None and name[6:-1] in known else None
-    return found if found is not None and same_type(node) else None
+    functional = getattr(packet, overload, None) if packet is not None and name[6:-1] in known else None
+    return functional if functional is not None and same_type(node) else None
 
 
 def same_type(node: fx.Node) -> bool:
     """Whether no operand would make the result wider than what is written to; a mask is of its own type."""
     masked = node.target in (torch.ops.aten.masked_fill_.Scalar, torch.ops.aten.masked_fill_.Tensor)
     values = [a.meta.get("val") for a in node.all_input_nodes if not (masked and a is node.args[1])]
-    found = node.meta.get("val")
-    return isinstance(found, Tensor) and all(
-        isinstance(v, Tensor) and v.dtype == found.dtype and len(v.shape) <= len(found.shape) for v in values
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and all(
+        isinstance(v, Tensor) and v.dtype == value.dtype and len(v.shape) <= len(value.shape) for v in values
     )
 
 
@@ -114,12 +116,12 @@ def done_with(user: fx.Node, node: fx.Node, place: Places) -> bool:
 
 
 def is_fresh(node: fx.Node, ops: frozenset[str] = FRESH) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    name = node.target._schema.name.removeprefix("aten::")
+    name = base_name(node.target)
     if name == "to":
         return is_converted(node)
-    return (name in ops and not node.target._schema.is_mutable) or node.target in SCATTERS.values()
+    return (name in ops and not schema(node.target).is_mutable) or node.target in SCATTERS.values()
 
 
 def is_converted(node: fx.Node) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from deadweight.source.kinds import Arguments, Keywords, Leaf, Options
+from deadweight.source.private import OpOverload
+
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
-def with_layout_of(fused: torch._ops.OpOverload, spelled_out: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def with_layout_of(fused: OpOverload, spelled_out: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The spelled-out function, whose result has the strides that the fused operation gives it."""
 
     @functools.wraps(spelled_out)
-    def function(*args: Any, **kwargs: Any) -> Tensor:
+    def function(*args: Leaf, **kwargs: Leaf) -> Tensor:
         result = spelled_out(*args, **kwargs)
         wanted = strides_of(fused, args, kwargs)
         return result if wanted == result.stride() else laid_out(result, wanted)
@@ -31,7 +33,7 @@ def with_layout_of(fused: torch._ops.OpOverload, spelled_out: Callable[..., Tens
     return function
 
 
-def strides_of(fused: torch._ops.OpOverload, args: Any, kwargs: Any) -> tuple[int, ...]:
+def strides_of(fused: OpOverload, args: Arguments, kwargs: Keywords) -> tuple[int, ...]:
     """The strides of the operation's result, computed outside of any trace."""
     shadows = pytree.tree_map_only(Tensor, Description, (args, kwargs))
     with _disable_current_modes(), FakeTensorMode():
@@ -44,7 +46,7 @@ class Description:
 
     def __init__(self, like: Tensor) -> None:
         self.size, self.stride = tuple(like.shape), like.stride()
-        self.options: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "requires_grad": like.requires_grad}
+        self.options: Options = {"dtype": like.dtype, "device": like.device, "requires_grad": like.requires_grad}
 
     def tensor(self) -> Tensor:
         return torch.empty_strided(self.size, self.stride, **self.options)

@@ -6,9 +6,23 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+
+Value: TypeAlias = Any  # what a node computes: a tensor, several of them, or a number
+Argument: TypeAlias = Any  # of a node: a Ref, a number, a word, or a list of these
+Target: TypeAlias = Callable[..., Value]  # what computes a node
+
+DROPOUTS = {"aten.alpha_dropout", "aten.dropout", "aten.feature_dropout", "aten.native_dropout"}
+DRAWS = (
+    "bernoulli cauchy exponential geometric log_normal multinomial normal poisson rand randint randn random randperm"
+)
+RANDOM = DROPOUTS | {
+    f"aten.{kind}{suffix}"
+    for kind in (*DRAWS.split(), "rrelu_with_noise", "uniform")
+    for suffix in ("", "_like", "_functional")
+}
 
 
 @dataclass(frozen=True)
@@ -24,9 +38,9 @@ class Node:
 
     name: str
     op: str
-    target: Callable[..., Any] | None = None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: Target | None = None
+    args: tuple[Argument, ...] = ()
+    kwargs: dict[str, Argument] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
 
@@ -35,12 +49,17 @@ class Node:
         """The names of the nodes it reads, in order, repeated when read twice."""
         return tuple(ref.name for ref in references((self.args, self.kwargs)))
 
+    @cached_property
+    def float64_arguments(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+        """Positional and named arguments of the same operation in float64."""
+        return float64_arguments(self.args), float64_arguments(self.kwargs)
+
     @property
     def is_float(self) -> bool:
         return self.dtype is not None and self.dtype.is_floating_point
 
 
-def references(value: Any) -> Iterator[Ref]:
+def references(value: Argument) -> Iterator[Ref]:
     """Every Ref inside nested tuples, lists and dicts."""
     if isinstance(value, Ref):
         yield value
@@ -52,14 +71,31 @@ def references(value: Any) -> Iterator[Ref]:
             yield from references(item)
 
 
-def substitute(value: Any, lookup: Callable[[str], Any]) -> Any:
+def substitute(value: Argument, lookup: Callable[[str], Value]) -> Argument:
     """The same nesting with every Ref replaced by what `lookup` gives for its name."""
-    if isinstance(value, Ref):
+    kind = type(value)
+    if kind is Ref:
         return lookup(value.name)
+    if kind in PLAIN:
+        return value
     if isinstance(value, (tuple, list)):
-        return type(value)(substitute(item, lookup) for item in value)
+        return kind([substitute(item, lookup) for item in value])
     if isinstance(value, dict):
         return {key: substitute(item, lookup) for key, item in value.items()}
+    return value
+
+
+PLAIN = {int, float, bool, str, type(None), torch.dtype}  # looked up first: graphs are run many times
+
+
+def float64_arguments(value: Argument) -> Argument:
+    """The same arguments with every float dtype replaced by float64."""
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    if isinstance(value, (list, tuple)):
+        return type(value)(float64_arguments(v) for v in value)
+    if isinstance(value, dict):
+        return {k: float64_arguments(v) for k, v in value.items()}
     return value
 
 
@@ -114,7 +150,7 @@ class Graph:
         for node in self.nodes.values():
             for name in node.inputs:
                 readers[name][node.name] = node
-        return {name: tuple(found.values()) for name, found in readers.items()}
+        return {name: tuple(own.values()) for name, own in readers.items()}
 
     @cached_property
     def place(self) -> dict[str, int]:
@@ -136,23 +172,38 @@ class Graph:
                         heappush(waiting, self.place[reader.name])
 
     @cached_property
+    def last_reads(self) -> dict[int, list[str]]:
+        """Step number to the values that nobody reads after it; outputs are kept."""
+        last = {}
+        for step, node in enumerate(self.nodes.values()):
+            last[node.name] = step
+            for name in node.inputs:
+                last[name] = step
+        freed: dict[int, list[str]] = {}
+        for name, step in last.items():
+            if name not in self.outputs:
+                freed.setdefault(step, []).append(name)
+        return freed
+
+    @cached_property
     def node_of(self) -> dict[str, str]:
         """Parameter name to node name."""
         return {parameter: node for node, parameter in self.parameters.items()}
 
     @cached_property
     def depends(self) -> dict[str, tuple[bool, bool]]:
-        """For each node, whether its value depends on any parameter, and whether on any input."""
-        found: dict[str, tuple[bool, bool]] = {}
+        """For each node, whether its value depends on any parameter, and whether on any input or random draw."""
+        result: dict[str, tuple[bool, bool]] = {}
         for node in self.nodes.values():
             if node.op == "parameter":
-                found[node.name] = (True, False)
+                result[node.name] = (True, False)
             elif node.op == "input":
-                found[node.name] = (False, True)
+                result[node.name] = (False, True)
             else:
-                flags = [found[name] for name in node.inputs]
-                found[node.name] = (any(p for p, _ in flags), any(d for _, d in flags))
-        return found
+                flags = [result[name] for name in node.inputs]
+                drawn = node.op in RANDOM
+                result[node.name] = (any(p for p, _ in flags), drawn or any(d for _, d in flags))
+        return result
 
     @cached_property
     def live(self) -> set[str]:
@@ -168,3 +219,8 @@ class Graph:
 
     def node(self, ref: Ref | str) -> Node:
         return self.nodes[ref.name if isinstance(ref, Ref) else ref]
+
+
+def is_vector(node: Node) -> bool:
+    """At most one axis is longer than 1: a bias, a gain, a token, a single number."""
+    return sum(n > 1 for n in node.shape) <= 1

@@ -11,11 +11,11 @@ RETURNED = "output"  # the operation that reads an output
 
 
 def returned(graph: Graph) -> Graph:
-    """What is returned is read: an output that is a parameter, or that others read too, gets a reader of its own."""
+    """What is returned is read: an output that others read too, or of parameters alone, gets a reader of its own."""
     nodes, outputs = dict(graph.nodes), []
     for name in graph.outputs:
         node = nodes[name]
-        if graph.users[name] or node.op == "parameter":
+        if graph.users[name] or not graph.depends[name][1]:
             node = Node(f"{name}_returned", RETURNED, itself, (Ref(name),), {}, node.shape, node.dtype)
             nodes[node.name] = node
         outputs.append(node.name)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Graph, Node, substitute
+from deadweight.graph.node import Graph, Node, Value, substitute
 
 MOST_NAMES = 3  # that a note lists
 VIEWS = {"view", "reshape", "_unsafe_view", "t", "transpose", "permute", "select", "slice", "split", "unsqueeze"}
@@ -60,7 +59,7 @@ def elements_read(graph: Graph, name: str) -> Tensor:
     return seen
 
 
-def leaves_read(graph: Graph, name: str, elements: Any) -> Iterator[Tensor]:
+def leaves_read(graph: Graph, name: str, elements: Value) -> Iterator[Tensor]:
     """The elements that reach an operation which is not a view or a copy."""
     if name in graph.outputs and isinstance(elements, Tensor):
         yield elements
@@ -72,7 +71,7 @@ def leaves_read(graph: Graph, name: str, elements: Any) -> Iterator[Tensor]:
             yield elements
 
 
-def through_view(node: Node, name: str, elements: Any) -> Any:
+def through_view(node: Node, name: str, elements: Value) -> Value:
     """The elements as a view or copy arranges them; None for other operations."""
     kind = node.op.removeprefix("aten.")
     if node.op == "getitem":
@@ -87,10 +86,10 @@ def through_view(node: Node, name: str, elements: Any) -> Any:
 def beside_nothing(graph: Graph) -> set[str]:
     """Parameters that meet an empty tensor, directly or after operations on parameters alone."""
     stack = [name for node in graph.nodes.values() if 0 in node.shape for name in node.inputs]
-    found: set[str] = set()
+    names: set[str] = set()
     while stack:
         name = stack.pop()
-        if name not in found and graph.depends[name] == (True, False):
-            found.add(name)
+        if name not in names and graph.depends[name] == (True, False):
+            names.add(name)
             stack.extend(graph.nodes[name].inputs)
-    return {name for name in found if name in graph.parameters and 0 not in graph.nodes[name].shape}
+    return {name for name in names if name in graph.parameters and 0 not in graph.nodes[name].shape}

@@ -23,6 +23,26 @@ def rms_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
     return None
 
 
+def centred_pattern(nodes: Nodes, name: str) -> str | None:
+    """x if the node is x − mean(x) over the last axis."""
+    node = nodes[name]
+    if node.op != "aten.sub" or node.kwargs or not all(isinstance(a, Ref) for a in node.args):
+        return None
+    x, mean = node.args[0].name, nodes[node.args[1].name]
+    return x if mean.op == "aten.mean" and source(mean) == x and over_last_axis(nodes, mean) else None
+
+
+def same_value(nodes: Nodes, one: str, other: str) -> bool:
+    """Whether two nodes are the same operation on the same operands: a value that was computed twice."""
+    a, b = nodes[one], nodes[other]
+    return one == other or (a.target is not None and (a.op, a.args, a.kwargs) == (b.op, b.args, b.kwargs) and is_sum(a))
+
+
+def is_sum(node: Node) -> bool:
+    """A sum or a difference: it draws no random numbers."""
+    return node.op in ("aten.add", "aten.sub")
+
+
 def unit_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
     """(x, ε) if the node is x / max(‖x‖, ε) over the last axis, as torch.nn.functional.normalize writes it."""
     if node.op != "aten.div" or node.kwargs or not all(isinstance(a, Ref) for a in node.args):
@@ -91,7 +111,7 @@ def mean_square(nodes: Nodes, name: str, x: str) -> float | None:
         eps, node = float(node.args[1]), nodes[node.args[0].name]
     if node.op != "aten.mean" or not over_last_axis(nodes, node):
         return None
-    return eps if is_square(nodes[node.args[0].name], x) else None
+    return eps if is_square(nodes, nodes[node.args[0].name], x) else None
 
 
 def over_last_axis(nodes: Nodes, node: Node) -> bool:
@@ -101,12 +121,12 @@ def over_last_axis(nodes: Nodes, node: Node) -> bool:
     return bool(keep) and axes is not None and [a % rank for a in axes] == [rank - 1]
 
 
-def is_square(node: Node, x: str) -> bool:
-    if node.op == "aten.pow" and node.args[1] == 2:
-        return source(node) == x
-    return (node.op == "aten.square" and source(node) == x) or (
-        node.op == "aten.mul" and [getattr(a, "name", None) for a in node.args] == [x, x]
-    )
+def is_square(nodes: Nodes, node: Node, x: str) -> bool:
+    if (node.op == "aten.pow" and node.args[1] == 2) or node.op == "aten.square":
+        return bool(source(node)) and same_value(nodes, source(node), x)
+    names = [str(getattr(a, "name", "")) for a in node.args]
+    alike = node.op == "aten.mul" and len(names) == 2 and names[0] == names[1] != ""
+    return alike and same_value(nodes, names[0], x)
 
 
 def source(node: Node) -> str:

@@ -24,10 +24,10 @@ ONE = {"aten.slice", "aten.select", "aten.narrow"}
 def in_pieces(graph: Graph) -> Graph:
     """The same graph, with a parameter node for each piece of a parameter that is read in pieces."""
     for _ in range(3):  # a piece may be read in pieces again: experts, then gate and up
-        found = {name: pieces for name in graph.parameters if (pieces := pieces_of(graph, name))}
-        if not found:
+        split = {name: pieces for name in graph.parameters if (pieces := pieces_of(graph, name))}
+        if not split:
             return graph
-        graph = replaced(graph, found)
+        graph = replaced(graph, split)
     return graph
 
 
@@ -100,14 +100,14 @@ def apart(a: Piece, b: Piece) -> bool:
     return any(x[1] <= y[0] or y[1] <= x[0] for x, y in zip(a.ranges, b.ranges, strict=True))
 
 
-def replaced(graph: Graph, found: dict[str, list[Read]]) -> Graph:
+def replaced(graph: Graph, split: dict[str, list[Read]]) -> Graph:
     """Slices become parameters; what read a slice reads the piece."""
     names: dict[str, str] = {}
     parameters, tensors, pieces = {}, dict(graph.tensors), dict(graph.pieces)
     nodes: dict[str, Node] = {}
     for node in graph.nodes.values():
-        if node.name in found:
-            for read in found[node.name]:
+        if node.name in split:
+            for read in split[node.name]:
                 name = f"{node.name}_{'_'.join(f'{a}_{b}' for a, b in read.piece.ranges)}"
                 names[read.node] = name
                 value = read.piece.of(graph.tensors[node.name])
@@ -116,7 +116,7 @@ def replaced(graph: Graph, found: dict[str, list[Read]]) -> Graph:
                 pieces[name] = graph.pieces[node.name].within(read.piece) if node.name in graph.pieces else read.piece
             del tensors[node.name]
             pieces.pop(node.name, None)
-        elif node.name not in names and not any(n in found for n in node.inputs):
+        elif node.name not in names and not any(n in split for n in node.inputs):
             nodes[node.name] = redirected(node, names)
             if node.name in graph.parameters:
                 parameters[node.name] = graph.parameters[node.name]

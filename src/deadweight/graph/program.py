@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from deadweight.errors import DeadweightError
-from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.node import Argument, Graph, Node, Ref, Target, Value
 from deadweight.source.copies import address
+from deadweight.source.private import OpOverload
 
 IGNORED = {"aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_constrain_range_for_size"}
 IGNORED |= {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
@@ -31,7 +31,7 @@ class Program:
     graph: torch.fx.Graph
     root: nn.Module  # holds the constants that get_attr names
     parameters: dict[str, str]  # placeholder to state-dict name
-    constants: dict[str, Any]  # placeholder to value: buffers and other tensors
+    constants: dict[str, Value]  # placeholder to value: buffers and other tensors
     buffers: dict[str, str]  # placeholder to state-dict name, of stored buffers
     inputs: tuple[str, ...]  # placeholders of input tensors
     outputs: tuple[str, ...]  # names of the operations whose values are returned
@@ -40,7 +40,7 @@ class Program:
 
 def of_export(module: nn.Module, program: ExportedProgram) -> Program:
     """The program of torch.export, by its signature."""
-    parameters, constants, buffers = dict[str, str](), dict[str, Any](), dict[str, str]()
+    parameters, constants, buffers = dict[str, str](), dict[str, Value](), dict[str, str]()
     inputs: list[str] = []
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
@@ -137,7 +137,7 @@ class GraphBuilder:
         self.aliases[name] = known
         return True
 
-    def constant(self, name: str, value: Any) -> None:
+    def constant(self, name: str, value: Value) -> None:
         if not isinstance(value, Tensor):
             raise TraceError(f"{name} is a {type(value).__name__}: higher-order operations are not supported")
         if self.read_aside(name, value):
@@ -148,9 +148,10 @@ class GraphBuilder:
     def call(self, fx_node: torch.fx.Node) -> None:
         op = op_name(fx_node.target)
         if op not in IGNORED:
+            assert not isinstance(fx_node.target, str), fx_node
             self.add(fx_node, op, fx_node.target)
 
-    def add(self, fx_node: torch.fx.Node, op: str, target: Any = None) -> None:
+    def add(self, fx_node: torch.fx.Node, op: str, target: Target | None = None) -> None:
         value = fx_node.meta.get("val")
         shape = tuple(int(n) for n in value.shape) if isinstance(value, Tensor) else ()
         dtype = value.dtype if isinstance(value, Tensor) else None
@@ -158,7 +159,7 @@ class GraphBuilder:
         kwargs = {k: self.convert(v) for k, v in fx_node.kwargs.items() if k not in ("device", "pin_memory", "layout")}
         self.nodes[fx_node.name] = Node(fx_node.name, op, target, args, kwargs, shape, dtype)
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: Argument) -> Argument:
         if isinstance(value, torch.fx.Node):
             return Ref(self.aliases.get(value.name, value.name)) if self.known(value.name) else None
         if isinstance(value, (tuple, list)):
@@ -173,10 +174,10 @@ class GraphBuilder:
         return tuple(n for n, p in self.module.named_parameters() if n not in used)
 
 
-def op_name(target: Any) -> str:
+def op_name(target: object) -> str:
     if target is operator.getitem:
         return "getitem"
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target).rsplit(".", 1)[0]
     return str(getattr(target, "__name__", target))
 
@@ -186,4 +187,4 @@ def tied_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return {found[0]: tuple(found[1:]) for found in names.values() if len(found) > 1}
+    return {aliases[0]: tuple(aliases[1:]) for aliases in names.values() if len(aliases) > 1}

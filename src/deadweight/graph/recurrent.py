@@ -11,11 +11,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from deadweight.graph.node import Node, Ref
+from deadweight.graph.node import Argument, Node, Ref, Target
 from deadweight.graph.recurrences import PACKING, RECURRENT
 from deadweight.graph.rewriting import Canonicaliser, by_name, rewrites
 
@@ -45,10 +44,10 @@ class Writer:
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self.make.shape(ref)
 
-    def emit(self, name: str, op: str, target: Any, shape: Sequence[int], *args: Any) -> Ref:
+    def emit(self, name: str, op: str, target: Target, shape: Sequence[int], *args: Argument) -> Ref:
         return self.make.emit(f"{self.prefix}_{name}", op, target, args, tuple(shape), self.like)
 
-    def once(self, name: str, op: str, target: Any, shape: Sequence[int], *args: Any) -> Ref:
+    def once(self, name: str, op: str, target: Target, shape: Sequence[int], *args: Argument) -> Ref:
         """A value made of parameters alone: written once, however often the layer is called."""
         if name not in self.make.nodes:
             self.make.emit(name, op, target, args, tuple(shape), self.like)
@@ -139,12 +138,12 @@ def split_recurrent(make: Canonicaliser, node: Node) -> tuple[Ref, ...]:
 
 def weights_of(parameters: list[Ref], count: int, has_biases: bool) -> list[Weights]:
     each = len(parameters) // count
-    found = []
+    result = []
     for k in range(0, len(parameters), each):
         own = parameters[k : k + each]
         biases = (own[2], own[3]) if has_biases else (None, None)
-        found.append(Weights(own[0], own[1], biases[0], biases[1], own[-1] if each % 2 else None))
-    return found
+        result.append(Weights(own[0], own[1], biases[0], biases[1], own[-1] if each % 2 else None))
+    return result
 
 
 def initial(write: Writer, states: Ref, number: int) -> Ref:
@@ -160,7 +159,7 @@ def zeros(write: Writer, shape: tuple[int, ...]) -> Ref:
     return write.emit(f"zeros{'x'.join(map(str, shape))}", "aten.zeros", aten.zeros.default, shape, list(shape))
 
 
-def dropped(write: Writer, x: Ref, given: dict[str, Any]) -> Ref:
+def dropped(write: Writer, x: Ref, given: dict[str, Argument]) -> Ref:
     """Dropout between layers, in training."""
     if not (given["train"] and given["dropout"]):
         return x
@@ -190,7 +189,7 @@ def one_direction(write: Writer, op: str, x: Ref, weights: Weights, start: list[
     return run_over(write, op.replace("aten", "recurrent"), gates, start, [*start, weights.hidden, *tail])
 
 
-def run_over(write: Writer, op: str, gates: Ref, start: list[Ref], args: list[Any]) -> list[Ref]:
+def run_over(write: Writer, op: str, gates: Ref, start: list[Ref], args: list[Argument]) -> list[Ref]:
     """One operation for all steps, and its results by number."""
     name = f"{write.prefix}_steps"
     write.make.nodes[name] = Node(name, op, RECURRENT[op], (gates, *args))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from deadweight.graph.node import Graph, Node, Ref, substitute
+from deadweight.graph.node import Argument, Graph, Node, Ref, Target, substitute
 from deadweight.graph.outputs import returned
+from deadweight.source.private import schema
 
 aten = torch.ops.aten
 Replacement = Ref | tuple[Ref, ...] | None  # of an operation with several results: one for each
@@ -69,12 +70,14 @@ class Canonicaliser:
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self.nodes[ref.name].shape
 
-    def emit(self, name: str, op: str, target: Any, args: tuple[Any, ...], shape: tuple[int, ...], like: Node) -> Ref:
+    def emit(
+        self, name: str, op: str, target: Target | None, args: tuple[Argument, ...], shape: tuple[int, ...], like: Node
+    ) -> Ref:
         """A new node; `like` lends its dtype."""
         self.nodes[name] = Node(name, op, target, args, {}, shape, like.dtype)
         return Ref(name)
 
-    def affine(self, node: Node, core: Ref, weight: Any, bias: Any, view: list[int] | None = None) -> Ref:
+    def affine(self, node: Node, core: Ref, weight: Argument, bias: Argument, view: list[int] | None = None) -> Ref:
         """core · weight + bias, each step its own node; `view` aligns a channel vector with its axis."""
         for part, op, target in ((weight, "aten.mul", aten.mul.Tensor), (bias, "aten.add", aten.add.Tensor)):
             if part is not None:
@@ -89,12 +92,12 @@ class Canonicaliser:
         return self.emit(name, "aten.reshape", aten.reshape.default, (part, view), tuple(view), node)
 
 
-def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+def argument(node: Node, position: int, name: str, default: Argument = None) -> Argument:
     """An argument that may have been passed by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-def by_name(node: Node) -> dict[str, Any]:
+def by_name(node: Node) -> dict[str, Argument]:
     """Arguments by the names of the operation's schema: overloads put them at different places."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [argument.name for argument in schema(node.target).arguments]  # type: ignore[arg-type]
     return dict(zip(names, node.args, strict=False)) | node.kwargs

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from deadweight.graph.program import TraceError
 from deadweight.source.inputs import PLAIN, fields_of, path_name
+from deadweight.source.kinds import Arguments, Leaf
 
 
-def tensors_in(value: Any, _depth: int = 0) -> Iterator[Tensor]:
+def tensors_in(value: Leaf, _depth: int = 0) -> Iterator[Tensor]:
     """Every tensor that a forward returns, in order; refuses what may hold tensors that cannot be seen."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor):
@@ -30,7 +30,7 @@ def tensors_in(value: Any, _depth: int = 0) -> Iterator[Tensor]:
             )
 
 
-def input_names(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+def input_names(module: nn.Module, args: Arguments, kwargs: Mapping[str, Leaf]) -> list[str]:
     """One name for every leaf of the inputs: its argument's, and where in it the leaf stands."""
     try:
         positional = list(inspect.signature(module.forward).parameters)

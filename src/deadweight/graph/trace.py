@@ -7,10 +7,9 @@ import io
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -23,11 +22,13 @@ from deadweight.graph.values import trace_on_values
 from deadweight.silence import silenced
 from deadweight.source.copies import share_tensors
 from deadweight.source.inputs import Inputs, refuse_hidden_tensors
+from deadweight.source.kinds import Arguments, Keywords, Leaf
+from deadweight.source.private import OpOverload, schema
 
 __all__ = ["TraceError", "first_line", "tied_names", "trace"]
 
 
-def trace(module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
+def trace(module: nn.Module, args: Arguments = (), kwargs: Mapping[str, Leaf] | None = None) -> Graph:
     """The module's computation on these inputs as a Graph; raises TraceError with the reason.
 
     What torch.export refuses because Python asks for values is traced on those of the example: `specialised` then
@@ -56,17 +57,18 @@ def built(module: nn.Module, program: Program) -> Graph:
         raise error if isinstance(error, TraceError) else TraceError(first_line(error)) from error
 
 
-def without_values(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def without_values(module: nn.Module, args: Arguments, kwargs: Keywords) -> bool:
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     return any(t.is_meta for t in (*tensors, *module.parameters(), *module.buffers()))
 
 
-def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+def export(module: nn.Module, args: Arguments, kwargs: Keywords) -> Program:
     try:
         with quiet(), plain_layers():
             with SpelledOut():
                 program = torch.export.export(module, args, kwargs, strict=False)
             without_writing(program.graph)
+            name_outputs(program)
             if needs_lowering(program):
                 program = program.run_decompositions(decompositions())
         return of_export(module, program)
@@ -74,7 +76,16 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise TraceError(first_line(error)) from error
 
 
-def on_values(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+def name_outputs(program: ExportedProgram) -> None:
+    """Have the program's signature name what its graph returns: a tensor that was written to is another node now."""
+    returned = program.graph.output_node().args[0]
+    assert isinstance(returned, (tuple, list))
+    for spec, value in zip(program.graph_signature.output_specs, returned, strict=True):
+        if isinstance(value, fx.Node) and hasattr(spec.arg, "name"):
+            spec.arg.name = value.name
+
+
+def on_values(module: nn.Module, args: Arguments, kwargs: Keywords) -> Program:
     try:
         with quiet(), plain_layers():
             return trace_on_values(module, args, kwargs)
@@ -88,9 +99,9 @@ def needs_lowering(program: ExportedProgram) -> bool:
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             return True
-        if node.target in table or node.target._schema.is_mutable:
+        if node.target in table or schema(node.target).is_mutable:
             return True
     return False
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from linecache import getline
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,8 @@ from deadweight.graph.attention import decompositions
 from deadweight.graph.layout import Description
 from deadweight.graph.program import Program, TraceError
 from deadweight.graph.structure import input_names, tensors_in
+from deadweight.source.kinds import Arguments, Keywords, Leaf, Options
+from deadweight.source.private import OpOverload
 
 aten = torch.ops.aten
 TORCH = str(Path(torch.__file__).parent)
@@ -51,7 +52,7 @@ class Question:
         return f"{' and '.join(self.inputs + ('parameters',) * self.parameters)} at {self.place}"
 
 
-def trace_on_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
+def trace_on_values(module: nn.Module, args: Arguments, kwargs: Mapping[str, Leaf]) -> Program:
     """The operations that the module runs on these inputs; the module itself is left as it is only if it is a copy."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     stored = {**parameters, **buffers}
@@ -69,9 +70,9 @@ def trace_on_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         call = pytree.tree_unflatten(filled, spec)
         with WithoutIdleDropout():
             result = torch.func.functional_call(module, dict(zip(stored, tensors, strict=True)), *call)
-        found = list(tensors_in(result))
-        n_returned = len(found)
-        return [*found, *given, *([] if module.training else tensors[len(parameters) :])]
+        returned = list(tensors_in(result))
+        n_returned = len(returned)
+        return [*returned, *given, *([] if module.training else tensors[len(parameters) :])]
 
     recorded = record(run, [t.detach() for t in stored.values()], [leaves[i].detach() for i in places])
     holders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
@@ -91,10 +92,10 @@ def trace_on_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     )
 
 
-def record(run: Callable[..., Any], *tensors: list[Tensor]) -> torch.fx.GraphModule:
+def record(run: Callable[..., Leaf], *tensors: list[Tensor]) -> torch.fx.GraphModule:
     """The operations as torch.export would write them down: before composite ones fall apart, without mutations."""
     functional = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
-    options: dict[str, Any] = {"tracing_mode": "real", "pre_dispatch": True, "_error_on_data_dependent_ops": False}
+    options: Options = {"tracing_mode": "real", "pre_dispatch": True, "_error_on_data_dependent_ops": False}
     return make_fx(functional, decomposition_table=decompositions(), **options)(*tensors)
 
 
@@ -105,7 +106,9 @@ class WithoutIdleDropout(TorchFunctionMode):
     recorded.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Leaf], types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Leaf:
         kwargs = kwargs or {}
         if func is Tensor.__format__ and args[0].dim() == 0:
             return format(args[0].item(), *args[1:])
@@ -121,7 +124,7 @@ def note_lines() -> None:
     assert mode is not None
     create = mode.tracer.create_node
 
-    def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+    def create_node(*args: Leaf, **kwargs: Leaf) -> torch.fx.Node:
         node = create(*args, **kwargs)
         node.meta["line"] = calling_line()
         return node
@@ -143,9 +146,13 @@ def calling_line() -> str:
 def short_path(file: str) -> str:
     """The path from the folder of packages or the working directory on."""
     path = Path(file)
-    for root in (*map(Path, sys.path[1:]), Path.cwd()):
-        if root.is_absolute() and path.is_relative_to(root) and root != Path(root.anchor):
-            return str(path.relative_to(root))
+    roots = [
+        root
+        for root in (*map(Path, sys.path[1:]), Path.cwd())
+        if root.is_absolute() and path.is_relative_to(root) and root != Path(root.anchor)
+    ]
+    if roots:  # the innermost: an environment may lie inside the working directory
+        return str(path.relative_to(max(roots, key=lambda root: len(root.parts))))
     return str(Path(*path.parts[-3:]))
 
 
@@ -179,22 +186,22 @@ def asked(
 ) -> list[Question]:
     """Every place where the answer of an operation depends on values, and the values on parameters or inputs."""
     origins: Origins = dict.fromkeys(parameters, (True, ())) | {node: (False, (node.name,)) for node in inputs}
-    found: list[Question] = []
+    questions: list[Question] = []
     for node in recorded.graph.nodes:
         sources = [origins[n] for n in node.all_input_nodes if n in origins]
         names = tuple(dict.fromkeys(name for _, names in sources for name in names))
         origins.setdefault(node, (any(p for p, _ in sources), names))
         if sources and node.op == "call_function" and reads_values(recorded, node):
-            found.append(question(node, origins))
-    return [q for q in found if q.parameters or q.inputs]
+            questions.append(question(node, origins))
+    return [q for q in questions if q.parameters or q.inputs]
 
 
 def reads_values(recorded: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     """Whether torch cannot tell the shape of the result, or the result itself, from shapes alone."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
 
-    def described(operand: torch.fx.Node) -> Any:
+    def described(operand: torch.fx.Node) -> Leaf:
         return Description(value_of(recorded, operand))
 
     shadows = torch.fx.node.map_arg((node.args, node.kwargs), described)

@@ -31,14 +31,24 @@ def expand(make: Canonicaliser, node: Node) -> Ref:
     return make.emit(f"{node.name}_expand", "aten.expand", target, args, node.shape, node)
 
 
-@rewrites("aten.movedim", "aten.moveaxis", "aten.swapaxes", "aten.swapdims", "aten.numpy_T", "aten.mT", "aten.T")
+REORDERS = ("movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "T", "t", "transpose", "permute")
+
+
+@rewrites(*(f"aten.{name}" for name in REORDERS))
 def permute(make: Canonicaliser, node: Node) -> Ref | None:
-    """Axes in another order: read off a tensor whose axes have different lengths."""
+    """Axes in another order, read off a tensor whose axes have different lengths; in the same order: the value itself.
+
+    So whatever reorders two axes is known to swap them.
+    """
     rank = len(node.shape)
     if rank > len(PRIMES) or node.target is None:
         return None
     lengths = PRIMES[:rank]
     moved = node.target(torch.empty(lengths, device="meta"), *node.args[1:], **node.kwargs)
     order = [lengths.index(n) for n in moved.shape]
+    if order == list(range(rank)):
+        return node.args[0]
+    if node.op in ("aten.t", "aten.transpose", "aten.permute"):
+        return None
     args = (node.args[0], order)
     return make.emit(f"{node.name}_permute", "aten.permute", aten.permute.default, args, node.shape, node)

@@ -1,83 +1,68 @@
-"""All laws, in the order in which they are tried: what is dead first, then what folds, then the gauges.
-
-The order matters for counting: a later law leaves out what an earlier one has taken.
-"""
+"""The catalogue of laws: every file dwNNN_*.py of this folder, and what can be asked of all of them together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from types import ModuleType
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 
+import deadweight.laws
+from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
-from deadweight.laws import (
-    batch_gain,
-    centred_weight,
-    dw001_unused,
-    dw002_key_bias,
-    dw003_value_bias,
-    dw004_bias_before_statistics,
-    dw005_mean_before_layernorm,
-    dw006_norm_affine,
-    dw007_post_norm_shift,
-    dw008_lost_direction,
-    dw009_query_key_basis,
-    dw010_value_output_basis,
-    dw011_hidden_unit_scale,
-    dw012_residual_basis,
-    dw013_added_tables,
-    dw014_scale_before_norm,
-    dw015_whole_projection,
-    dw016_logit_shift,
-    dw017_biases_at_one_place,
-    dw018_softmax_elsewhere,
-    dw019_linear_chain,
-    norm_gain,
-    normalised_weight,
-    paired_rows,
-    projected_state,
-    tied_table,
-)
-from deadweight.laws.prover import Prover
-from deadweight.laws.stabiliser import without_stabilisers
-
-SEARCH_ORDER: tuple[ModuleType, ...] = (
-    dw001_unused,
-    dw002_key_bias,
-    dw018_softmax_elsewhere,
-    dw016_logit_shift,
-    dw004_bias_before_statistics,
-    dw005_mean_before_layernorm,
-    centred_weight,
-    dw003_value_bias,
-    dw017_biases_at_one_place,
-    dw013_added_tables,
-    tied_table,
-    paired_rows,
-    dw006_norm_affine,
-    dw007_post_norm_shift,
-    dw008_lost_direction,
-    norm_gain,
-    batch_gain,
-    dw009_query_key_basis,
-    dw010_value_output_basis,
-    dw011_hidden_unit_scale,
-    dw012_residual_basis,
-    dw015_whole_projection,
-    dw019_linear_chain,
-    projected_state,
-    normalised_weight,
-    dw014_scale_before_norm,
-)
+from deadweight.laws.law import Law, Search
+from deadweight.laws.page import Page
+from deadweight.progress import Progress, silent
+from deadweight.search.prover import Prover
+from deadweight.search.stabiliser import without_stabilisers
 
 
-def search(graph: Graph, *, progress: Callable[[str], None] | None = None) -> Prover:
-    """Every claim that some law proves of this graph."""
-    prover = Prover(graph)
-    for law in SEARCH_ORDER:
-        if progress is not None:
-            progress(f"{law.CODE} {law.NAME}")
-        found: Iterable = law.find(prover)
-        for claim in found:
-            prover.claims.append(claim)
-    prover.claims[:] = without_stabilisers(graph, prover.claims)
-    return prover
+@dataclass(frozen=True)
+class Catalogue:
+    """Laws, by code."""
+
+    laws: tuple[Law, ...]
+
+    def law_of(self, claim: Claim) -> Law:
+        return next(law for law in self.laws if law.title == claim.law)
+
+    def with_law(self, law: Law) -> Catalogue:
+        """A copy with one more law."""
+        return Catalogue(tuple(sorted((*self.laws, law), key=lambda law: law.title)))
+
+    @property
+    def pages(self) -> tuple[Page, ...]:
+        return tuple(law.page for law in self.laws)
+
+    def in_search_order(self) -> list[tuple[Law, Search]]:
+        """Every search with its law, in the order in which they are tried."""
+        return sorted(((law, search) for law in self.laws for search in law.searches), key=lambda pair: pair[1].order)
+
+    def search(self, graph: Graph, progress: Progress = silent) -> Prover:
+        """Every claim that some law proves of this graph."""
+        prover = Prover(graph)
+        for law, search in self.in_search_order():
+            progress(" ".join(law.title))
+            for claim in search.find(prover):
+                assert claim.law == law.title and claim.tier in law.tiers, (law.title, claim.law, claim.tier)
+                prover.claims.append(claim)
+        prover.claims[:] = without_stabilisers(graph, prover.claims)
+        return prover
+
+
+@cache
+def every_law() -> Catalogue:
+    """The laws of this folder."""
+    return Catalogue(tuple(sorted(read_laws(), key=lambda law: law.title)))
+
+
+def read_laws() -> Iterator[Law]:
+    for module in pkgutil.iter_modules(deadweight.laws.__path__):
+        if module.name.startswith("dw"):
+            yield importlib.import_module(f"deadweight.laws.{module.name}").LAW
+
+
+def search(graph: Graph) -> Prover:
+    """Every claim that some law of the catalogue proves of this graph."""
+    return every_law().search(graph)

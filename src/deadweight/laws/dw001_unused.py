@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
+from deadweight.claims.claim import Title
+from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.constants import constant_value, lower_bound
 from deadweight.graph.node import Node
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import part
+from deadweight.laws.law import Kept, Law, Search
 from deadweight.proof.steps import Step
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import part
 
-CODE, NAME = "DW001", "unused"
+TITLE = Title("DW001", "unused")
 LONG = 1024  # positions at least: rows that no sequence as long as this or as the table reads count as unread
 
 
@@ -55,8 +57,7 @@ def unread_rows(prover: Prover, node: Node, reader: Node) -> Iterator[ShiftClaim
 def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
     axis, index = part(node, groups)
     return ShiftClaim(
-        code=CODE,
-        name=NAME,
+        law=TITLE,
         node=node.name,
         dof=int((groups != 0).sum()),
         verdict="dead",
@@ -66,4 +67,14 @@ def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
         steps=(Step(node.name, node.op, why, "nothing follows"),),
         note=note,
         groups=groups,
+        unread=True,
     )
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(10, find),),
+    rewriting=Kept("unused only for the inputs that were traced; other inputs may read it"),
+    tiers=("bitwise",),
+    avoidable=True,
+)

@@ -1,6 +1,8 @@
 """DW004 bias before statistics: a norm that subtracts the mean of a channel makes that channel's bias dead.
 
-On running statistics (eval) nothing is subtracted that depends on the bias: it folds into the norm's own shift.
+On running statistics (eval) nothing is subtracted that depends on the bias: it folds into the norm's own shift, and the
+norm's gain, with it the whole norm, folds into the layer before it. Of a weight that is standardised itself the mean of
+every row that is centred is dead.
 """
 
 from __future__ import annotations
@@ -8,21 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deadweight.graph.node import Graph, Node, Ref
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import each_element, ended_at, grouped, is_vector, make_claim
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.scale_claim import ScaleClaim
+from deadweight.claims.shift_claim import ShiftClaim
+from deadweight.graph.node import Graph, Node, Ref, is_vector
+from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.shift import Outcome
+from deadweight.rewrite.rewrite import Rewrite
+from deadweight.rewrite.scales import FoldScale
+from deadweight.rewrite.shifts import rewrite_shift
+from deadweight.search.channel_scales import find_channel_scales
+from deadweight.search.normalised_weight import candidates, changed_before_use
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import CENTRES, each_element, ended_at, grouped, make_claim
 
-CODE, NAME = "DW004", "bias-before-statistics"
+TITLE = Title("DW004", "bias-before-statistics")
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
         if not is_vector(node):
             continue
-        dead = list(each_element(prover, CODE, NAME, node, is_before_statistics))
-        for claim in dead or each_element(prover, CODE, NAME, node, is_before_statistics, "biases"):
+        dead = list(each_element(prover, TITLE, node, is_before_statistics))
+        for claim in dead or each_element(prover, TITLE, node, is_before_statistics, "biases"):
             batch = any(step.op == "core.batch" for step in claim.steps)
             folded = claim.verdict == "folds"
             note = "training: batch statistics" if batch else "eval: running statistics" if folded else ""
@@ -46,9 +56,39 @@ def subtracts_statistics(graph: Graph, name: str) -> bool:
 def group_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     """GroupNorm: only the mean over each group is dead."""
     blocked = [o.blocked for _, o in prover.blocked.get(node.name, []) if o.blocked and o.blocked.op == "core.group"]
-    if not blocked or prover.has(CODE, node.name):
+    if not blocked or prover.has(TITLE, node.name):
         return
     groups = grouped(int(prover.graph.nodes[blocked[0].node].args[1]), node)
     outcome = prover.walk(node.name, groups)
     if outcome.proved and not outcome.absorbed:
-        yield make_claim(prover, CODE, NAME, node, groups, outcome)
+        yield make_claim(prover, TITLE, node, groups, outcome)
+
+
+def find_centred_weights(prover: Prover) -> Iterator[ShiftClaim]:
+    """Weights that are standardised themselves: the mean of every row that a norm centres is dead."""
+    for node in changed_before_use(prover):
+        taken = any(claim.node == node.name for claim in prover.claims)
+        for parts in () if taken or is_vector(node) else candidates(node):
+            outcome = prover.attempt(node.name, parts)
+            if outcome.proved and ended_at(outcome) & {*CENTRES, "aten.sub"}:
+                yield make_claim(prover, TITLE, node, parts, outcome)
+                break
+
+
+def find_batch_gains(prover: Prover) -> Iterator[ScaleClaim]:
+    """In eval a BatchNorm's gain, and with it the whole norm, folds into the layer before it."""
+    for claim in find_channel_scales(prover.graph, TITLE, statistics=True):
+        yield replace(claim, tier="mode", note="eval: running statistics")
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    return FoldScale(graph=graph, claim=claim) if isinstance(claim, ScaleClaim) else rewrite_shift(graph, claim)
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(50, find), Search(70, find_centred_weights), Search(170, find_batch_gains)),
+    rewriting=Rewriting(order=60, make=make_rewrite),
+    tiers=("real", "mode"),
+    avoidable=True,
+)

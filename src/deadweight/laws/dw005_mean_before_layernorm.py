@@ -6,28 +6,34 @@ Behind a per-channel scale λ (LayerScale) the dead direction is 1/λ instead of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from deadweight.graph.node import Graph, Node, Ref
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import all_claimed, common, each_element, ended_at, is_vector, make_claim, tied_groups
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.shift_claim import ShiftClaim, channel_axis, element_wise
+from deadweight.graph.node import Graph, Node, Ref, is_vector
+from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.reading import peel
 from deadweight.proof.shift import Outcome
+from deadweight.rewrite.known import Known
+from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, chosen_place
+from deadweight.rewrite.shifts import ShiftRewrite, rewrite_shift
+from deadweight.save.facts import Fact, ZeroPlaces, module_of
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import all_claimed, common, each_element, ended_at, make_claim, tied_groups
 
-CODE, NAME = "DW005", "mean-before-layernorm"
+TITLE = Title("DW005", "mean-before-layernorm")
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
         if all_claimed(prover, node):
             continue
-        single = list(each_element(prover, CODE, NAME, node, dies_in_layernorm)) if is_vector(node) else []
+        single = list(each_element(prover, TITLE, node, dies_in_layernorm)) if is_vector(node) else []
         parts = single or list(line_means(prover, node))
-        found = parts or list(common(prover, CODE, NAME, node, dies_in_layernorm))
-        yield from found or behind_scale(prover, node)
+        claims = parts or list(common(prover, TITLE, node, dies_in_layernorm))
+        yield from claims or behind_scale(prover, node)
 
 
 def dies_in_layernorm(prover: Prover, node: Node, outcome: Outcome) -> bool:
@@ -48,7 +54,7 @@ def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
         groups = number[torch.arange(1, len(number))].reshape(node.shape)
         proved = prover.walk(node.name, groups)
         if proved.proved and dies_in_layernorm(prover, node, proved) and bool(groups.any()):
-            yield make_claim(prover, CODE, NAME, node, groups, proved)
+            yield make_claim(prover, TITLE, node, groups, proved)
             return
 
 
@@ -64,7 +70,7 @@ def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     outcome = prover.walk(product.name, torch.ones(product.shape, dtype=torch.int64) if vector else uniform)
     groups = next(tied_groups(prover.graph, node), None)
     if outcome.proved and groups is not None and dies_in_layernorm(prover, node, outcome):
-        claim = make_claim(prover, CODE, NAME, node, groups, outcome)
+        claim = make_claim(prover, TITLE, node, groups, outcome)
         why = f"the parameter moves along 1/{scale}, so that behind this factor all channels move alike"
         steps = (replace(claim.steps[0], rule=why), *claim.steps[1:])
         note = "the dead direction is 1/λ, λ being the scale behind it"
@@ -90,9 +96,7 @@ def scale_after(graph: Graph, node: Node) -> tuple[Node, str] | None:
 
 def writes_channels(graph: Graph, node: Node, width: int) -> bool:
     """Whether a parameter has one element, or one row, for each channel: only then can it move along 1/λ."""
-    if not node.shape:
-        return False
-    return node.shape[-1 if graph.users[node.name][0].op == "aten.t" else 0] == width
+    return bool(node.shape) and node.shape[channel_axis(graph, node)] == width
 
 
 def is_weight_of(reader: Node, current: Node) -> bool:
@@ -111,3 +115,55 @@ def adds_bias(reader: Node, current: Node, graph: Graph) -> bool:
         return False
     others = [a.name for a in reader.args if isinstance(a, Ref) and a.name != current.name]
     return len(others) == 1 and (graph.nodes[others[0]].op in ("parameter", "linear"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centre(ShiftRewrite):
+    """Subtract one channel from all: nobody sees what is common to all channels, and that channel becomes zero."""
+
+    @property
+    def axis(self) -> int:
+        """The axis along which the elements of one group lie."""
+        groups = self.claim.groups.expand(self.graph.nodes[self.claim.node].shape)
+        for axis in range(groups.ndim):
+            if torch.equal(groups, groups.narrow(axis, 0, 1).expand_as(groups)) and groups.shape[axis] > 1:
+                return axis
+        raise NotDone("the elements that move together do not lie along one axis")
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return (self.claim.node, *([self.claim.profile] if self.claim.profile in self.graph.parameters else []))
+
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        if known.is_folded(self.target):
+            raise NotDone("it is already gone")
+        if not bool(self.moving().all()):
+            raise NotDone("only some rows of it are read, and only of these the mean is dead")
+        if self.claim.profile is not None:
+            profile = self.lookup(tensors).of(self.claim.profile)
+            if not bool((profile == 1).all()):
+                raise NotDone("a factor per channel stands behind it that does not fold")
+        weight, axis = tensors[self.target], self.axis
+        taken = known.centred_channel(module_of(self.target))
+        place = chosen_place(weight, axis) if taken is None else taken
+        weight = weight - weight.narrow(axis, place, 1)
+        tensors[self.target] = weight
+        return [ZeroPlaces(self.target, axis, (place,), because="centred")]
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    assert isinstance(claim, ShiftClaim)
+    if claim.verdict != "dead" or (element_wise(claim) and is_vector(graph.nodes[claim.node])):
+        return rewrite_shift(graph, claim)
+    rewrite = Centre(graph=graph, claim=claim)
+    _ = rewrite.axis  # raises where there is none
+    return rewrite
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(60, find),),
+    rewriting=Rewriting(
+        order=90, make=make_rewrite, slim_only="in the stock layout the emptied channel would still be stored"
+    ),
+)

@@ -1,23 +1,41 @@
 """DW006 norm gain and shift: what a norm multiplies by and adds, its linear readers can do themselves.
 
-The shift is a shift proof; the gain is a basis proof (a diagonal one) and lives in the same file.
+The shift is a shift proof; the gain is a basis proof, a diagonal one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from deadweight.graph.node import Node
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import each_norm_shift, passed
+import torch
+from torch import Tensor
+
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.shift_claim import ShiftClaim
+from deadweight.claims.turn_claim import TurnClaim
+from deadweight.graph.node import Graph, Node
+from deadweight.laws.law import Law, Rewriting, Search
+from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.shift import Outcome
+from deadweight.proof.steps import Blocked
+from deadweight.proof.turn import Site
+from deadweight.proof.weights import numbered
+from deadweight.rewrite.effect import Constants
+from deadweight.rewrite.known import Known
+from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
+from deadweight.rewrite.shifts import rewrite_shift
+from deadweight.save.facts import Constant, Fact
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import each_norm_shift, passed
+from deadweight.search.spaces import Writers, explore, gain_site
+from deadweight.search.turns import turn_claim
 
-CODE, NAME = "DW006", "norm-affine"
+TITLE = Title("DW006", "norm-affine")
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
-    return each_norm_shift(prover, CODE, NAME, readers_take_it)
+    return each_norm_shift(prover, TITLE, readers_take_it)
 
 
 def readers_take_it(prover: Prover, node: Node, outcome: Outcome) -> bool:
@@ -35,3 +53,82 @@ def on_residual_path(prover: Prover, outcome: Outcome) -> bool:
 def behind_linear(prover: Prover, name: str) -> bool:
     node = prover.graph.nodes[name]
     return any(prover.graph.nodes[n].op in ("linear", "aten.conv1d", "aten.conv2d") for n in node.inputs)
+
+
+def find_gains(prover: Prover) -> Iterator[TurnClaim]:
+    """Every linear reader of a norm can take the gain into its own columns."""
+    for node in prover.graph.nodes.values():
+        inner, gain = peel(prover.graph, node.name, "aten.mul")
+        if gain is not None and prover.graph.nodes[skip_shape(prover.graph, inner)].op.startswith("core."):
+            yield from gain_into_readers(prover, node, gain)
+
+
+def gain_into_readers(prover: Prover, node: Node, gain: str) -> Iterator[TurnClaim]:
+    coordinate = numbered(node.shape[-1])
+    writers = Writers()
+    try:
+        site = gain_site(prover.graph, gain, coordinate)
+    except Blocked:
+        return
+    writers.add(node.name, coordinate, site)
+    turned = explore(prover, writers, node.shape[-1])
+    if turned.proved and len(writers.nodes) == 1 and not turned.rotations:
+        yield turn_claim(prover, TITLE, site.parameter, turned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldGain(Rewrite):
+    """The readers' columns take the gain of a norm, which becomes one."""
+
+    claim: TurnClaim
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.parameter for s in self.claim.sites))
+
+    @property
+    def saves(self) -> int:
+        return self.claim.dof
+
+    @property
+    def whole(self) -> bool:
+        return True
+
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        own = next(s for s in self.claim.sites if s.role == "gain")
+        assert own.value is not None
+        values = Constants(self.graph, lambda node: self.value(tensors, node))
+        gain = values.of(own.value).reshape(-1)
+        factor = torch.ones(len(self.claim.blocks), dtype=torch.float64)
+        factor[own.coordinate] = gain
+        for site in self.claim.sites:
+            kept = site.role == "out" and bool((self.value(tensors, site.parameter) != 0).any())
+            if kept and float(gain.abs().min()) < 1e-3 * float(gain.abs().max()):
+                raise NotDone("the norm keeps a shift, and its gain is too close to zero in some channel")
+        for site in self.claim.sites:
+            name = self.name(site.parameter)
+            if site.role in ("in", "out"):
+                tensors.scale(name, site.axis, per_index(site, factor if site.role == "in" else 1 / factor))
+        rest = tensors[self.target] + (1 - gain).reshape(tensors[self.target].shape)
+        settled = float(rest.reshape(-1)[0].round())
+        if float((rest - settled).abs().max()) > 1e-12:
+            raise NotDone("its parameter is not the gain itself, and does not become a constant")
+        tensors[self.target] = torch.full_like(rest, settled)
+        return [Constant(self.target, settled)]
+
+
+def per_index(site: Site, factor: Tensor) -> Tensor:
+    """Each index of the site's axis with its coordinate's factor."""
+    factors = torch.where(site.coordinate == 0, 1.0, factor[site.coordinate])
+    return torch.where(torch.isfinite(factors), factors, 1.0)
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    return FoldGain(graph=graph, claim=claim) if isinstance(claim, TurnClaim) else rewrite_shift(graph, claim)
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(130, find), Search(160, find_gains)),
+    rewriting=Rewriting(order=20, make=make_rewrite),
+)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Graph, Node
-from deadweight.laws.prover import Prover, split_by_readers
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import make_claim, mean_claimed
+from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.labels import compact
-from deadweight.proof.reading import CentredReader, centred_input
+from deadweight.proof.reading import CentredReader, centred_input, centred_reader
 from deadweight.proof.shift import Outcome
 from deadweight.proof.steps import Step
 from deadweight.proof.weights import uses_of, weight_view
+from deadweight.rewrite.effect import effect
+from deadweight.rewrite.known import Known
+from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index, chosen_place
+from deadweight.rewrite.shifts import ShiftRewrite, folds_into_weights, parameters_read
+from deadweight.save.facts import Fact, ZeroPlaces
+from deadweight.search.prover import Prover, split_by_readers
+from deadweight.search.shifts import make_claim, mean_claimed
 
-CODE, NAME = "DW008", "lost-direction"
+TITLE = Title("DW008", "lost-direction")
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
@@ -31,7 +38,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         if reader.shift is None:
             why = "it reads γ·x̂, and x̂ sums to zero", "the component along 1/γ adds 0"
             steps = [Step(name, node.op, *why) for name in nodes]
-            claim = make_claim(prover, CODE, NAME, parameter, rows, Outcome(steps, {}))
+            claim = make_claim(prover, TITLE, parameter, rows, Outcome(steps, {}))
             yield counted(prover, replace(claim, lost=node.name))
         else:
             yield from constant(prover, nodes, parameter, rows)
@@ -40,8 +47,8 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
 def alike(graph: Graph, reader: CentredReader) -> list[str]:
     """The linear maps that use a weight, if each reads γ·x̂ + β with the same γ and β; else none."""
     uses = list(uses_of(graph, reader.weight))
-    found = [centred_input(graph, graph.nodes[use]) for use in uses]
-    same = all(f is not None and (f.gain, f.shift) == (reader.gain, reader.shift) for f in found)
+    readers = [centred_input(graph, graph.nodes[use]) for use in uses]
+    same = all(f is not None and (f.gain, f.shift) == (reader.gain, reader.shift) for f in readers)
     views = {weight_view(graph, graph.nodes[use]) for use in uses}
     return sorted(uses, key=graph.place.__getitem__) if same and len(views) == 1 else []
 
@@ -52,7 +59,7 @@ def constant(prover: Prover, nodes: list[str], parameter: Node, rows: torch.Tens
     for groups in output_parts(prover, nodes, rows):
         outcome = follow(prover, nodes, groups)
         if outcome.proved:
-            claim = make_claim(prover, CODE, NAME, parameter, groups, outcome)
+            claim = make_claim(prover, TITLE, parameter, groups, outcome)
             why = "it reads γ·x̂ + β, and x̂ sums to zero: W += u(1/γ)ᵀ adds the constant u·Σ(β/γ)"
             first = replace(claim.steps[0], rule=why)
             yield counted(prover, replace(claim, steps=(first, *claim.steps[1:]), lost=node.name))
@@ -78,4 +85,72 @@ def output_parts(prover: Prover, nodes: list[str], rows: torch.Tensor) -> Iterat
     node = prover.graph.nodes[nodes[0]]
     classes = split_by_readers(prover.graph, node, rows.expand(node.shape))
     if len(classes) > 1:
-        yield from (compact(found).reshape(-1) for found in classes)
+        yield from (compact(group).reshape(-1) for group in classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoseDirection(ShiftRewrite):
+    """W += u(1/γ)ᵀ with the u that empties one column; the constant that this adds goes to the bias."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        reader = self.reader
+        affine = [n for n in (reader.gain, reader.shift) if n is not None]
+        read = [p for n in affine for p in parameters_read(self.graph, n, set())]
+        read += [n for n in affine if n in self.graph.parameters]
+        return tuple(dict.fromkeys((*super().nodes, *read)))
+
+    @property
+    def reader(self) -> CentredReader:
+        assert self.claim.lost is not None
+        reader = centred_reader(self.graph, self.graph.nodes[self.claim.lost])
+        assert reader is not None
+        return reader
+
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        values, reader, lost = self.lookup(tensors), self.reader, self.claim.lost
+        assert lost is not None
+        view = weight_view(self.graph, self.graph.nodes[lost])
+        assert view is not None
+        weight = tensors[self.target]
+        rows = weight if view.output == 0 else weight.T
+        gain = torch.ones(rows.shape[1], dtype=torch.float64)
+        gain = values.of(reader.gain).reshape(-1) if reader.gain else gain
+        if float(gain.abs().min()) < 1e-3 * float(gain.abs().max()):
+            raise NotDone("the gain of the norm is too close to zero in some channel")
+        moving = (self.claim.groups != 0).reshape(-1)
+        taken = known.lost_columns(self.target)
+        column = taken[0] if taken else chosen_place(rows, 1)
+        u = torch.where(moving, -rows[:, column] * gain[column], 0.0)
+        if reader.shift is not None:
+            constant = u * (values.of(reader.shift).reshape(-1) / gain).sum()
+            if bool((constant != 0).any()):
+                shape = self.graph.nodes[lost].shape
+                parameter = lambda node: self.value(tensors, node)  # noqa: E731
+                amounts = effect(self.graph, self.claim, lost, constant.expand(shape), parameter)
+                if self.claim.absorbers and not amounts:
+                    raise NotDone("the constant that it adds has nowhere to go")
+                self.absorb(tensors, amounts, known)
+        rows = rows + torch.outer(u, 1 / gain)
+        rows[moving, column] = 0.0
+        tensors[self.target] = rows if view.output == 0 else rows.T.contiguous()
+        others = None if bool(moving.all()) else as_index(moving.nonzero().reshape(-1))
+        return [ZeroPlaces(self.target, view.input, (column,), others, because="lost")]
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    assert isinstance(claim, ShiftClaim)
+    if folds_into_weights(claim):
+        raise NotDone("no bias to fold the constant into")
+    if len(graph.users[claim.node]) > 1:
+        raise NotDone("its weight is used at several places, and would have to lose the direction at all of them")
+    return LoseDirection(graph=graph, claim=claim)
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(150, find),),
+    rewriting=Rewriting(
+        order=30, make=make_rewrite, slim_only="in the stock layout the emptied column would still be stored"
+    ),
+)

@@ -7,22 +7,18 @@ gains leaves the turns that keep the length of a head: the angle of every rotary
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.contraction_claim import ContractionClaim, gain_pairs
+from deadweight.claims.head_parts import HeadPart
+from deadweight.claims.normed_heads import keeping_lengths
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.laws.action import Blockwise, Element, direction, transformed
-from deadweight.laws.claim import Claim, normal
-from deadweight.laws.head_parts import HeadPart, by_shape, turn_of
-from deadweight.laws.normed_heads import directions, keeping_lengths
-from deadweight.laws.point import Motion, Point, Values
-from deadweight.laws.prover import Prover
-from deadweight.laws.spaces import gain_site, placed
-from deadweight.laws.turn_claim import SIZE
-from deadweight.laws.turns import moved_index
+from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.commutant import Part, Products, commutant, head_products, merged
 from deadweight.proof.normed import grams
@@ -31,8 +27,15 @@ from deadweight.proof.reading import peel, skip_shape
 from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
+from deadweight.rewrite.bases import BasisRewrite, places_of, worthwhile
+from deadweight.rewrite.known import Known
+from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
+from deadweight.save.facts import Fact
+from deadweight.search.prover import Prover
+from deadweight.search.spaces import gain_site, placed
+from deadweight.search.turns import moved_index
 
-CODE, NAME = "DW009", "query-key-basis"
+TITLE = Title("DW009", "query-key-basis")
 THROUGH = SHAPE | {
     "core.rms",
     "core.unit",
@@ -44,60 +47,6 @@ THROUGH = SHAPE | {
     "aten.where",
     "aten.masked_fill",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContractionClaim(Claim):
-    """Queries and keys turn against each other."""
-
-    sites: tuple[Site, ...]
-    products: tuple[Products, ...]
-    diagonal: bool
-    parts: tuple[HeadPart, ...] = ()
-
-    def motions(self, point: Point) -> Iterator[Motion]:
-        for element in self.basis():
-            yield direction(self.sites, element, point.values, point.value)
-
-    def direction(self, point: Point, generator: torch.Generator) -> Motion:
-        scales = [normal(generator) for _ in gain_pairs(self.products)] if self.diagonal else []
-        element = gain_scales(self.products, scales) if self.diagonal else self.random(generator, finite=False)
-        return direction(self.sites, element, point.values, point.value)
-
-    def member(self, point: Point, generator: torch.Generator) -> Values:
-        scales = [torch.rand((), generator=generator, dtype=torch.float64) for _ in gain_pairs(self.products)]
-        element = gain_scales(self.products, scales, finite=True) if self.diagonal else self.random(generator, True)
-        return transformed(self.sites, element, point.values, point.value)
-
-    def basis(self) -> Iterator[Element]:
-        """A basis of the Lie algebra, one direction after the other."""
-        if self.diagonal:
-            pairs = gain_pairs(self.products)
-            for i in range(len(pairs)):
-                yield gain_scales(self.products, list(torch.eye(len(pairs), dtype=torch.float64)[i]))
-            return
-        for part in self.parts:
-            for unit in directions(part):
-                yield turn_of([part], unit[None], finite=False)
-
-    def random(self, generator: torch.Generator, finite: bool) -> Element:
-        """A random direction, or a random member of the group not too far from 1."""
-        found: list[Blockwise] = []
-        for alike in by_shape(self.parts):
-            size = SIZE / (alike[0].part.count * alike[0].part.entry) ** 0.5 / 2
-            drawn = torch.stack([part.random(generator) for part in alike]) * size
-            found += turn_of(alike, drawn, finite=finite)
-        return tuple(found)
-
-
-def gain_scales(products: tuple[Products, ...], scales: list[Tensor], *, finite: bool = False) -> Element:
-    """One scale for each pair of gains that meet: up on the queries' side, down on the keys'."""
-    found = []
-    for (left, right), s in zip(gain_pairs(products), scales, strict=True):
-        for side, change in ((left, s), (right, 1 / (1 + s) - 1 if finite else -s)):
-            index = torch.tensor(side)[:, None]
-            found.append(Blockwise.dense(index, change.expand(len(side), 1, 1)))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -112,18 +61,19 @@ class Root:
 
 def find(prover: Prover) -> Iterator[Claim]:
     met: set[str] = set()  # products that an earlier claim speaks of
-    known: Known = []
+    known: KnownGroups = []
     for node in prover.graph.nodes.values():
         if node.op == "aten.matmul" and all(isinstance(a, Ref) for a in node.args) and node.name not in met:
-            roots = [root_of(prover.graph, ref.name) for ref in node.args]
-            if roots[0] is not None and roots[1] is not None and roots[0].is_gain == roots[1].is_gain:
-                for claim in contraction(prover, node, roots[0], roots[1], known):
+            queries, keys = (roots_of(prover.graph, ref.name) for ref in node.args)
+            gains = {root.is_gain for root in (*queries, *keys)}
+            if queries and keys and (gains == {False} or (gains == {True} and len(queries) == len(keys) == 1)):
+                for claim in contraction(prover, node, queries, keys, known):
                     met |= {step.node for step in claim.steps if step.op == "aten.matmul"}
                     yield claim
 
 
-def root_of(graph: Graph, name: str) -> Root | None:
-    """The one projection (or norm gain) that a value is a linear image of."""
+def roots_of(graph: Graph, name: str) -> tuple[Root, ...]:
+    """The projections (or norm gains) that a value is a linear image of; none where it is made of other things too."""
     found: dict[str, Root] = {}
     stack, seen = [name], set[str]()
     while stack:
@@ -137,8 +87,8 @@ def root_of(graph: Graph, name: str) -> Root | None:
         elif node.op in THROUGH:
             stack.extend(node.inputs)
         else:
-            return None
-    return next(iter(found.values())) if len(found) == 1 else None
+            return ()
+    return tuple(found[n] for n in sorted(found, key=graph.place.__getitem__))
 
 
 def as_root(graph: Graph, node: Node) -> Root | None:
@@ -151,23 +101,25 @@ def as_root(graph: Graph, node: Node) -> Root | None:
     return None
 
 
-def contraction(prover: Prover, node: Node, query: Root, key: Root, known: Known) -> Iterator[Claim]:
-    """Turn both sides at once; everything they touch must be this product."""
-    size = query.width + key.width
-    coordinates = {}
-    for root, ref, offset in ((query, node.args[0], 0), (key, node.args[1], query.width)):
-        coordinates[offset] = reaching(prover, root, ref.name, offset)
+def contraction(
+    prover: Prover, node: Node, queries: tuple[Root, ...], keys: tuple[Root, ...], known: KnownGroups
+) -> Iterator[Claim]:
+    """Turn both sides at once, all projections of each; everything they touch must be this product."""
+    width, size = sum(root.width for root in queries), 0
     writers: dict[str, Tensor] = {}
     sites: list[Site] = []
     try:
-        for root, offset in ((query, 0), (key, query.width)):
-            add_root(prover.graph, root, coordinates[offset], writers, sites)
+        for root, ref in [*((r, node.args[0]) for r in queries), *((r, node.args[1]) for r in keys)]:
+            add_root(prover.graph, root, reaching(prover, root, ref.name, size), writers, sites)
+            size += root.width
     except Blocked:
         return
+    first_key = sites[len(queries)]
     turned = TurnWalk(prover.graph, prover.identity, writers, sites, size, contracts=True).run()
-    only = turned.proved and bool(turned.contractions) and not turned.rotations and not (query.is_gain and turned.norms)
+    gains = queries[0].is_gain
+    only = turned.proved and bool(turned.contractions) and not turned.rotations and not (gains and turned.norms)
     if only and not bool(turned.blocks.any()) and not any(s.role == "in" for s in turned.sites):
-        yield from conclude(query, turned, sites, coordinates[query.width], known)
+        yield from conclude(Root(node, width, gains), turned, first_key, known)
 
 
 def reaching(prover: Prover, root: Root, operand: str, offset: int) -> Tensor:
@@ -216,18 +168,17 @@ def add_root(graph: Graph, root: Root, coordinate: Tensor, writers: dict[str, Te
     sites.append(Site(view.parameter, "out", view.output, coordinate))
 
 
-def conclude(query: Root, turned: Turned, sites: list[Site], coordinate: Tensor, known: Known) -> Iterator[Claim]:
+def conclude(query: Root, turned: Turned, own: Site, known: KnownGroups) -> Iterator[Claim]:
+    """The claim about the key projection `own`; `query` says how wide all queries are, and whether they are gains."""
     products = one_way([p for c in turned.contractions for p in head_products(c.left, c.right)], query.width)
     parts = [] if query.is_gain else head_parts(products, known)
     parts = keeping_lengths(parts, [gram for form in turned.norms for gram in grams(form)])
     dof = len(gain_pairs(tuple(products))) if query.is_gain else sum(p.dimension for p in parts)
     if not dof:
         return
-    own = next(s for s in sites if torch.equal(s.coordinate, coordinate))
     every = tuple(turned.sites)
     yield ContractionClaim(
-        code=CODE,
-        name=NAME,
+        law=TITLE,
         node=own.parameter,
         dof=dof,
         verdict="gauge",
@@ -255,10 +206,10 @@ def one_way(products: list[Products], width: int) -> list[Products]:
     return [merged(same) for same in found.values()]
 
 
-Known = list[tuple[Products, list[Part]]]  # groups that were computed before: layers are often alike
+KnownGroups = list[tuple[Products, list[Part]]]  # groups that were computed before: layers are often alike
 
 
-def head_parts(products: list[Products], known: Known) -> list[HeadPart]:
+def head_parts(products: list[Products], known: KnownGroups) -> list[HeadPart]:
     """The group over all heads, part by part; heads that share keys share one group. Empty if it is not known."""
     found: list[HeadPart] = []
     for number, shared in enumerate(by_keys(products)):
@@ -272,7 +223,28 @@ def head_parts(products: list[Products], known: Known) -> list[HeadPart]:
         for part in parts:
             queries = torch.stack([p.left[part.left] for p in shared])
             found.append(HeadPart(number, part, queries, first.right[part.right]))
-    return found
+    return with_shared_keys(found)
+
+
+def with_shared_keys(parts: list[HeadPart]) -> list[HeadPart]:
+    """Parts of several heads that meet the same keys are one part of all their queries.
+
+    So it is with the rotary keys of latent attention, which all heads share beside keys of their own.
+
+    Empty where parts share some keys or queries and are not alike: their groups are not known together.
+    """
+    found: dict[tuple[int, ...], HeadPart] = {}
+    for part in parts:
+        place = tuple(part.right.tolist())
+        before = found.get(place)
+        if before is not None and before.part is not part.part:
+            return []
+        queries = part.queries if before is None else torch.cat([before.queries, part.queries])
+        found[place] = part if before is None else replace(before, queries=queries)
+    if not found:
+        return []
+    numbers = torch.cat([torch.cat([part.right, *part.left]) for part in found.values()])
+    return list(found.values()) if len(numbers.unique()) == len(numbers) else []
 
 
 def by_keys(products: list[Products]) -> list[list[Products]]:
@@ -282,20 +254,95 @@ def by_keys(products: list[Products]) -> list[list[Products]]:
     return list(groups.values())
 
 
-def gain_pairs(products: tuple[Products, ...]) -> list[tuple[list[int], list[int]]]:
-    """Gains that any product links belong together: one scale each, up on one side and down on the other."""
-    parent: dict[tuple[str, int], tuple[str, int]] = {}
+@dataclass(frozen=True)
+class Meeting:
+    """One key head: its coordinates, those of every query head it meets, and the map between them."""
 
-    def top(x: tuple[str, int]) -> tuple[str, int]:
-        parent.setdefault(x, x)
-        while parent[x] != x:
-            x = parent[x]
-        return x
+    keys: list[int]
+    queries: list[list[int]]
+    map: Tensor  # queries × keys
 
-    for p in products:
-        for a, b in p.entries.tolist():
-            parent[top(("left", int(p.left[a])))] = top(("right", int(p.right[b])))
-    groups: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
-    for side, coordinate in list(parent):
-        groups.setdefault(top((side, coordinate)), ([], []))[0 if side == "left" else 1].append(coordinate)
-    return list(groups.values())
+
+@dataclass(frozen=True, kw_only=True)
+class KeyBasis(BasisRewrite):
+    """W_K ← B⁻¹W_K and W_Q ← (M·B·M⁻¹)ᵀW_Q, where B is a block of W_K and q·M·k is what counts."""
+
+    claim: ContractionClaim
+
+    def meetings(self) -> list[Meeting]:
+        return [m for parts in by_head(self.claim.parts) for m in free_part(parts)]
+
+    def heads(self) -> list[list[int]]:
+        return [m.keys for m in self.meetings()]
+
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        own, meetings = self.own_site(), self.meetings()
+        self.leave_identities(known)
+        if any(s.gain is not None or s.role != "out" for s in self.sites):
+            raise NotDone("a factor per channel stands inside the head")
+        if len({len(m.keys) for m in meetings}) != 1:
+            raise NotDone("heads of different sizes share one matrix")
+        weight = tensors[self.target].movedim(own.axis, 0)
+        rows = [places_of(own, m.keys) for m in meetings]
+        columns = self.columns(weight, rows, known.lost_columns(self.target))
+        blocks = [weight[r][:, columns].clone() for r in rows]
+        actions = []
+        for site in self.sites:
+            here = set(site.coordinate.tolist())
+            mine = [
+                (places_of(site, coordinates), matrix)
+                for meeting, block in zip(meetings, blocks, strict=True)
+                for coordinates, matrix in turns(meeting, block)
+                if here.issuperset(coordinates)
+            ]
+            actions.append((site, mine))
+        self.turn(tensors, actions)
+        return self.finish(tensors, rows, columns)
+
+
+def turns(meeting: Meeting, block: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+    """What is done to the keys of a head, and to the queries of every head that meets them."""
+    yield meeting.keys, torch.linalg.inv(block)
+    turn = (meeting.map @ block @ torch.linalg.inv(meeting.map)).T
+    for queries in meeting.queries:
+        yield queries, turn
+
+
+def free_part(parts: list[HeadPart]) -> Iterator[Meeting]:
+    """The coordinates of a key head that may be mixed at will: all without rotary positions, else the unrotated."""
+    single = [p for p in parts if p.keys.shape[1] == 1]
+    if single:
+        widest = max(single, key=lambda p: p.part.count)
+        scales = 1 / widest.part.right_basis[:, 0, 0]  # W = M₀₁/M₀
+        yield Meeting(widest.right.tolist(), [q.tolist() for q in widest.left], torch.diag(scales))
+
+
+def by_head(parts: Iterable[HeadPart]) -> list[list[HeadPart]]:
+    """The parts of every key head: parts of one head share the query heads, and follow each other."""
+    heads: list[list[HeadPart]] = []
+    for part in parts:
+        if heads and heads[-1][0].head == part.head:
+            heads[-1].append(part)
+        else:
+            heads.append([part])
+    return heads
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    assert isinstance(claim, ContractionClaim)
+    if claim.diagonal:
+        raise NotDone("of two gains only the product counts; folding one into the other saves its numbers only")
+    if any(part.allowed is not None for part in claim.parts):
+        raise NotDone("behind a norm only rotations are free: nothing is stored less")
+    if sum(s.role == "out" and len(graph.nodes[s.parameter].shape) > 1 for s in claim.sites) > 2:
+        raise NotDone("queries or keys of several projections: no identity block is laid into one of them")
+    return worthwhile(KeyBasis(graph=graph, claim=claim))
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(180, find),),
+    rewriting=Rewriting(
+        order=120, make=make_rewrite, slim_only="in the stock layout the identity block would still be stored"
+    ),
+)

@@ -2,20 +2,30 @@
 
 A squared ReLU trades s for 1/s²: every positively homogeneous unit has its power.
 
+A learned factor of what parameters write linearly (a scale of each attention head) folds into these.
+
 A factor per channel right behind a linear map (LayerScale) is such a reader, and folds into the map's rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from deadweight.laws.prover import Prover
-from deadweight.laws.scale_claim import ScaleClaim, scale_claims
-from deadweight.laws.turn_claim import TurnClaim
-from deadweight.laws.turns import spaces, turn_claim
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.scale_claim import ScaleClaim
+from deadweight.claims.turn_claim import TurnClaim
+from deadweight.graph.node import Graph
+from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
+from deadweight.rewrite.rewrite import NotDone, Rewrite
+from deadweight.rewrite.scales import FoldScale
+from deadweight.search.channel_scales import find_channel_scales
+from deadweight.search.learned_factor import find_learned_factors
+from deadweight.search.prover import Prover
+from deadweight.search.turns import spaces, turn_claim
 
-CODE, NAME = "DW011", "hidden-unit-scale"
+TITLE = Title("DW011", "hidden-unit-scale")
 
 
 def find(prover: Prover) -> Iterator[TurnClaim | ScaleClaim]:
@@ -24,5 +34,18 @@ def find(prover: Prover) -> Iterator[TurnClaim | ScaleClaim]:
         alone = (units or len(space.writing) == 1) and not space.passed("aten.matmul")
         between = units or space.passed("aten.mul", "aten.div")
         if space.turned.proved and alone and between and max(space.turned.block_sizes()) == 1:
-            yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)
-    yield from scale_claims(prover.graph, CODE, NAME, statistics=False)
+            yield turn_claim(prover, TITLE, space.writers.sites[0].parameter, space.turned)
+    yield from find_channel_scales(prover.graph, TITLE, statistics=False)
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    if isinstance(claim, ScaleClaim):
+        return FoldScale(graph=graph, claim=claim)
+    raise NotDone("a choice of scale for each hidden unit: nothing is stored less")
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(200, find), Search(205, partial(find_learned_factors, law=TITLE))),
+    rewriting=Rewriting(order=70, make=make_rewrite),
+)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from deadweight.laws.prover import Prover
-from deadweight.laws.turn_claim import TurnClaim
-from deadweight.laws.turns import Space, dimension, spaces, turn_claim
+from deadweight.claims.claim import Title
+from deadweight.claims.turn_claim import TurnClaim
+from deadweight.laws.law import Kept, Law, Search
+from deadweight.search.prover import Prover
+from deadweight.search.turns import Space, dimension, spaces, turn_claim
+from deadweight.search.unseen_directions import find_unseen_turns
 
-CODE, NAME = "DW012", "residual-basis"
+TITLE = Title("DW012", "residual-basis")
 
 
 def find(prover: Prover) -> Iterator[TurnClaim]:
@@ -24,9 +28,16 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
             and space.turned.rotations
             and dimension(space.turned)
         ):
-            yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, space.turned)
+            yield turn_claim(prover, TITLE, space.writers.sites[0].parameter, space.turned)
 
 
 def is_stream(space: Space) -> bool:
     """Several parameters write to it, or a norm reads it."""
     return len(space.writing) > 1 or space.turned.rotations
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(210, find), Search(212, partial(find_unseen_turns, law=TITLE))),
+    rewriting=Kept("turning the whole stream saves no whole row or column; it changes every matrix for nothing"),
+)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Node
-from deadweight.laws import line_scales
-from deadweight.laws.claim import Claim
-from deadweight.laws.prover import Prover
-from deadweight.laws.spaces import Writers, bring_in, explore
-from deadweight.laws.turn_claim import TurnClaim
+from deadweight.laws.law import Kept, Law, Search
 from deadweight.proof.steps import Blocked
+from deadweight.search.line_scales import find_line_scales
+from deadweight.search.normalised_weight import find_lengths
+from deadweight.search.prover import Prover
+from deadweight.search.spaces import Writers, bring_in, explore
 
-CODE, NAME = "DW014", "scale-before-norm"
+TITLE = Title("DW014", "scale-before-norm")
 
 
 def find(prover: Prover) -> Iterator[Claim]:
     covered: set[str] = set()
-    for claim, nodes in line_scales.find(prover, CODE, NAME):
+    for claim, nodes in find_line_scales(prover, TITLE):
         covered.update(nodes)
         yield claim
     for node in prover.graph.nodes.values():
@@ -41,8 +44,7 @@ def scale(prover: Prover, node: Node, covered: set[str]) -> Iterator[TurnClaim]:
     if turned.proved and turned.epsilon is not None:
         first = turned.sites[0].parameter
         yield TurnClaim(
-            code=CODE,
-            name=NAME,
+            law=TITLE,
             node=first,
             dof=1,
             verdict="gauge",
@@ -55,3 +57,11 @@ def scale(prover: Prover, node: Node, covered: set[str]) -> Iterator[TurnClaim]:
             blocks=torch.zeros(2, dtype=torch.int64),
             scalar=True,
         )
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(250, partial(find_lengths, law=TITLE)), Search(260, find)),
+    rewriting=Kept("one number; and it holds only if the norm's ε were 0"),
+    tiers=("epsilon", "real"),
+)

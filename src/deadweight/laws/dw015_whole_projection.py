@@ -7,13 +7,24 @@ whose group is all of GL(d): no norm, and the skip connections of one of the thr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import torch
+
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.turn_claim import TurnClaim
+from deadweight.graph.node import Graph
 from deadweight.laws.dw012_residual_basis import is_stream
-from deadweight.laws.prover import Prover
-from deadweight.laws.turn_claim import TurnClaim
-from deadweight.laws.turns import Space, spaces, turn_claim
+from deadweight.laws.law import Law, Rewriting, Search
+from deadweight.proof.turn import Site
+from deadweight.rewrite.bases import BasisRewrite, copies_of, places_of
+from deadweight.rewrite.known import Known
+from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
+from deadweight.save.facts import Fact, IdentityBlocks
+from deadweight.search.prover import Prover
+from deadweight.search.turns import Space, spaces, turn_claim
 
-CODE, NAME = "DW015", "whole-projection"
+TITLE = Title("DW015", "whole-projection")
 INSTEAD = "train with the projection as the identity from the start"
 
 
@@ -23,7 +34,7 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
         if turned.proved and is_stream(space) and not turned.rotations and turned.block_sizes() == [turned.size]:
             for square in square_readers(prover, space)[:1]:
                 note = "choose the turn equal to this projection: it becomes the identity, if it is invertible"
-                yield turn_claim(prover, CODE, NAME, square, turned, note=note)
+                yield turn_claim(prover, TITLE, square, turned, note=note)
 
 
 def square_readers(prover: Prover, space: Space) -> list[str]:
@@ -61,3 +72,62 @@ def in_words(prover: Prover, why: str) -> str:
     for node, name in prover.graph.parameters.items():
         why = why.replace(node, name)
     return why
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeProjection(BasisRewrite):
+    """x ← Θx with Θ the projection itself, which becomes the identity."""
+
+    claim: TurnClaim
+
+    def heads(self) -> list[list[int]]:
+        site = self.reader()
+        return [sorted(set(site.coordinate.tolist()) - {0})]
+
+    def milder(self) -> Iterator[Rewrite]:
+        yield from ()  # the whole matrix or none of it
+
+    @property
+    def makes_identity(self) -> bool:
+        return True
+
+    def reader(self) -> Site:
+        return next(s for s in self.sites if s.parameter == self.claim.node and s.role == "in")
+
+    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+        site = self.reader()
+        theta = tensors[self.target].movedim(site.axis, 1).clone()
+        condition = float(torch.linalg.cond(theta))
+        if not condition < self.growth:
+            raise NotDone(f"the projection has condition number {condition:.0f}; it would cost precision")
+        if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):
+            raise NotDone("a factor per channel stands on the stream")
+        (stream,) = self.heads()
+        inverse_theta = torch.linalg.inv(theta).T
+        actions = []
+        for s in self.sites:
+            matrix = theta if s.role == "out" else inverse_theta
+            actions.append((s, [(places_of(s, stream, copy), matrix) for copy in copies_of(s, stream)]))
+        self.turn(tensors, actions)
+        size = len(stream)
+        tensors[self.target] = torch.eye(size, dtype=torch.float64)
+        every = tuple(range(size))
+        return [IdentityBlocks(self.target, 1 - site.axis, (every,), every, whole=True)]
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    assert isinstance(claim, TurnClaim)
+    return WholeProjection(graph=graph, claim=claim)
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(220, find),),
+    rewriting=Rewriting(
+        order=100,
+        make=make_rewrite,
+        slim_only="in the stock layout the identity would still be stored",
+        all_blocks=True,
+    ),
+    refusals=refused,
+)

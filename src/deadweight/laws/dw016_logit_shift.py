@@ -5,23 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from deadweight.claims.claim import Title
+from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.canonical import PROBABILITIES
 from deadweight.graph.node import Node
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import common
+from deadweight.laws.law import Kept, Law, Search
 from deadweight.proof.shift import Outcome
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import common
 
-CODE, NAME = "DW016", "logit-shift"
+TITLE = Title("DW016", "logit-shift")
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     if PROBABILITIES not in prover.graph.nodes:
         return
     for node in prover.parameters():
-        for claim in common(prover, CODE, NAME, node, dies_in_the_reader):
+        for claim in common(prover, TITLE, node, dies_in_the_reader):
             yield replace(claim, note="keeps probabilities, not logits")
 
 
 def dies_in_the_reader(prover: Prover, node: Node, outcome: Outcome) -> bool:
     return not outcome.absorbed and PROBABILITIES in {s.node for s in outcome.steps if s.value is None}
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(40, find),),
+    rewriting=Kept("keeps probabilities, not logits"),
+)

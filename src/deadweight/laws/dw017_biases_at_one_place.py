@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from deadweight.graph.node import Node
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import (
+from deadweight.claims.claim import Claim, Title
+from deadweight.claims.shift_claim import ShiftClaim
+from deadweight.graph.node import Graph, Node, is_vector
+from deadweight.laws.dw004_bias_before_statistics import TITLE as BEFORE_STATISTICS
+from deadweight.laws.dw005_mean_before_layernorm import TITLE as MEAN_BEFORE_LAYERNORM
+from deadweight.laws.law import Law, Rewriting, Search
+from deadweight.proof.shift import Outcome
+from deadweight.rewrite.rewrite import NotDone, Rewrite
+from deadweight.rewrite.shifts import rewrite_shift
+from deadweight.search.prover import Prover
+from deadweight.search.same_value import find_same_values
+from deadweight.search.shifts import (
     added_once,
     all_claimed,
     claimed,
     common,
     each_element,
     ended_at,
-    is_vector,
     make_claim,
     mean_claimed,
     norm_behind,
     passed,
 )
-from deadweight.proof.shift import Outcome
 
-LAW = CODE, NAME = "DW017", "biases-at-one-place"
+TITLE = Title("DW017", "biases-at-one-place")
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
@@ -33,12 +40,14 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         table = any(r.op == "aten.embedding" for r in prover.graph.users[node.name])
         if is_vector(node) and not table and not all_claimed(prover, node):
             of_norm = norm_behind(prover.graph, added_once(prover.graph, node)) is not None
-            single = () if of_norm else whole(prover, node) or each_element(prover, *LAW, node, meets_another, "biases")
+            single = (
+                () if of_norm else whole(prover, node) or each_element(prover, TITLE, node, meets_another, "biases")
+            )
             for claim in single:
                 overlap = int(mean_claimed(prover, node))
                 yield replace(claim, dof=claim.dof - overlap)
-            if not any(c.node == node.name for c in prover.claims if c.code in ("DW005", CODE)):
-                yield from common(prover, CODE, NAME, node, mean_meets_another, "biases")
+            if not prover.has(MEAN_BEFORE_LAYERNORM, node.name) and not prover.has(TITLE, node.name):
+                yield from common(prover, TITLE, node, mean_meets_another, "biases")
 
 
 def whole(prover: Prover, node: Node) -> list[ShiftClaim]:
@@ -48,7 +57,7 @@ def whole(prover: Prover, node: Node) -> list[ShiftClaim]:
         return []
     outcome = prover.walk(node.name, groups, "biases")
     taken = outcome.proved and meets_another(prover, node, outcome)
-    return [make_claim(prover, CODE, NAME, node, groups, outcome)] if taken else []
+    return [make_claim(prover, TITLE, node, groups, outcome)] if taken else []
 
 
 def mean_meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:
@@ -57,4 +66,20 @@ def mean_meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:
 
 
 def meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:
-    return bool(outcome.absorbed) and not passed(outcome, "aten.matmul") and not prover.has("DW004", node.name)
+    return (
+        bool(outcome.absorbed) and not passed(outcome, "aten.matmul") and not prover.has(BEFORE_STATISTICS, node.name)
+    )
+
+
+def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
+    if isinstance(claim, ShiftClaim):
+        return rewrite_shift(graph, claim)
+    raise NotDone("two weights or factors of one value: both stay in the model's code")
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(90, find), Search(95, partial(find_same_values, law=TITLE))),
+    rewriting=Rewriting(order=80, make=make_rewrite),
+    avoidable=True,
+)

@@ -6,26 +6,29 @@ from collections.abc import Iterator
 
 import torch
 
+from deadweight.claims.claim import Title
+from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.canonical import PROBABILITIES
-from deadweight.graph.node import Node
-from deadweight.laws.prover import Prover
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import common, each_element, ended_at, is_vector, make_claim, passed
+from deadweight.graph.node import Node, is_vector
+from deadweight.laws.dw002_key_bias import TITLE as KEY_BIAS
+from deadweight.laws.law import Kept, Law, Search
 from deadweight.proof.opsets import SOFTMAXES
 from deadweight.proof.shift import Outcome
+from deadweight.search.prover import Prover
+from deadweight.search.shifts import common, each_element, ended_at, make_claim, passed
 
-CODE, NAME = "DW018", "softmax-elsewhere"
+TITLE = Title("DW018", "softmax-elsewhere")
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
-        if prover.has("DW002", node.name) or not prover.graph.users[node.name]:
+        if prover.has(KEY_BIAS, node.name) or not prover.graph.users[node.name]:
             continue
         if is_vector(node):
-            single = list(each_element(prover, CODE, NAME, node, dies_in_softmax))
-            yield from single or common(prover, CODE, NAME, node, dies_in_softmax)
+            single = list(each_element(prover, TITLE, node, dies_in_softmax))
+            yield from single or common(prover, TITLE, node, dies_in_softmax)
         else:
-            yield from common(prover, CODE, NAME, node, dies_in_softmax)
+            yield from common(prover, TITLE, node, dies_in_softmax)
             yield from columns(prover, node)
 
 
@@ -40,7 +43,7 @@ def columns(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     groups = torch.arange(1, node.shape[-1] + 1).expand(node.shape)
     outcome = prover.attempt(node.name, groups)
     if outcome.proved and dies_in_softmax(prover, node, outcome):
-        yield make_claim(prover, CODE, NAME, node, groups, outcome)
+        yield make_claim(prover, TITLE, node, groups, outcome)
 
 
 def dies_in_softmax(prover: Prover, node: Node, outcome: Outcome) -> bool:
@@ -49,3 +52,10 @@ def dies_in_softmax(prover: Prover, node: Node, outcome: Outcome) -> bool:
     if PROBABILITIES in {s.node for s in outcome.steps}:
         return False  # the reader of the output, not a softmax of the model
     return not outcome.absorbed and bool(SOFTMAXES & ended_at(outcome)) and not attention
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(30, find),),
+    rewriting=Kept("an average over experts, heads or buckets: no whole row or column goes"),
+)

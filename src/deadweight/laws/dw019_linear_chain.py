@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from deadweight.laws.prover import Prover
-from deadweight.laws.turn_claim import TurnClaim
-from deadweight.laws.turns import dimension, spaces, turn_claim
+from deadweight.claims.claim import Title
+from deadweight.claims.turn_claim import TurnClaim
+from deadweight.laws.law import Kept, Law, Search
+from deadweight.search.projected_state import find_projected_states
+from deadweight.search.prover import Prover
+from deadweight.search.turns import dimension, spaces, turn_claim
 
-CODE, NAME = "DW019", "linear-chain"
+TITLE = Title("DW019", "linear-chain")
 
 
 def find(prover: Prover) -> Iterator[TurnClaim]:
@@ -24,4 +28,11 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
             and dimension(turned)
             and not any(sites[0] is turned.sites[0] for sites in named)
         ) and any(s.role == "in" for s in turned.sites):
-            yield turn_claim(prover, CODE, NAME, space.writers.sites[0].parameter, turned)
+            yield turn_claim(prover, TITLE, space.writers.sites[0].parameter, turned)
+
+
+LAW = Law(
+    title=TITLE,
+    searches=(Search(230, find), Search(240, partial(find_projected_states, law=TITLE))),
+    rewriting=Kept("a product of two matrices; multiplying them out is a change of architecture"),
+)

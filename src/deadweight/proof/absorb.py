@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from deadweight.graph.constants import constant_value
-from deadweight.graph.node import Graph, Node, substitute
+from deadweight.graph.node import Graph, Node, Value, substitute
 from deadweight.proof.labels import Labels, compact
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.reading import centred_reader
@@ -84,7 +83,7 @@ def summands(graph: Graph, node: Node, taken: frozenset[str]) -> Iterator[Produc
 def producers(graph: Graph, name: str, operand: str, taken: frozenset[str]) -> Iterator[Produced]:
     """The parameters of which every element at some place is one element, times one, plus something else."""
     node, view = graph.nodes[name], parameter_view(graph, name)
-    if name in taken or name in graph.outputs:
+    if name in taken:
         return
     if view is not None:
         if view[0] not in taken:
@@ -128,41 +127,37 @@ def side_by_side(graph: Graph, node: Node, taken: frozenset[str]) -> Iterator[Pr
             yield Produced(parameter, "bias", torch.cat(pieces, axis), frozenset().union(*(f.operands for f in found)))
 
 
-def read_nowhere_else(graph: Graph, found: Produced) -> bool:
+def read_nowhere_else(graph: Graph, produced: Produced) -> bool:
     """Whether every element of a parameter that would move is read on the way to this place only, slice by slice."""
-    others = [(o, index) for o, index in readings(graph, found.parameter).items() if o not in found.operands]
+    others = [(o, index) for o, index in readings(graph, produced.parameter).items() if o not in produced.operands]
     if not others:
         return True
-    if found.kind != "bias":
+    if produced.kind != "bias":
         return False
-    moving = torch.zeros(torch.Size(graph.nodes[found.parameter].shape).numel(), dtype=torch.bool)
-    moving[compact(found.index).reshape(-1)] = True
+    moving = torch.zeros(torch.Size(graph.nodes[produced.parameter].shape).numel(), dtype=torch.bool)
+    moving[compact(produced.index).reshape(-1)] = True
     return not any(bool(moving[compact(index).reshape(-1)].any()) for _, index in others)
 
 
 def only_added(graph: Graph, parameter: str) -> bool:
     """Whether additions are all that reads a parameter: a bias of a layer that is used several times."""
-    return all(
-        graph.nodes[o.partition(":")[0]].op == "aten.add" for o in readings(graph, parameter) if ":output" not in o
-    )
+    return all(graph.nodes[o.partition(":")[0]].op == "aten.add" for o in readings(graph, parameter))
 
 
 def readings(graph: Graph, parameter: str) -> dict[str, Tensor]:
-    """Every operand, behind views of a parameter, and the elements that it reads; an output reads too."""
-    found: dict[str, Tensor] = {}
+    """Every operand, behind views of a parameter, and the elements that it reads; what is returned is read too."""
+    result: dict[str, Tensor] = {}
     stack = [parameter]
     while stack:
         name = stack.pop()
         view = parameter_view(graph, name)
-        if name in graph.outputs and view is not None:
-            found[f"{name}:output"] = view[1]
         for reader in graph.users[name]:
             if parameter_view(graph, reader.name) is not None or reader.op in LISTS:
                 stack.append(reader.name)
             else:
                 index = whole(graph.nodes[parameter]) if view is None else view[1]
-                found |= {f"{reader.name}:{place}": index for place, n in enumerate(reader.inputs) if n == name}
-    return found
+                result |= {f"{reader.name}:{place}": index for place, n in enumerate(reader.inputs) if n == name}
+    return result
 
 
 def parameter_view(graph: Graph, name: str) -> tuple[str, Tensor] | None:
@@ -173,7 +168,7 @@ def parameter_view(graph: Graph, name: str) -> tuple[str, Tensor] | None:
         node = graph.nodes[node.inputs[0]]
     if node.op != "parameter" or not node.is_float or (chain and chain[0].op in LISTS):
         return None
-    index: Any = whole(node)
+    index: Value = whole(node)
     try:
         for view in reversed(chain):
             index = index[view.args[1]] if view.op == "getitem" else run_on(view, index)
@@ -186,7 +181,7 @@ def whole(node: Node) -> Tensor:
     return torch.arange(torch.Size(node.shape).numel()).reshape(node.shape)
 
 
-def run_on(node: Node, value: Tensor) -> Any:
+def run_on(node: Node, value: Tensor) -> Value:
     assert node.target is not None
     return node.target(*substitute(node.args, lambda _: value), **node.kwargs)
 
@@ -206,5 +201,4 @@ def lost_direction(graph: Graph, node: Node, shape: tuple[int, ...], taken: froz
     reader = centred_reader(graph, node)
     if reader is None or reader.shift is None or reader.weight in taken:
         return
-    if len(graph.users[reader.weight]) == 1:
-        yield Absorber(reader.weight, "lost", torch.arange(shape[-1]).expand(shape), node.name)
+    yield Absorber(reader.weight, "lost", torch.arange(shape[-1]).expand(shape), node.name)

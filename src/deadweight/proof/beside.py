@@ -22,7 +22,7 @@ def vectors_beside(walk: TurnWalk, node: Node, names: Iterable[str]) -> dict[str
     Zero turns into zero. A parameter that is read here alone turns along. Whatever writes anything else has to turn.
     """
     like = next(form for n in node.inputs if isinstance(form := walk.forms.get(n), Form))
-    slot, found = like.single, dict[str, Form]()
+    slot, result = like.single, dict[str, Form]()
     for name in names:
         shape = walk.graph.nodes[name].shape
         coordinate = None if slot is None or like.expert is not None else coordinates_at(node, slot.coordinate, shape)
@@ -34,8 +34,8 @@ def vectors_beside(walk: TurnWalk, node: Node, names: Iterable[str]) -> dict[str
             factor = field.generic(fresh((*shape[:-1], 1), name, "vector")).expand(shape)
             if not turns_along(walk, name, coordinate, like):
                 walk.missing[name] = node.name
-        found[name] = Form((Slot(coordinate, torch.where(coordinate == 0, 0, factor)),), like.gain, power=like.power)
-    return found
+        result[name] = Form((Slot(coordinate, torch.where(coordinate == 0, 0, factor)),), like.gain, power=like.power)
+    return result
 
 
 def coordinates_at(node: Node, coordinate: Tensor, shape: tuple[int, ...]) -> Tensor | None:

@@ -1,8 +1,8 @@
 """The group that leaves q·k unchanged, by exact linear algebra.
 
 Between projection and product stand linear maps R_t that may depend on the position t. The pairs (X, Y) with
-Xᵀ·M + M·Y = 0 for every M = R_iᵀ·R_j are the Lie algebra. Where one M₀ is invertible Y follows from X, and X runs over
-the matrices that commute with all N = M·M₀⁻¹. The coordinates fall into components that no M links; like components
+Xᵀ·M + M·Y = 0 for every M = R_iᵀ·R_j are the Lie algebra. Where one M₀ is invertible Y = −M₀⁻¹·Xᵀ·M₀, and X runs over
+the matrices that commute with all N = (M·M₀⁻¹)ᵀ. The coordinates fall into components that no M links; like components
 (those that a change of basis takes into each other) may be mixed, by Schur's lemma, with the matrices that commute with
 one of them as entries. Numbers are elements of a finite field, so components, ranks and dimensions are exact.
 """
@@ -19,10 +19,13 @@ from torch import Tensor
 
 from deadweight.proof import field
 from deadweight.proof.form import Form
-from deadweight.proof.labels import fold
+from deadweight.proof.labels import fold, fresh
 
-POSITIONS = 12
+POSITIONS = 16
 WIDEST = 16  # coordinates that positions mix with each other: rotary mixes two
+WIDEST_SUMMED = (
+    4  # the same where random sums stand for the positions: each narrows a group of 4² dimensions until it fits
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Products:
     right: Tensor
     entries: Int64[Tensor, "entries 2"]  # places among the coordinates of both sides
     values: Int64[Tensor, "pairs entries"]  # elements of the field
+    summed: bool = False  # whether random sums stand for some positions
 
     def like(self, other: Products) -> bool:
         """Whether both heads meet through the same maps, each on its own coordinates."""
@@ -42,7 +46,7 @@ class Products:
         return sizes and torch.equal(self.entries, other.entries) and torch.equal(self.values, other.values)
 
     def flipped(self) -> Products:
-        return Products(self.right, self.left, self.entries.flip(1), self.values)
+        return Products(self.right, self.left, self.entries.flip(1), self.values, self.summed)
 
 
 def merged(products: Sequence[Products]) -> Products:
@@ -58,7 +62,7 @@ def merged(products: Sequence[Products]) -> Products:
         wide[:, torch.searchsorted(every, code)] = p.values
         rows.append(wide)
     entries = torch.stack([every // len(first.right), every % len(first.right)], 1)
-    return Products(first.left, first.right, entries, torch.cat(rows))
+    return Products(first.left, first.right, entries, torch.cat(rows), any(p.summed for p in products))
 
 
 def head_products(left: Form, right: Form) -> list[Products]:
@@ -74,7 +78,7 @@ def head_products(left: Form, right: Form) -> list[Products]:
         if pattern not in known:
             known[pattern] = meet(a, b, place, rows, columns)
         key = (tuple(rows.tolist()), tuple(columns.tolist()))
-        heads.setdefault(key, []).append(Products(rows, columns, *known[pattern]))
+        heads.setdefault(key, []).append(Products(rows, columns, *known[pattern], a.summed or b.summed))
     return [merged(found) for found in heads.values()]
 
 
@@ -92,6 +96,7 @@ class Side:
     batch: tuple[int, ...]
     coordinate: Tensor
     factor: field.Elements
+    summed: bool = False
 
     @classmethod
     def of(cls, form: Form, *, transpose: bool) -> Side:
@@ -99,16 +104,15 @@ class Side:
         factor = torch.stack(torch.broadcast_tensors(*[s.factor for s in form.slots]))
         if transpose:
             coordinate, factor = coordinate.transpose(-1, -2), factor.transpose(-1, -2)
-        index = some_positions(factor)
-        coordinate, factor = coordinate.index_select(-2, index), normalised(factor.index_select(-2, index))
+        coordinate, factor, summed = some_positions(torch.where(factor == 0, 0, coordinate), normalised(factor))
         batch = tuple(coordinate.shape[1:-2])
         flat = (len(coordinate), -1, *coordinate.shape[-2:])
-        return cls(batch, coordinate.reshape(flat), factor.reshape(flat))
+        return cls(batch, coordinate.reshape(flat), factor.reshape(flat), summed)
 
     def expanded(self, batch: tuple[int, ...]) -> Side:
         """For every place of a broadcast batch."""
         every = torch.arange(torch.Size(self.batch).numel()).reshape(self.batch).expand(batch).reshape(-1)
-        return Side(batch, self.coordinate[:, every], self.factor[:, every])
+        return Side(batch, self.coordinate[:, every], self.factor[:, every], self.summed)
 
     @cached_property
     def names(self) -> Tensor:
@@ -134,14 +138,30 @@ def normalised(factor: field.Elements) -> field.Elements:
     return field.times(factor, field.inverse(first).movedim(-1, 0).unsqueeze(-1))
 
 
-def some_positions(factor: field.Elements) -> Tensor:
-    """One position of every kind, a dozen at most: of more kinds, so many generic ones tell as much as all."""
-    rows = normalised(factor).movedim(-2, 0).flatten(1)
-    places = first_of_each(fold(rows + 1, 1))
-    places = sorted({*places, 0, len(rows) - 1})
-    if len(places) <= POSITIONS:
-        return torch.tensor(places)
-    return torch.tensor([places[i * (len(places) - 1) // (POSITIONS - 1)] for i in range(POSITIONS)]).unique()
+def some_positions(coordinate: Tensor, factor: field.Elements) -> tuple[Tensor, field.Elements, bool]:
+    """One position of every kind; of more kinds on the same coordinates as many random sums of them all, and whether.
+
+    What a group must leave alone is linear in the map of each position: a turn that fails at one fails at a random sum.
+    So each sum narrows the group until it is the one of all positions.
+    """
+    shape = factor.movedim(-2, 0).shape
+    places, factors = (x.movedim(-2, 0).flatten(1) for x in (coordinate, factor))
+    kinds = first_of_each(fold(places + 1, 1), fold(factors + 1, 1))
+    alike: dict[int, list[int]] = {}
+    for label, kind in zip(fold(places[kinds] + 1, 1).tolist(), kinds, strict=True):
+        alike.setdefault(label, []).append(kind)
+    few = {label: len(found) <= POSITIONS for label, found in alike.items()}
+    picked = [factors[found] if few[label] else random_sums(factors[found]) for label, found in alike.items()]
+    along = [places[found[:1]].expand(len(sums), -1) for found, sums in zip(alike.values(), picked, strict=True)]
+    return (
+        torch.cat(along).reshape(-1, *shape[1:]).movedim(0, -2),
+        torch.cat(picked).reshape(-1, *shape[1:]).movedim(0, -2),
+        not all(few.values()),
+    )
+
+
+def random_sums(factors: Int64[Tensor, "positions n"]) -> Int64[Tensor, "sums n"]:
+    return field.matmul(field.generic(fresh((POSITIONS, len(factors)), "positions")), factors)
 
 
 def meet(a: Side, b: Side, place: int, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,8 +250,8 @@ def commutant_dimension(products: Products) -> int | None:
 
 
 def components_of(products: Products) -> list[Component] | None:
-    linked = connected(products)
-    if any(len(rows) != len(columns) or len(rows) > WIDEST for rows, columns in linked):
+    linked, widest = connected(products), WIDEST_SUMMED if products.summed else WIDEST
+    if any(len(rows) != len(columns) or len(rows) > widest for rows, columns in linked):
         return None
     blocks = dense_blocks(products, linked)
     for pair in range(len(products.values)):
@@ -252,7 +272,8 @@ def inverted(matrix: Tensor) -> Tensor | None:
 
 
 def multiplied(block: Tensor, matrix: Tensor) -> Tensor:
-    return field.times(block, matrix) if len(matrix) == 1 else field.matmul(block, matrix)
+    """N = (M·M₀⁻¹)ᵀ for every M."""
+    return field.times(block, matrix) if len(matrix) == 1 else field.matmul(block, matrix).mT.contiguous()
 
 
 def dense_blocks(products: Products, linked: list[tuple[list[int], list[int]]]) -> list[Int64[Tensor, "pairs n n"]]:
@@ -346,8 +367,6 @@ def commuting(a: Int64[Tensor, "pairs n n"], b: Int64[Tensor, "pairs n n"]) -> I
     """A basis of all T with A·T = T·B for every pair."""
     n = a.shape[-1]
     space = torch.eye(n * n, dtype=torch.int64)
-    if n == 1:
-        return space.reshape(1, 1, 1) if torch.equal(a, b) else space[:0].reshape(0, 1, 1)
     span = field.echelon(torch.cat([a.flatten(1), b.flatten(1)], 1))[0]  # what the pairs span: few matrices
     for row in span:
         x, y = row[: n * n].reshape(n, n), row[n * n :].reshape(n, n)

@@ -115,17 +115,19 @@ def limb_products(a: Elements, b: Elements) -> Elements:
     rows, columns = a.shape[-2], b.shape[-1]
     products = torch.cat(left, -2) @ torch.cat(right, -1)
     whole = products.round().to(torch.int64).unflatten(-2, (4, rows)).unflatten(-1, (4, columns))
-    found = torch.zeros((*whole.shape[:-4], rows, columns), dtype=torch.int64)
-    for i in range(4):
-        for j in range(4):
-            found = plus(found, doubled(whole[..., i, :, j, :], LIMB * (i + j)))
-    return found
+    zero = torch.zeros((), dtype=torch.int64)
+    terms = [
+        doubled(sum((whole[..., i, :, k - i, :] for i in range(max(0, k - 3), min(k, 3) + 1)), zero), LIMB * k)
+        for k in range(7)  # sums of four are below 2⁴⁸
+    ]
+    low = reduced(terms[0] + terms[1] + terms[2] + terms[3])  # four times P is below 2⁶³
+    return reduced(low + terms[4] + terms[5] + terms[6])
 
 
-def doubled(x: Elements, times_: int) -> Elements:
-    """x·2ⁿ: the 61 bits turn round."""
+def doubled(x: Tensor, times_: int) -> Tensor:
+    """x·2ⁿ modulo P, at most P, of an integer below 2⁶¹: its 61 bits turn round."""
     n = times_ % 61
-    return reduced(((x << n) & P) | (x >> (61 - n))) if n else x
+    return ((x << n) & P) | (x >> (61 - n)) if n else x
 
 
 def echelon(matrix: Elements) -> tuple[Elements, list[int]]:

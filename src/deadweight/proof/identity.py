@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from deadweight.graph.constants import known_indices
-from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.node import Graph, Node, Ref, Value
 from deadweight.proof.labels import Labels, compact, fresh, key, mix
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import FREE, INDEXED, KEEPS_REPEATED, POINTWISE, SHAPE
@@ -25,7 +23,7 @@ class Identity:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.known: dict[str, Any] = {}
+        self.known: dict[str, Value] = {}
 
     def of(self, ref: Ref | str) -> Labels:
         name = ref.name if isinstance(ref, Ref) else ref
@@ -33,7 +31,7 @@ class Identity:
             self.known[name] = self.compute(self.graph.nodes[name])
         return self.known[name]
 
-    def compute(self, node: Node) -> Any:
+    def compute(self, node: Node) -> Value:
         if node.op not in FREE | KEEPS_REPEATED or node.op not in ELEMENTWISE | SHAPE:
             refuse_large(node)
         if node.op == "buffer":
@@ -49,7 +47,7 @@ class Identity:
             return self.elementwise(node)
         return fresh(node.shape, node.name)
 
-    def moved(self, node: Node) -> Any:
+    def moved(self, node: Node) -> Value:
         """Elements that data sends somewhere are taken to be new ones."""
         operands = {name: self.of(name) for name in node.inputs}
         try:

@@ -17,19 +17,22 @@ Labels = Int64[Tensor, "..."]
 _A = -7046029254386353131  # odd 64-bit constants of splitmix64, as signed integers
 _B = -4658895280553007687
 _C = -7723592293110705685
+CACHED = 1 << 15  # labels that are hashed at a time: in the processor's cache, memory being slower than arithmetic
 
 
 def scramble(x: Labels) -> Labels:
     """A bijection of 64-bit integers that leaves no linear structure."""
-    x = x + _A
-    x = (x ^ shift_right(x, 30)) * _B
-    x = (x ^ shift_right(x, 27)) * _C
-    return x ^ shift_right(x, 31)
+    x = (x + _A).contiguous()  # a new tensor
+    for part in x.view(-1).split(CACHED):
+        part.bitwise_xor_(shift_right(part, 30)).mul_(_B)
+        part.bitwise_xor_(shift_right(part, 27)).mul_(_C)
+        part.bitwise_xor_(shift_right(part, 31))
+    return x
 
 
 def shift_right(x: Labels, n: int) -> Labels:
     """Logical, not arithmetic."""
-    return (x >> n) & ((1 << (64 - n)) - 1)
+    return (x >> n).bitwise_and_((1 << (64 - n)) - 1)
 
 
 def key(*parts: object) -> int:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from deadweight.graph.constants import constant_value
-from deadweight.graph.node import Graph, Node, references, substitute
+from deadweight.graph.node import Graph, Node, Value, references, substitute
 from deadweight.proof.opsets import SHAPE_OF_ANOTHER
 from deadweight.proof.steps import Blocked, refuse_large
 
 
-def move(graph: Graph, node: Node, stand_in: Callable[[str], Tensor]) -> Any:
+def move(graph: Graph, node: Node, stand_in: Callable[[str], Tensor]) -> Value:
     """The result of a shape operation on what stands for its operands' elements.
 
     A tensor that says where elements go (how often each is repeated, say) must be a constant: data that decides it

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from deadweight.proof import field
 from deadweight.proof.form import Form
-from deadweight.proof.labels import fold
+from deadweight.proof.labels import fold, fresh
 
-VECTORS = 12  # of different factors, for each set of coordinates: so many generic ones tell as much as all
+VECTORS = 16  # of different factors, for each set of coordinates; of more, so many random sums of all G
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,22 @@ def grams(form: Form) -> list[Gram]:
     for kind in kinds.unique().tolist():
         here = (kinds == kind).nonzero().reshape(-1)
         first = {int(label): place for place, label in zip(here.flip(0).tolist(), labels(factor[here]), strict=True)}
-        found.append(gram_of(coordinate[here[0]], factor[sorted(first.values())[:VECTORS]]))
+        found.append(few(gram_of(coordinate[here[0]], factor[sorted(first.values())])))
     return [gram for gram in found if len(gram.coordinates)]
 
 
 def labels(factor: field.Elements) -> list[int]:
     """Equal where all factors are, in reversed order of vectors."""
     return fold(factor.flatten(1) + 1, 1).flip(0).tolist()
+
+
+def few(gram: Gram) -> Gram:
+    """That G·X is antisymmetric is linear in G: what fails for one fails for a random sum of all."""
+    if len(gram.values) <= VECTORS:
+        return gram
+    weights = field.generic(fresh((VECTORS, len(gram.values)), "vectors"))
+    sums = field.matmul(weights, gram.values.flatten(1)).reshape(VECTORS, *gram.values.shape[1:])
+    return Gram(gram.coordinates, sums)
 
 
 def gram_of(coordinate: Int64[Tensor, "slots width"], factor: Int64[Tensor, "vectors slots width"]) -> Gram:

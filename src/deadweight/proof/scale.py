@@ -58,8 +58,6 @@ class ScaleWalk:
             for node in self.graph.downstream([self.source], self.labels.__contains__):
                 if node.name != self.source:
                     self.step(node)
-                if node.name in self.labels and node.name in self.graph.outputs:
-                    raise Blocked(node.name, "output", "the scaled value is the model's output")
         except Blocked as blocked:
             self.scaled.blocked = blocked.with_traceback(None)
         return self.scaled
@@ -87,10 +85,10 @@ class ScaleWalk:
 @scale_rule(*(SHAPE - {"getitem"}))
 def shape(walk: ScaleWalk, node: Node) -> Tensor:
     """It moves elements, each with its factor."""
-    found = move(walk.graph, node, lambda name: walk.of(Ref(name)))
-    if not isinstance(found, Tensor):
+    result = move(walk.graph, node, lambda name: walk.of(Ref(name)))
+    if not isinstance(result, Tensor):
         raise Blocked(node.name, node.op, "it has several results")
-    return found
+    return result
 
 
 @scale_rule("aten.mul")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.node import Argument, Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber, readings
 from deadweight.proof.identity import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
@@ -21,7 +21,7 @@ from deadweight.proof.opsets import FREE, KEEPS_REPEATED
 from deadweight.proof.steps import Blocked, Kind, Step, refuse_large
 
 MIXED = -1
-REPLAYABLE = 4096  # elements
+REPLAYABLE = 4096  # elements: the labels of a larger value are not kept with the step, and it is not replayed
 Absorbers = Literal["none", "biases", "weights"]  # what may take a constant shift over
 
 
@@ -126,12 +126,12 @@ class ShiftWalk:
     def note(self, node: Node, rule: str, value: Any, kind: Kind = "passes") -> None:
         self.outcome.steps.append(Step(node.name, node.op, rule, describe(value), kept(value), kind))
 
-    def get(self, value: Any) -> Shift | None:
+    def get(self, value: Argument) -> Shift | None:
         """The shift of an argument, if it is a shifted node."""
         found = self.shifts.get(value.name) if isinstance(value, Ref) else None
         return found if isinstance(found, Shift) else None
 
-    def depends_on_input(self, value: Any) -> bool:
+    def depends_on_input(self, value: Argument) -> bool:
         return isinstance(value, Ref) and self.graph.depends[value.name][1]
 
     def absorb(self, node: Node) -> None:

@@ -15,6 +15,8 @@ def rows_sum_to_one(graph: Graph, name: str, axis: int) -> bool:
     if not node.args or not isinstance(node.args[0], Ref):
         return False
     before = graph.node(node.args[0])
+    if node.op == "aten.repeat_interleave" and isinstance(node.args[1], Ref):
+        return False  # as many copies of each as a tensor says: there may be none
     if node.op in ("aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.expand", "aten.repeat_interleave"):
         same_end = axis == rank - 1 and bool(before.shape) and before.shape[-1] == node.shape[-1]
         return same_end and rows_sum_to_one(graph, before.name, -1)

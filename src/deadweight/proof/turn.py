@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.node import Argument, Graph, Node, Ref
 from deadweight.proof import field as exact
 from deadweight.proof.form import Form, Slot, lines
 from deadweight.proof.identity import Identity
@@ -73,6 +73,7 @@ class Turned:
     norms: list[Form] = field(default_factory=list)  # of heads, before they meet: each must keep its length
     rotations: bool = False  # a norm allows rotations only
     fixes_ones: bool = False  # LayerNorm: and only those that keep the mean direction
+    pointwise: bool = False  # some operation acts on single coordinates: scales of these at most are left
     epsilon: float | None = None  # a scale of the whole space dies in a norm, up to this ε
     touched: set[str] = field(default_factory=set)
     blocked: Blocked | None = None
@@ -92,6 +93,7 @@ class Turned:
         return any(site.power != 1 for site in self.sites)
 
     def single_coordinates(self) -> None:
+        self.pointwise = True
         self.blocks = torch.arange(1, len(self.blocks) + 1)
 
     def block_sizes(self) -> list[int]:
@@ -138,6 +140,8 @@ class TurnWalk:
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}
         self.added: dict[str, list[tuple[Site, str, str]]] = {}  # biases: how each use turns, what is added and where
+        present = torch.cat([coordinate.reshape(-1) for coordinate in writers.values()]).unique()
+        self.width = int((present != 0).sum())  # how many coordinates there are: a part of a fused map has fewer
         self.missing: dict[str, str] = {}  # values added to the space whose writers do not turn yet: where
 
     def run(self) -> Turned:
@@ -194,7 +198,7 @@ class TurnWalk:
         words = "undone: the change of basis ends here" if form is None else "turned alike"
         self.turned.steps.append(Step(node.name, node.op, rule, words, None if form is None else True))
 
-    def get(self, value: Any) -> Form | None:
+    def get(self, value: Argument) -> Form | None:
         found = self.forms.get(value.name) if isinstance(value, Ref) else None
         return found if isinstance(found, Form) else None
 
@@ -225,13 +229,19 @@ class TurnWalk:
         for parameter, sites in self.readings.items():
             first = sites[0]
             uses = sum(1 for _ in uses_of(self.graph, parameter))
-            alike = all(
-                torch.equal(s.coordinate, first.coordinate) and (s.axis, s.power) == (first.axis, first.power)
-                for s in sites
-            )
-            if not alike or len(sites) != uses:
+            if not all(self.read_alike(s, first) for s in sites) or len(sites) != uses:
                 raise Blocked(parameter, "parameter", "it is read elsewhere too (tied or shared)")
             self.turned.sites.append(first)
+
+    def read_alike(self, a: Site, b: Site) -> bool:
+        """Whether what undoes the turn at one reading does so at the other: the same columns, copies and gain."""
+        if (a.axis, a.power, a.expert) != (b.axis, b.power, b.expert) or not torch.equal(a.coordinate, b.coordinate):
+            return False
+        gains = a.gain == b.gain or (
+            a.gain and b.gain and torch.equal(*(self.identity.of(g) for g in (a.gain, b.gain)))
+        )
+        assert a.copy is not None and b.copy is not None
+        return bool(gains) and torch.equal(renumbered(a.copy), renumbered(b.copy))
 
     def check_added(self) -> None:
         """A bias that is added at several places turns if it turns alike at all of them, and nobody else reads it."""
@@ -243,7 +253,7 @@ class TurnWalk:
                 and (s.axis, s.gain, s.power) == (first.axis, first.gain, first.power)
                 for s, _, _ in places
             )
-            if alike and len(places) == uses and parameter not in self.graph.outputs:
+            if alike and len(places) == uses:
                 self.turned.sites.append(first)
             else:
                 self.missing |= {other: node for _, other, node in places}
@@ -272,6 +282,12 @@ def copies_of(coordinate: Tensor, factor: Tensor) -> Tensor:
         seen[key] = seen.get(key, -1) + 1
         repeats.append(seen[key])
     return torch.unique(torch.stack([alike, torch.tensor(repeats)]), dim=1, return_inverse=True)[1]
+
+
+def renumbered(copies: Tensor) -> Tensor:
+    """The same classes, numbered in the order in which they begin."""
+    first: dict[int, int] = {}
+    return torch.tensor([first.setdefault(copy, len(first)) for copy in copies.tolist()])
 
 
 def signatures(coordinate: Tensor, copies: Tensor, size: int) -> Tensor:

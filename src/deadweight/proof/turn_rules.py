@@ -203,13 +203,14 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     if found.op != "parameter" or not found.is_float or not once or slot is None:
         walk.missing[other.name] = node.name
         return
-    axis = coordinate_axis(slot.coordinate)
+    coordinate = slot.coordinate.expand(node.shape)  # what is added may have more axes
+    axis = coordinate_axis(coordinate)
     width = walk.graph.node(other).shape
     short = axis is None or len(width) < len(node.shape) - axis
     if axis is None or short or width[axis - len(node.shape)] != node.shape[axis]:
         walk.missing[other.name] = node.name
         return
-    along = slot.coordinate.movedim(axis, -1).reshape(-1, node.shape[axis])[0]
+    along = coordinate.movedim(axis, -1).reshape(-1, node.shape[axis])[0]
     long = [i for i, n in enumerate(found.shape) if n > 1]
     parameter_axis = axis - (len(node.shape) - len(found.shape))
     if len(chain) > 1 or len(long) == 1:  # behind views only a vector keeps its place for sure
@@ -273,7 +274,7 @@ def product(walk: TurnWalk, node: Node) -> Form:
 def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
     """Whether a parameter multiplies every coordinate of the whole space by a number of its own."""
     slot = form.single
-    if slot is None or form.gain is not None or walk.scalar or node.shape[-1] != walk.turned.size:
+    if slot is None or form.gain is not None or walk.scalar or node.shape[-1] != walk.width:
         return False
     last = coordinate_axis(slot.coordinate.expand(node.shape)) == len(node.shape) - 1
     return last and is_vector_of_parameters(walk.graph, other.name, node.shape)
@@ -304,8 +305,8 @@ def matmul(walk: TurnWalk, node: Node) -> Form | None:
     assert form is not None and isinstance(other, Ref)
     slot = form.single
     axis = -1 if left is not None else -2
-    if slot is None or slot.coordinate.ndim < 2:
-        raise Blocked(node.name, node.op, "sums of several coordinates are multiplied")
+    if slot is None or slot.coordinate.ndim < 2 or len(walk.graph.node(other).shape) < 2:
+        raise Blocked(node.name, node.op, "sums of several coordinates are multiplied, or vectors")
     if not torch.equal(slot.coordinate, slot.coordinate.narrow(axis, 0, 1).expand_as(slot.coordinate)):
         raise Blocked(node.name, node.op, "it mixes coordinates with data")
     weights = walk.numbers_of(other)
@@ -370,8 +371,10 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
     walk.turned.epsilon = max(eps, walk.turned.epsilon or 0.0)
     if walk.scalar:
         return None
-    coordinate, _ = lines(slot)
-    if form.gain is not None or len(coordinate[0].unique()) != walk.turned.size or bool((coordinate == 0).any()):
+    coordinate = lines(slot)[0][0]
+    often = coordinate.unique(return_counts=True)[1]
+    part = len(often) != walk.width or bool((often != often[0]).any()) or bool((coordinate == 0).any())
+    if form.gain is not None or part:
         raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
     walk.turned.rotations = True
     walk.turned.fixes_ones |= node.op == "core.layer"

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import Lazy, pieces
-from deadweight.reduce.effect import NotFollowed
-from deadweight.reduce.known import Known
 from deadweight.reduce.plan import Skipped
-from deadweight.reduce.rewrite import NotDone, Rewrite, Tensors
+from deadweight.rewrite.effect import NotFollowed
+from deadweight.rewrite.known import Known
+from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact, module_of
 from deadweight.source.text import printable
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.reduce.apply import Applied
-from deadweight.reduce.bases import WholeProjection
 from deadweight.reduce.plan import Layout, Plan
 from deadweight.reduce.result import Reduction, step_of
-from deadweight.reduce.rewrite import Rewrite
+from deadweight.rewrite.rewrite import Rewrite
 from deadweight.source.checkpoint import EVERY, Checkpoint
 from deadweight.source.files import read_json
 from deadweight.source.model import Source
@@ -40,8 +39,8 @@ class Job:
         """The precision that the folder's config asks for."""
         file = None if self.folder is None else self.folder / "config.json"
         raw = read_json(file) if file is not None and file.is_file() else {}
-        found = getattr(torch, str(raw.get("dtype", raw.get("torch_dtype"))).removeprefix("torch."), None)
-        return found if isinstance(found, torch.dtype) and found.is_floating_point else None
+        dtype = getattr(torch, str(raw.get("dtype", raw.get("torch_dtype"))).removeprefix("torch."), None)
+        return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
 
     @property
     def size(self) -> int:
@@ -90,8 +89,8 @@ def planned(job: Job) -> Reduction:
 
 def foreseen(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     """What will be done if all goes well: no turn of a matrix that a whole projection makes the identity."""
-    whole = {r.target for r in rewrites if isinstance(r, WholeProjection)}
-    return [r for r in rewrites if isinstance(r, WholeProjection) or not whole.intersection(r.touches)]
+    whole = {r.target for r in rewrites if r.makes_identity}
+    return [r for r in rewrites if r.makes_identity or not whole.intersection(r.touches)]
 
 
 def flops(job: Job, rewrites: Iterable[Rewrite]) -> int:
@@ -102,14 +101,14 @@ def flops(job: Job, rewrites: Iterable[Rewrite]) -> int:
     return 2 * sum(matrices)
 
 
-def settled(job: Job, found: Reduction, applied: Applied) -> Reduction:
+def settled(job: Job, reduction: Reduction, applied: Applied) -> Reduction:
     """The result with what was really done."""
     steps = tuple(step_of(r) for r in applied.done)
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
     return replace(
-        found,
+        reduction,
         steps=steps,
-        skipped=(*found.skipped, *applied.skipped),
-        parameters_after=found.parameters_before - saved,
+        skipped=(*reduction.skipped, *applied.skipped),
+        parameters_after=reduction.parameters_before - saved,
         flops_saved=flops(job, applied.done),
     )

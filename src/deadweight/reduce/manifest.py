@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.verify import Verification
+from deadweight.source.kinds import JsonObject
 from deadweight.version import __version__
 
 
-def manifest(found: Reduction) -> dict[str, Any]:
+def manifest(reduction: Reduction) -> JsonObject:
     """Everything that a later reader may want to know, as plain data."""
     return {
         "deadweight": __version__,
-        "source": found.model,
-        "layout": found.layout,
-        "parameters": {"before": found.parameters_before, "after": found.parameters_after},
-        "bytes": {"before": found.bytes_before, "after": found.bytes_after},
-        "flops_per_token_saved": found.flops_saved,
+        "source": reduction.model,
+        "layout": reduction.layout,
+        "parameters": {"before": reduction.parameters_before, "after": reduction.parameters_after},
+        "bytes": {"before": reduction.bytes_before, "after": reduction.bytes_after},
+        "flops_per_token_saved": reduction.flops_saved,
         "steps": [
             {
                 "code": s.code,
@@ -29,17 +29,17 @@ def manifest(found: Reduction) -> dict[str, Any]:
                 "saves": s.saves,
                 "tier": s.tier,
             }
-            for s in found.steps
+            for s in reduction.steps
         ],
-        "skipped": [{"code": s.code, "law": s.law, "parameter": s.parameter, "why": s.why} for s in found.skipped],
-        "verification": None if found.verification is None else verification_data(found.verification),
+        "skipped": [{"code": s.code, "law": s.law, "parameter": s.parameter, "why": s.why} for s in reduction.skipped],
+        "verification": None if reduction.verification is None else verification_data(reduction.verification),
     }
 
 
-def verification_data(found: Verification) -> dict[str, Any]:
+def verification_data(verification: Verification) -> JsonObject:
     return {
-        "inputs": found.inputs,
-        "same": found.same,
+        "inputs": verification.inputs,
+        "same": verification.same,
         "outputs": [
             {
                 "output": e.output,
@@ -48,7 +48,7 @@ def verification_data(found: Verification) -> dict[str, Any]:
                 "floor": finite(e.floor),
                 "growth": None if e.noise is None else finite(e.noise.growth),
             }
-            for e in found.errors
+            for e in verification.errors
         ],
     }
 
@@ -58,17 +58,18 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def card(found: Reduction, loading: str) -> str:
+def card(reduction: Reduction, loading: str) -> str:
     """A README.md for the folder."""
-    saved = found.parameters_before - found.parameters_after
+    before = reduction.parameters_before
+    saved = before - reduction.parameters_after
     lines = [
         "---",
         "tags: [deadweight]",
         "---",
-        f"# {found.name}, reduced exactly",
+        f"# {reduction.name}, reduced exactly",
         "",
-        f"Made from `{found.model}` by deadweight {__version__}: the same function, with "
-        f"{saved:,} of {found.parameters_before:,} parameters gone ({saved / max(found.parameters_before, 1):.2%}).",
+        f"Made from `{reduction.model}` by deadweight {__version__}: the same function, with "
+        f"{saved:,} of {before:,} parameters gone ({saved / max(before, 1):.2%}).",
         "",
         "## Loading",
         "```python",
@@ -80,15 +81,16 @@ def card(found: Reduction, loading: str) -> str:
         "| law | places | parameters saved |",
         "| --- | --- | --- |",
     ]
-    counts, saves = Counter((s.code, s.law) for s in found.steps), Counter[tuple[str, str]]()
-    for step in found.steps:
+    counts, saves = Counter((s.code, s.law) for s in reduction.steps), Counter[tuple[str, str]]()
+    for step in reduction.steps:
         saves[step.code, step.law] += step.saves
     lines += [f"| {code} {law} | {n} | {saves[code, law]:,} |" for (code, law), n in counts.items()]
-    if found.verification is not None:
-        lines += ["", "## How it was checked", "", f"Against the original, on {found.verification.inputs}.", ""]
+    if reduction.verification is not None:
+        lines += ["", "## How it was checked", "", f"Against the original, on {reduction.verification.inputs}.", ""]
         lines += ["| output | float64 error | own precision | noise floor |", "| --- | --- | --- | --- |"]
         lines += [
-            f"| {e.output} | {e.float64:.1e} | {number(e.own)} | {number(e.floor)} |" for e in found.verification.errors
+            f"| {e.output} | {e.float64:.1e} | {number(e.own)} | {number(e.floor)} |"
+            for e in reduction.verification.errors
         ]
     lines += ["", "Details: `deadweight.json`. Only what the model returns is kept the same; hidden states may differ."]
     return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from deadweight.reduce.apply import Applied, Group, Scaled, Weights, apply, checked, independent, rounding
 from deadweight.reduce.job import Job
 from deadweight.reduce.pipeline import in_order
-from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.windows import Windows
-from deadweight.save.facts import module_of
+from deadweight.rewrite.rewrite import Rewrite
+from deadweight.save.facts import Fact, Passed, module_of
 from deadweight.save.layout import Layer
 from deadweight.save.layout import layout as slim_layout
 from deadweight.threads import workers
@@ -64,28 +64,31 @@ class Done:
 Item = Final | Stored | Done
 
 
-def stream(
-    job: Job,
-    rewrites: Group,
-    applied: Applied,
-    layers: dict[str, Layer],
-    say: Callable[[str], None],
-    made: Made | None = None,
-    windows: Windows | None = None,
-) -> Generator[tuple[str, Tensor]]:
-    """Every tensor of the new checkpoint, by its name in the model; `applied` and `layers` fill up on the way."""
-    wanted = windows.wanted if windows is not None else set()
-    with closing(in_order(parts(job, rewrites, made, wanted), workers(), held_bytes, ROOM)) as items:
-        for item in items:
-            if isinstance(item, Stored):
-                yield item.name, item.tensor
-            elif isinstance(item, Final):
-                assert windows is not None
-                windows.feed(item.name, item.value)
-            else:
-                applied.outcomes.update(item.applied.outcomes)
-                layers.update(item.layers)
-                say(f"writing: {len(applied.outcomes)} of {len(rewrites)} rewrites")
+class Stream:
+    """Every tensor of the new checkpoint, by its name in the model.
+
+    A plan that was carried out already (`made`) is not applied again. `windows` see every weight pass that they check.
+    What came of the rewrites (`applied`), and the layers as they are stored, fill up on the way.
+    """
+
+    def __init__(self, job: Job, rewrites: Group, made: Made | None = None, windows: Windows | None = None) -> None:
+        self.job, self.rewrites, self.made, self.windows = job, rewrites, made, windows
+        self.applied, self.layers = Applied(), dict[str, Layer]()
+
+    def tensors(self, say: Callable[[str], None]) -> Generator[tuple[str, Tensor]]:
+        wanted = self.windows.wanted if self.windows is not None else set()
+        jobs = parts(self.job, self.rewrites, self.made, wanted)
+        with closing(in_order(jobs, workers(), held_bytes, ROOM)) as items:
+            for item in items:
+                if isinstance(item, Stored):
+                    yield item.name, item.tensor
+                elif isinstance(item, Final):
+                    assert self.windows is not None
+                    self.windows.feed(item.name, item.value)
+                else:
+                    self.applied.outcomes.update(item.applied.outcomes)
+                    self.layers.update(item.layers)
+                    say(f"writing: {len(self.applied.outcomes)} of {len(self.rewrites)} rewrites")
 
 
 def parts(job: Job, rewrites: Group, made: Made | None, wanted: set[str]) -> list[Callable[[], Iterator[Item]]]:
@@ -122,19 +125,50 @@ def untouched(job: Job, name: str) -> Iterator[Item]:
 
 def of_group(job: Job, group: Group, names: Names, made: Made | None, wanted: set[str]) -> Iterator[Item]:
     """The modules that these rewrites touch, each as soon as all its weights are final."""
-    own, layers = Applied() if made is None else made.applied.at(group), dict[str, Layer]()
+    part = Part(job, names, Applied() if made is None else made.applied.at(group))
     weights = Weights(job.read, scaled=rounding(job.precision))
-    finals = apply(group, weights, own) if made is None else made.finals(group)
-    due, ready = Due(group.values()), dict[str, Tensor]()
+    finals = apply(group, weights, part.applied) if made is None else made.finals(group)
+    due = Due(group.values())
     for name, value in finals:
         if value is not None:
-            ready[name] = value.rounded if isinstance(value, Scaled) else value.to(job.precision(name))
+            part.ready[name] = value.rounded if isinstance(value, Scaled) else value.to(job.precision(name))
         if name in wanted:
             yield Final(name, value)
         del value  # in float64 it is four times as large
         for unit in due.released(name):
-            yield from finished(job, unit, names, ready, own, layers)
-    yield Done(own, layers)
+            yield from part.finish(unit)
+    yield Done(part.applied, part.layers)
+
+
+@dataclass
+class Part:
+    """A group of modules on its way: the weights that are final, and the layers that are complete."""
+
+    job: Job
+    names: Names
+    applied: Applied
+    ready: dict[str, Tensor] = field(default_factory=dict)
+    layers: dict[str, Layer] = field(default_factory=dict)
+
+    def finish(self, modules: set[str]) -> Iterator[Item]:
+        """The tensors of complete modules, in their own precision."""
+        replaced: set[str] = set()
+        if self.job.layout == "slim":
+            facts = [f for f in self.applied.facts if path_of(f) in modules]
+            form = slim_layout(self.job.whole, facts)
+            self.layers.update(form.layers)
+            for path in form.layers:
+                for name, tensor in form.tensors(path, self.whole).items():
+                    yield Stored(name, tensor)
+            replaced = set(form.replaces)
+        for name in self.names.of(modules):
+            if name not in replaced:
+                yield Stored(name, self.whole(name))
+        for name in [n for n in self.ready if module_of(n) in modules]:
+            del self.ready[name]
+
+    def whole(self, name: str) -> Tensor:
+        return self.ready[name] if name in self.ready else checked(name, self.job.read(name))
 
 
 class Due:
@@ -169,29 +203,5 @@ class Due:
             yield self.groups[number]
 
 
-def finished(
-    job: Job, modules: set[str], names: Names, ready: dict[str, Tensor], applied: Applied, layers: dict[str, Layer]
-) -> Iterator[Item]:
-    """The tensors of complete modules, in their own precision."""
-
-    def whole(name: str) -> Tensor:
-        return ready[name] if name in ready else checked(name, job.read(name))
-
-    replaced: set[str] = set()
-    if job.layout == "slim":
-        facts = [f for f in applied.facts if path_of(f) in modules]
-        form = slim_layout(job.whole, facts)
-        layers.update(form.layers)
-        for path in form.layers:
-            for name, tensor in form.tensors(path, whole).items():
-                yield Stored(name, tensor)
-        replaced = set(form.replaces)
-    for name in names.of(modules):
-        if name not in replaced:
-            yield Stored(name, whole(name))
-    for name in [n for n in ready if module_of(n) in modules]:
-        del ready[name]
-
-
-def path_of(fact: Any) -> str:
-    return str(getattr(fact, "module", "") or module_of(fact.parameter))
+def path_of(fact: Fact) -> str:
+    return fact.module if isinstance(fact, Passed) else module_of(fact.parameter)

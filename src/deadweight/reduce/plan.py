@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from deadweight.claims.claim import Claim, Title
 from deadweight.graph.node import Graph
-from deadweight.laws.claim import Claim
-from deadweight.laws.dw009_query_key_basis import ContractionClaim
-from deadweight.laws.scale_claim import ScaleClaim
-from deadweight.laws.shift_claim import ShiftClaim
-from deadweight.laws.shifts import element_wise, is_vector
-from deadweight.laws.turn_claim import TurnClaim
-from deadweight.reduce.bases import KeyBasis, ValueBasis, WholeProjection
-from deadweight.reduce.rewrite import NotDone, Rewrite
-from deadweight.reduce.scales import FoldGain, FoldScale
-from deadweight.reduce.shifts import Centre, Drop, Fold, FoldBack, LoseDirection, direct_absorber, folds_into_weights
+from deadweight.laws.catalogue import Catalogue, every_law
+from deadweight.rewrite.rewrite import NotDone, Rewrite
+from deadweight.rewrite.shifts import Fold
 from deadweight.source.model import Source
 
 Layout = Literal["stock", "slim"]
 Shrinks = Callable[[str, bool], str | None]
-ORDER = ("DW007", "DW006", "DW008", "DW002", "DW003", "DW004", "DW011", "DW017", "DW005", "DW015", "DW010", "DW009")
-SLIM_ONLY = {
-    "DW005": "in the stock layout the emptied channel would still be stored",
-    "DW008": "in the stock layout the emptied column would still be stored",
-    "DW009": "in the stock layout the identity block would still be stored",
-    "DW010": "in the stock layout the identity block would still be stored",
-    "DW015": "in the stock layout the identity would still be stored",
-}
-NEVER = {
-    "DW001": "unused only for the inputs that were traced; other inputs may read it",
-    "DW012": "turning the whole stream saves no whole row or column; it changes every matrix for nothing",
-    "DW013": "a vector would move from one table to the other, and both stay as large",
-    "DW014": "one number; and it holds only if the norm's ε were 0",
-    "DW016": "keeps probabilities, not logits",
-    "DW018": "an average over experts, heads or buckets: no whole row or column goes",
-    "DW019": "a product of two matrices; multiplying them out is a change of architecture",
-}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: in which layout, which laws by code or name (none: all), and which not."""
+
+    layout: Layout
+    select: frozenset[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
+    laws: Catalogue = field(default_factory=every_law)
+
+    def wants(self, law: Title) -> bool:
+        return (not self.select or bool(self.select & set(law))) and not self.ignore & set(law)
 
 
 @dataclass(frozen=True)
@@ -70,23 +60,19 @@ def make_plan(
     source: Source,
     graph: Graph,
     claims: Sequence[Claim],
-    layout: Layout,
-    select: Iterable[str] = (),
-    ignore: Iterable[str] = (),
+    request: Request,
     shrinks: Shrinks = lambda name, whole: None,
 ) -> Plan:
     """Every claim as rewrites at all the places it speaks for, in the order in which they must be done.
 
     `shrinks` says whether the module that holds a parameter can store less of it (None), or why it cannot.
     """
-    plan, wanted, unwanted = Plan(), set(select), set(ignore)
-    for claim in sorted(claims, key=lambda c: (rank(c), -len(graph.nodes[c.node].shape))):
+    plan, stock = Plan(), request.layout == "stock"
+    wanted = [(request.laws.law_of(c), c) for c in claims if request.wants(c.law)]
+    for law, claim in sorted(wanted, key=lambda p: (p[0].order_of_rewriting, -len(graph.nodes[p[1].node].shape))):
         name = graph.parameters[claim.node]
-        own = {claim.code, claim.name}
-        if (wanted and not own & wanted) or own & unwanted:
-            continue
         try:
-            rewrite = made(graph, claim, layout)
+            rewrite = law.rewrite(graph, claim, stock=stock)
             places = list(instances(source, [graph.stored_name(n) for n in rewrite.nodes], name))
         except NotDone as reason:
             for place in every_place(source, name):
@@ -94,7 +80,7 @@ def make_plan(
             continue
         for names in places:
             placed = replace(rewrite, names=names)
-            why = shrinks(placed.target, placed.whole) if layout == "slim" else None
+            why = shrinks(placed.target, placed.whole) if not stock else None
             if why is None:
                 plan.rewrites.append(placed)
             else:
@@ -103,77 +89,9 @@ def make_plan(
     return plan
 
 
-def rank(claim: Claim) -> int:
-    return ORDER.index(claim.code) if claim.code in ORDER else len(ORDER)
-
-
-def made(graph: Graph, claim: Claim, layout: Layout) -> Rewrite:
-    """The rewrite of a claim, or the reason why there is none."""
-    if claim.code in NEVER:
-        raise NotDone(NEVER[claim.code])
-    if layout == "stock" and claim.code in SLIM_ONLY:
-        raise NotDone(SLIM_ONLY[claim.code])
-    if graph.training:
-        raise NotDone("the proof is for training; a checkpoint is reduced for eval")
-    common = {"graph": graph, "claim": claim, "names": {}}
-    if isinstance(claim, ShiftClaim):
-        return of_shift(graph, claim, common)
-    if isinstance(claim, ScaleClaim):
-        return FoldScale(**common)  # type: ignore[arg-type]
-    if claim.code == "DW006" and isinstance(claim, TurnClaim):
-        return FoldGain(**common)  # type: ignore[arg-type]
-    if claim.code == "DW010" and isinstance(claim, TurnClaim):
-        return worthwhile(ValueBasis(**common))  # type: ignore[arg-type]
-    if claim.code == "DW009" and isinstance(claim, ContractionClaim):
-        if claim.diagonal:
-            raise NotDone("of two gains only the product counts; folding one into the other saves its numbers only")
-        if any(part.allowed is not None for part in claim.parts):
-            raise NotDone("behind a norm only rotations are free: nothing is stored less")
-        return worthwhile(KeyBasis(**common))  # type: ignore[arg-type]
-    if claim.code == "DW015" and isinstance(claim, TurnClaim):
-        return WholeProjection(**common)  # type: ignore[arg-type]
-    if claim.code == "DW011":
-        raise NotDone("a choice of scale for each hidden unit: nothing is stored less")
-    raise NotDone("no rewrite is known for it")
-
-
-def of_shift(graph: Graph, claim: ShiftClaim, common: dict) -> Rewrite:
-    if claim.lost is not None:
-        if folds_into_weights(claim):
-            raise NotDone("no bias to fold the constant into")
-        if len(graph.users[claim.node]) > 1:
-            raise NotDone("its weight is used at several places, and would have to lose the direction at all of them")
-        return LoseDirection(**common)
-    if claim.verdict == "dead":
-        if element_wise(claim) and is_vector(graph.nodes[claim.node]):
-            return Drop(**common)
-        if claim.code == "DW005":
-            rewrite = Centre(**common)
-            _ = rewrite.axis
-            return rewrite
-        raise NotDone("only an average of it is dead: no whole element goes")
-    if folds_into_weights(claim):
-        raise NotDone("no bias to fold into: a table or weight would have to take it over")
-    if not element_wise(claim):
-        raise NotDone("only an average of it folds: no whole element goes")
-    if claim.code == "DW007" and (claim.partners or any(a.again for a in claim.absorbers)):
-        raise NotDone("a layer that is used several times: which of its biases to give up is not worked out")
-    if claim.code == "DW007" and (direct := direct_absorber(graph, claim)) is not None:
-        return FoldBack(**common, taken=direct)
-    return Fold(**common)
-
-
-def worthwhile(rewrite: KeyBasis | ValueBasis) -> KeyBasis | ValueBasis:
-    """Blocks of at least 2 × 2: with rotary positions all coordinates of a key head are spoken for."""
-    heads = rewrite.heads()
-    if not heads or max(map(len, heads)) < 2:
-        raise NotDone("rotary positions leave two numbers per plane: an identity block would cost more than it saves")
-    return rewrite
-
-
 def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[dict[str, str]]:
     """The names of the same parameters at every place that the proof speaks for."""
-    found = [{name: name for name in parameters}]
+    places = [{name: name for name in parameters}]
     for blocks in source.blocks:
         touched = {i for name in parameters if (i := blocks.index_in(name)) is not None}
         if not touched:
@@ -191,24 +109,24 @@ def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[
         else:
             raise NotDone("it reaches from outside into the middle of the layers")
         spread = []
-        for names in found:
+        for names in places:
             for offset in offsets:
                 moved = {
                     k: v if (i := blocks.index_in(v)) is None else blocks.moved(v, i + offset) for k, v in names.items()
                 }
                 if all((i := blocks.index_in(v)) is None or i <= last for v in moved.values()):
                     spread.append(moved)
-        found = spread
-    yield from found
+        places = spread
+    yield from places
 
 
 def every_place(source: Source, name: str) -> list[str]:
     """The same parameter in every block that its own block stands for."""
-    found = [name]
+    result = [name]
     for blocks in source.blocks:
         if (i := blocks.index_in(name)) is not None:
-            found = [blocks.moved(n, k) for n in found for k in blocks.represented(i)]
-    return found
+            result = [blocks.moved(n, k) for n in result for k in blocks.represented(i)]
+    return result
 
 
 def layer_of(source: Source, name: str) -> int:

@@ -9,8 +9,8 @@ from torch import nn
 
 from deadweight.proof.verdict import Tier
 from deadweight.reduce.plan import Layout, Skipped
-from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import Verification
+from deadweight.rewrite.rewrite import Rewrite
 
 
 @dataclass(frozen=True)

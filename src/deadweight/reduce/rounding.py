@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import zlib
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Node
+from deadweight.graph.node import Node, Value
 from deadweight.proof.opsets import SHAPE
 
 NUMBERS = 1_000_003  # a prime: rows of a matrix meet the numbers of the table out of step
@@ -24,7 +23,7 @@ LEAVES = {"parameter", "buffer", "constant", "input"}
 SAME = {"aten.alias", "aten.clone", "aten.contiguous", "aten.detach", "aten.dropout", "output"}
 
 
-def rounded(node: Node, value: Any, number: int) -> Any:
+def rounded(node: Node, value: Value, number: int) -> Value:
     """A value as its operation would return it in the model's own precision, or so."""
     if node.dtype is None or not node.is_float or node.op in LEAVES | SAME | SHAPE:
         return value

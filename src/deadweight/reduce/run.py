@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -19,13 +18,11 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import float64_default
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
-from deadweight.laws import dw015_whole_projection
-from deadweight.laws.prover import Prover
+from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
-from deadweight.reduce.apply import Applied
 from deadweight.reduce.job import Job, planned, settled
-from deadweight.reduce.parts import stream
-from deadweight.reduce.plan import Layout, Skipped, every_place, make_plan
+from deadweight.reduce.parts import Stream
+from deadweight.reduce.plan import Layout, Request, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.trial import Trial
 from deadweight.reduce.verify import (
@@ -35,12 +32,14 @@ from deadweight.reduce.verify import (
     subject,
 )
 from deadweight.reduce.windows import open_windows
-from deadweight.reduce.write import write
+from deadweight.reduce.write import Target, write
 from deadweight.save.folder import check_out, check_space, followed
 from deadweight.save.layout import can_shrink, tied_parameters
+from deadweight.search.prover import Prover
 from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
 from deadweight.source.hugging import ADAPTER, MERGE, QUANTISED, local_folder
+from deadweight.source.kinds import ExampleInputs, ModelLike, Options
 from deadweight.source.model import Source, open_complete, open_model, whole_module
 from deadweight.source.text import printable
 from deadweight.source.tokens import text_pieces
@@ -55,7 +54,7 @@ BYTES_PER_PARAMETER = 32  # original and reduced, each in its own precision and 
 
 
 def reduce(
-    model: Any,
+    model: ModelLike,
     out: str | Path | None = None,
     *,
     layout: Layout = "slim",
@@ -63,83 +62,91 @@ def reduce(
     ignore: Sequence[str] | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
-    inputs: Any = None,
+    inputs: ExampleInputs = None,
     trust_remote_code: bool = False,
+    laws: Catalogue | None = None,
     progress: Progress = silent,
 ) -> Reduction:
     """Take out of a model what was proved redundant, check that it is the same function, and write it to OUT.
 
-    With an nn.Module and no OUT, the reduced module is in the result's `module`.
+    With an nn.Module and no OUT, the reduced module is in the result's `module`. `laws` are those of the catalogue
+    unless others are given.
     """
     if layout not in ("stock", "slim"):
         raise DeadweightError(f"found layout={layout!r}; expected 'stock' or 'slim'")
     if out is None and not dry_run and not isinstance(model, nn.Module):
         raise DeadweightError("no folder to write to; expected OUT, or dry_run=True")
     start, say = time.perf_counter(), progress
-    target = None if out is None else followed(out)
-    if target is not None and not dry_run:
-        check_out(target, model, overwrite=overwrite)
+    target = Target(None if out is None else followed(out), overwrite)
+    if target.folder is not None and not dry_run:
+        check_out(target.folder, model, overwrite=overwrite)
     options = {"inputs": inputs, "trust_remote_code": trust_remote_code}
+    request = Request(layout, frozenset(select or ()), frozenset(ignore or ()), laws or every_law())
     with one_thread():
-        job = prepare(model, layout, select or (), ignore or (), options, say, weights=not dry_run)
-    if target is not None and not dry_run:
-        check_space(target, job.checkpoint.bytes)
+        job = prepare(model, request, options, say, weights=not dry_run)
+    if target.folder is not None and not dry_run:
+        check_space(target.folder, job.checkpoint.bytes)
     with threads_for(job.size):
-        found = planned(job) if dry_run else carried_out(job, model, options, target, overwrite, say)
-    return replace(found, seconds=time.perf_counter() - start)
+        result = planned(job) if dry_run else carried_out(job, model, options, target, say)
+    return replace(result, seconds=time.perf_counter() - start)
 
 
-def prepare(
-    model: Any, layout: Layout, select: Any, ignore: Any, options: dict[str, Any], say: Progress, *, weights: bool
-) -> Job:
-    """Prove what can be proved of the model, and plan. Evidence is not taken: the whole result is verified later."""
+def prepare(model: ModelLike, request: Request, options: Options, say: Progress, *, weights: bool) -> Job:
+    """Prove what can be proved of the model, and plan. Evidence is not taken: the whole result is verified later.
+
+    The model is opened on shapes alone, with one block for each kind. It is opened a second time only for what that one
+    lacks: with all its blocks in place for laws that move the whole stream, or built, neither run nor traced, for the
+    layout of the result, which has all blocks. Weights come last (`affordable`), since most plans need none.
+    """
+    source, graph = open_and_trace(model, options, say, collapsed=True)
+    result = proved(graph, request.laws, say)
+    if any(request.laws.law_of(c).needs_all_blocks for c in result.claims) and source.blocks:
+        source, graph = open_and_trace(model, options, say, collapsed=False)
+        result = proved(graph, request.laws, say)
+    whole = source.module if not source.blocks else whole_module(model, trust_remote_code=options["trust_remote_code"])
+    say("planning")
+    tied = tied_parameters(whole)
+    shrinks = lambda name, is_whole: can_shrink(whole, name, tied, whole=is_whole)  # noqa: E731
+    plan = make_plan(source, graph, result.claims, request, shrinks)
+    plan.skipped += refusals(source, result.prover, request)
+    del result  # walks over long sequences hold gigabytes, in cycles
+    gc.collect()
+    if not weights:  # shapes are enough for a plan
+        return Job(source, whole, graph, plan, ModuleCheckpoint(whole), request.layout, None)
+    checkpoint, folder = weights_of(model, source, graph, whole, options)
+    return Job(source, whole, graph, plan, checkpoint, request.layout, folder)
+
+
+def open_and_trace(model: ModelLike, options: Options, say: Progress, *, collapsed: bool) -> tuple[Source, Graph]:
+    """The model on shapes alone, if it is one that can be reduced, with its graph."""
     say("opening the model")
-    source = open_model(model, collapsed=True, **options)
-    refuse_unfit(source, layout)
+    source = open_model(model, collapsed=collapsed, **options)
+    refuse_unfit(source)
     try:
         say("tracing")
         trusted = {"trust_remote_code": options["trust_remote_code"]}
         source, graph = traced(source, model, options["inputs"], trusted, pieces=False)  # weights are rewritten whole
     except TraceError as error:
-        raise DeadweightError(
-            f"{printable(source.name)} cannot be traced, so nothing is proved of it: {error}"
-        ) from error
+        name = printable(source.name)
+        raise DeadweightError(f"{name} cannot be traced, so nothing is proved of it: {error}") from error
     if graph.specialised:
         name = printable(source.name)
         raise DeadweightError(f"{name} is proved for one path only and not reduced: {graph.specialised[0]}")
-    found = proved(source, graph, complete=False, say=say, evidence=False)
-    if any(c.code == "DW015" for c in found.claims) and source.blocks:
-        source = open_model(model, collapsed=False, **options)
-        trusted = {"trust_remote_code": options["trust_remote_code"]}
-        source, graph = traced(source, model, options["inputs"], trusted, pieces=False)  # weights are rewritten whole
-        found = proved(source, graph, complete=False, say=say, evidence=False)
-    # built again, and neither run nor traced: the blocks that were cut from the first are part of the result's layout
-    whole = source.module if not source.blocks else whole_module(model, trust_remote_code=options["trust_remote_code"])
-    say("planning")
-    tied = tied_parameters(whole)
-    shrinks = lambda name, is_whole: can_shrink(whole, name, tied, whole=is_whole)  # noqa: E731
-    plan = make_plan(source, graph, found.claims, layout, select, ignore, shrinks)
-    plan.skipped += whole_projections_kept(source, found.prover, select)
-    del found  # walks over long sequences hold gigabytes, in cycles
-    gc.collect()
-    if not weights:  # shapes are enough for a plan
-        return Job(source, whole, graph, plan, ModuleCheckpoint(whole), layout, None)
-    checkpoint, folder = weights_of(model, source, graph, whole, options)
-    return Job(source, whole, graph, plan, checkpoint, layout, folder)
+    return source, graph
 
 
-def whole_projections_kept(source: Source, prover: Prover, select: Sequence[str]) -> list[Skipped]:
-    """Who asks for whole projections by name is told of each why it stays."""
-    if not {dw015_whole_projection.CODE, dw015_whole_projection.NAME} & set(select):
-        return []
+def refusals(source: Source, prover: Prover, request: Request) -> list[Skipped]:
+    """Who asks for a law by name is told where it does not hold, and why."""
     return [
-        Skipped(dw015_whole_projection.CODE, dw015_whole_projection.NAME, place, why)
-        for node, why in dw015_whole_projection.refused(prover)
+        Skipped(*law.title, place, why)
+        for law in request.laws.laws
+        if law.refusals is not None and request.select & set(law.title)
+        for node, why in law.refusals(prover)
         for place in every_place(source, prover.graph.parameters[node])
     ]
 
 
-def refuse_unfit(source: Source, layout: Layout) -> None:
+def refuse_unfit(source: Source) -> None:
     if is_slim(source.config):
         raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
     if QUANTISED in source.notes and not source.name.endswith(".gguf"):
@@ -154,61 +161,63 @@ def refuse_unfit(source: Source, layout: Layout) -> None:
 
 
 def weights_of(
-    model: Any, source: Source, graph: Graph, whole: nn.Module, options: dict[str, Any]
+    model: ModelLike, source: Source, graph: Graph, whole: nn.Module, options: Options
 ) -> tuple[Checkpoint, Path | None]:
     """The weights where they lie; or, if their names there are not the model's own, loaded."""
     folder = None if isinstance(model, nn.Module) else local_folder(str(model))
     if folder is not None:
         spare = [n for first, others in graph.tied.items() for n in (first, *others)]
-        found = open_checkpoint(folder, source.shapes, spare)
-        if found is not None:
-            forget_copies(found, tied_names(whole))
-            return found, folder
+        checkpoint = open_checkpoint(folder, source.shapes, spare)
+        if checkpoint is not None:
+            forget_copies(checkpoint, tied_names(whole))
+            return checkpoint, folder
     if source.has_weights:
         return ModuleCheckpoint(whole), folder
     return ModuleCheckpoint(open_complete(model, **options).module), folder
 
 
-def carried_out(
-    job: Job, model: Any, options: dict[str, Any], out: Path | None, overwrite: bool, say: Progress
-) -> Reduction:
-    """The plan is applied once: on the whole model in memory, or on its way from file to file."""
+def carried_out(job: Job, model: ModelLike, options: Options, target: Target, say: Progress) -> Reduction:
+    """The plan is applied to the whole model in memory, where it can be tried; else on its way from file to file."""
     full = affordable(job, model, options, say)
     if full is not None:
-        return tried_and_written(job, Trial(job, full), out, overwrite, say)
-    rewrites, found = dict(enumerate(job.plan.rewrites)), replace(planned(job), out=out)
+        return tried_and_written(job, Trial(job, full), target, say)
     windows = open_windows(job, job.plan.rewrites, say)
-    found = replace(found, notes=(*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED))
+    notes = (*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED)
+    result = replace(planned(job), out=target.folder, notes=notes)
+    stream = Stream(job, dict(enumerate(job.plan.rewrites)), windows=windows)
     say("writing and verifying")
     with shared_by_threads(), windows or nullcontext():
-        if out is not None:
-            return write(job, rewrites, found, out, None, windows, overwrite=overwrite, say=say)
-        applied = Applied()
-        for _ in stream(job, rewrites, applied, {}, say, None, windows):
+        if target.folder is not None:
+            return write(stream, result, target, say)
+        for _ in stream.tensors(say):
             pass
         verification = None if windows is None else accepted(windows.verification())
-    return settled(job, replace(found, verification=verification), applied)
+    return settled(job, replace(result, verification=verification), stream.applied)
 
 
-def tried_and_written(job: Job, trial: Trial, out: Path | None, overwrite: bool, say: Progress) -> Reduction:
-    """Try the plan on the model in memory, leave out what exceeds its noise, and write what was tried."""
+def tried_and_written(job: Job, trial: Trial, target: Target, say: Progress) -> Reduction:
+    """Try the plan on the model in memory, leave out what exceeds its noise, and write what was tried.
+
+    The plan is applied as a whole first. Only if that adds too much rounding is it applied again, law by law; what is
+    written are the weights of the last trial that fits, and they are not computed again.
+    """
     say("measuring the model's own noise")
     tried, left_out = trial.within_noise(dict(enumerate(job.plan.rewrites)), say)
     say("verifying")
     module = trial.module(tried)
-    found = replace(
+    result = replace(
         planned(job),
         verification=accepted(trial.verify(tried, module)),
         notes=job.source.notes,
         skipped=(*job.plan.skipped, *left_out),
-        out=out,
+        out=target.folder,
         module=module,
     )
-    if out is not None:
+    if target.folder is not None:
         say("writing")
-        return write(job, tried.rewrites, found, out, tried.made, None, overwrite=overwrite, say=say)
+        return write(Stream(job, tried.rewrites, tried.made), result, target, say)
     parameters = sum(p.numel() for p in module.parameters())
-    return replace(settled(job, found, tried.made.applied), parameters_after=parameters)
+    return replace(settled(job, result, tried.made.applied), parameters_after=parameters)
 
 
 @contextmanager
@@ -218,7 +227,7 @@ def shared_by_threads() -> Iterator[None]:
         yield
 
 
-def affordable(job: Job, model: Any, options: dict[str, Any], say: Progress) -> Subject | None:
+def affordable(job: Job, model: ModelLike, options: Options, say: Progress) -> Subject | None:
     """The whole model with its weights, traced, if it fits into memory beside its reduced self; else None.
 
     The model that was proved has neither weights nor all blocks, and its example is as short as proofs allow: what is

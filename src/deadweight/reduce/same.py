@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -12,16 +11,17 @@ from deadweight.graph.trace import TraceError
 from deadweight.progress import Progress, silent
 from deadweight.reduce.verify import LENGTH, Subject, Verification, compare, subject
 from deadweight.source.hugging import local_folder
+from deadweight.source.kinds import ExampleInputs, ModelLike
 from deadweight.source.model import open_complete
 from deadweight.source.tokens import text_pieces
 from deadweight.threads import one_thread, threads_for
 
 
 def verify(
-    a: Any,
-    b: Any,
+    a: ModelLike,
+    b: ModelLike,
     *,
-    inputs: Any = None,
+    inputs: ExampleInputs = None,
     trust_remote_code: bool = False,
     progress: Progress = silent,
 ) -> Verification:
@@ -33,7 +33,9 @@ def verify(
         return compare(first, second)
 
 
-def opened(a: Any, b: Any, inputs: Any, trust_remote_code: bool, say: Progress) -> tuple[Subject, Subject]:
+def opened(
+    a: ModelLike, b: ModelLike, inputs: ExampleInputs, trust_remote_code: bool, say: Progress
+) -> tuple[Subject, Subject]:
     """Both models, traced on inputs of one length: a long one, or, where one of them cannot, the shortest there is."""
     for length in (LENGTH, None) if inputs is None else (None,):
         try:
@@ -47,7 +49,7 @@ def opened(a: Any, b: Any, inputs: Any, trust_remote_code: bool, say: Progress) 
     raise AssertionError("unreachable")
 
 
-def one(model: Any, inputs: Any, length: int | None, trust_remote_code: bool) -> Subject:
+def one(model: ModelLike, inputs: ExampleInputs, length: int | None, trust_remote_code: bool) -> Subject:
     folder = None if isinstance(model, nn.Module) else local_folder(str(model))
     text = text_pieces(Path(folder)) if folder is not None else ()
     return subject(open_complete(model, inputs=inputs, length=length, trust_remote_code=trust_remote_code), text)

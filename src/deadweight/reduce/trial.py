@@ -17,7 +17,6 @@ from deadweight.reduce.job import Job
 from deadweight.reduce.parts import Made
 from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.plan import Skipped
-from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import (
     FLOORS,
     Error,
@@ -30,6 +29,7 @@ from deadweight.reduce.verify import (
     noise_floor,
     relative,
 )
+from deadweight.rewrite.rewrite import Rewrite
 from deadweight.save.facts import Fact
 from deadweight.save.layout import layout as slim_layout
 from deadweight.slim.layers import install

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import first_line, trace
 from deadweight.reduce.rounding import rounded
 from deadweight.source.inputs import Inputs
+from deadweight.source.kinds import Arguments, Keywords, Leaf
 from deadweight.source.model import Source
 from deadweight.source.text import printable
 
@@ -32,7 +32,7 @@ MANY = 10_000  # numbers of an output whose noise two inputs show as well as six
 WORK = 1 << 27  # numbers that a model may compute for all inputs together, where two are enough
 LENGTH = 24  # tokens
 Read = Callable[[str], Tensor]
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[Arguments, Keywords]
 
 
 @dataclass(frozen=True)
@@ -155,19 +155,19 @@ def in_float64(one: Subject, read: Read | None = None, *, rounding: bool = False
     if read is not None:
         for node, name in (*one.graph.parameters.items(), *one.graph.buffers.items()):
             values[node] = read(name)
-    found = []
+    result = []
     with torch.no_grad():
         for number, (args, kwargs) in enumerate(one.calls):
             watch = partial(rounded, number=number) if rounding else None
             outputs = evaluate(one.graph, values, bind(one.graph, args, kwargs), watch)
-            found.append([o for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
-    return found
+            result.append([o for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
+    return result
 
 
 def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -> list[list[Tensor]]:
     """The outputs of the module as it is."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    found = []
+    result = []
     with torch.no_grad():
         for args, kwargs in calls:
             here = Inputs(args, kwargs).on(torch.device("cpu"), dtype)
@@ -175,11 +175,11 @@ def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -
                 output = module(*here[0], **here[1])
             except Exception as error:
                 raise DeadweightError(f"the model does not run on its example inputs ({first_line(error)})") from error
-            found.append(list(distinct(output)))
-    return found
+            result.append(list(distinct(output)))
+    return result
 
 
-def distinct(output: Any) -> Iterator[Tensor]:
+def distinct(output: Leaf) -> Iterator[Tensor]:
     """Every floating tensor that is returned, once."""
     seen: set[int] = set()
     for leaf in pytree.tree_leaves(output):
@@ -253,13 +253,13 @@ def compare(a: Subject, b: Subject) -> Verification:
             f"{printable(a.source.name)} returns NaN; nothing can be compared with it: repair it first"
         )
     try:
-        found = in_float64(b)
+        theirs = in_float64(b)
     except IndexError as error:
         raise DeadweightError(
             f"{printable(b.source.name)} cannot run the inputs of {printable(a.source.name)}: some of its tables have "
             "fewer rows; expected two models of one vocabulary"
         ) from error
-    exact = relative(found, truth)
+    exact = relative(theirs, truth)
     floor = noise_floor(a, relative(in_own_precision(a.module, a.calls, a.source.inputs), truth))
     own = relative(in_own_precision(b.module, a.calls, a.source.inputs), truth)
     before = noise_floor(a, relative(in_float64(a, rounding=True), truth))

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.graph.bind import bind
-from deadweight.graph.evaluate import DROPOUTS, RANDOM, Lazy, evaluate, real_outputs
-from deadweight.graph.node import Graph, Node
+from deadweight.graph.evaluate import Lazy, evaluate, real_outputs
+from deadweight.graph.node import DROPOUTS, RANDOM, Graph, Node
 from deadweight.reduce.apply import Applied, Scaled, Weights, apply
 from deadweight.reduce.job import Job
 from deadweight.reduce.pipeline import Stopped
-from deadweight.reduce.rewrite import Rewrite
 from deadweight.reduce.verify import Error, Verification, relative
+from deadweight.rewrite.rewrite import Rewrite
+from deadweight.source.kinds import Config
 from deadweight.threads import limit, one_thread
 
 Read = Callable[[str], Tensor | Lazy]
@@ -264,7 +265,7 @@ class Reduced:
 
 def real_constants(job: Job) -> dict[str, Tensor] | None:
     """Tensors that no file stores (rotary frequencies, say), made anew where the model is on shapes alone."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for node, tensor in job.graph.tensors.items():
         if node in job.graph.parameters or node in job.graph.buffers:
             continue
@@ -273,11 +274,11 @@ def real_constants(job: Job) -> dict[str, Tensor] | None:
             if made is None:
                 return None
             tensor = made
-        found[node] = tensor
-    return found
+        result[node] = tensor
+    return result
 
 
-def remade(module: nn.Module, buffer: Tensor, config: Any) -> Tensor | None:
+def remade(module: nn.Module, buffer: Tensor, config: Config) -> Tensor | None:
     """A buffer's value, from a new instance of the module that holds it, if a config is all that it needs."""
     for owner in module.modules():
         for name, own in owner.named_buffers(recurse=False):

@@ -5,52 +5,49 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from deadweight.reduce.apply import Applied, Group
 from deadweight.reduce.job import Job, settled
 from deadweight.reduce.manifest import card, manifest
-from deadweight.reduce.parts import Made, stream
+from deadweight.reduce.parts import Stream
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.verify import accepted
-from deadweight.reduce.windows import Windows
 from deadweight.save.beside import how_to_load, lay_beside
 from deadweight.save.folder import complete_or_absent
-from deadweight.save.layout import Layer
 from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.slim.format import SlimSpec
 
 
-def write(
-    job: Job,
-    rewrites: Group,
-    found: Reduction,
-    out: Path,
-    made: Made | None,
-    windows: Windows | None,
-    *,
-    overwrite: bool,
-    say: Callable[[str], None],
-) -> Reduction:
-    """Write what the rewrites make of the checkpoint, and have the windows see it pass; OUT appears if they agree."""
-    applied, layers, numbers = Applied(), dict[str, Layer](), Numbers(job)
+@dataclass(frozen=True)
+class Target:
+    """Where the result goes: a folder, or nowhere; and whether a folder that is there may be replaced."""
+
+    folder: Path | None
+    overwrite: bool
+
+
+def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str], None]) -> Reduction:
+    """Write the stream's tensors, and have its windows see them pass; OUT appears if they agree."""
+    job, out = stream.job, target.folder
+    assert out is not None
+    numbers = Numbers(job)
     room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
-    with complete_or_absent(out, overwrite=overwrite) as draft, Writer(draft, room) as writer:
-        with closing(stream(job, rewrites, applied, layers, say, made, windows)) as tensors:
+    with complete_or_absent(out, overwrite=target.overwrite) as draft, Writer(draft, room) as writer:
+        with closing(stream.tensors(say)) as tensors:
             for name, tensor in tensors:
                 numbers.count(name, tensor)
                 writer.add(job.checkpoint.outer(name), tensor)
-        slim = SlimSpec({path: layer.spec for path, layer in layers.items()})
+        slim = SlimSpec({path: layer.spec for path, layer in stream.layers.items()})
         for name, tensor in guard(job, slim):
             writer.add(job.checkpoint.outer(name), tensor)
-        if windows is not None:
-            found = replace(found, verification=accepted(windows.verification()))
+        if stream.windows is not None:
+            planned = replace(planned, verification=accepted(stream.windows.verification()))
         writer.close()
-        done = settled(job, found, applied)
+        done = settled(job, planned, stream.applied)
         done = replace(done, parameters_after=numbers.total, bytes_after=writer.bytes)
         accompany(job, draft, slim)
         loading = loading_words(job, out)

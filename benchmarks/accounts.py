@@ -1,0 +1,202 @@
+"""Is everything redundant explained, in every causal type that transformers registers? Explained over measured.
+
+nice -n 10 python benchmarks/accounts.py --json benchmarks/results/accounts.json --code COMMIT
+python benchmarks/accounts.py --types llama,gpt2 --json FILE --again
+python benchmarks/accounts.py --read benchmarks/results/accounts.json --markdown docs/accounts.md
+
+The default config of each type is opened as benchmarks/coverage.py does, a narrow clone is made of it, and the account
+of that clone is taken: measured is the nullity of the Jacobian, explained the rank of what the laws claim. Every type
+runs in a process of its own, with a limit of processor time. Types already in the JSON file are kept: a stopped run
+goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import record
+import typer
+
+GIB = 1 << 30
+MEMORY = 5 * GIB
+WAITING = 40  # the longest that a process may live, in limits of its processor time: the machine may be busy
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["coverage", "torch._dynamo", "torch._export.converter", "deadweight.audit.run"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one type."""
+
+    type: str
+    parameters: int = 0
+    measured: int = 0
+    explained: int = 0
+    unsound: tuple[str, ...] = ()
+    decided: bool = True
+    by_law: tuple[tuple[str, int], ...] = ()
+    clone: str = ""
+    moved: tuple[str, ...] = ()  # the parameters that unexplained directions move most
+    seconds: float = 0.0  # of processor time
+    error: str = ""
+    code: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return not self.error and self.decided and not self.unsound and self.measured == self.explained
+
+
+def counted(model_type: str) -> dict[str, Any]:
+    """The account of one type's narrow clone: fields of a row."""
+    from coverage import opened
+
+    from deadweight.audit.count import best_account
+    from deadweight.audit.measure import another_clone, clone_of, refuse_large_account
+    from deadweight.laws.catalogue import every_law
+
+    _, source = opened("causal", model_type)
+    clone = clone_of(source, None, every_law())
+    refuse_large_account(clone)
+    found = best_account(clone, partial(another_clone, source, None, every_law()), widen=True)
+    count = found.completeness
+    names = clone.graph.parameters
+    return {
+        "parameters": count.parameters,
+        "measured": count.measured,
+        "explained": count.explained,
+        "unsound": [f"{claim.code} {names[claim.node]}: {error:.1e}" for claim, error in found.unsound],
+        "decided": found.decided,
+        "by_law": count.by_law,
+        "clone": count.clone,
+        "moved": [names[n] for n, _ in found.shortfall if n in names][:6] if count.measured > count.explained else [],
+    }
+
+
+def run_child(model_type: str, seconds: int, out: str) -> None:
+    """Count one type and write what was found; a failure is a result too."""
+    from deadweight.errors import DeadweightError
+    from deadweight.graph.trace import TraceError, first_line
+    from deadweight.threads import one_thread
+
+    warnings.filterwarnings("ignore")
+    start = int(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (start + seconds, start + seconds + 5))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    try:
+        with one_thread():
+            facts = counted(model_type)
+    except (DeadweightError, TraceError) as error:
+        facts = {"error": first_line(error)[:300]}
+    except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        facts = {
+            "error": f"{type(error).__name__}: {first_line(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
+        }
+    facts["seconds"] = round(time.process_time() - start, 1)
+    Path(out).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def measure(model_type: str, seconds: int, code: str) -> Row:
+    """One type in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        process = CONTEXT.Process(target=run_child, args=(model_type, seconds, str(out)))
+        process.start()
+        process.join(seconds * WAITING)
+        late = process.is_alive()
+        if late:
+            process.kill()
+            process.join()
+        if not out.exists():
+            said = f"not done after waiting for {seconds * WAITING} s" if late else f"more than {seconds} s"
+            return Row(model_type, error=said, code=code)
+        facts = json.loads(out.read_text(encoding="utf-8"))
+    return Row(**(facts | {"type": model_type, "code": code}))
+
+
+def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
+    """The page: all counts, and what is not explained."""
+    made = [r for r in rows if not r.error]
+    whole = [r for r in made if r.complete]
+    lines = [
+        "# Accounts: is everything redundant explained, in every causal type?",
+        "",
+        f"torch {setting['torch']}, transformers {setting['transformers']}; the narrow clone of each causal type's "
+        f"default config, in float64 with random parameters, {setting['seconds']} s of processor time each. *Measured* "
+        "is the nullity of the Jacobian of the outputs, *explained* the rank of what the laws claim. "
+        f"{len(made)} of {setting['types']} types were counted; {len(whole)} are explained to the last dimension, and "
+        f"{sum(bool(r.unsound) for r in made)} have a claim that the count contradicts. "
+        "Written by `benchmarks/accounts.py`.",
+        *setting.get("notes", ()),
+        "",
+    ]
+    lines += ["## Complete", "", "| type | parameters | measured = explained |", "| --- | --- | --- |"]
+    lines += [f"| {r.type} | {r.parameters} | {r.measured} |" for r in whole]
+    lines += ["", "## Not complete", "", "| type | parameters | measured | explained | what else moves |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for r in made:
+        if not r.complete:
+            words = "; ".join([*r.unsound, *([] if r.decided else ["the count is not certain"]), ", ".join(r.moved)])
+            lines.append(f"| {r.type} | {r.parameters} | {r.measured} | **{r.explained}** | {words} |")
+    lines += ["", "## Not counted", "", "| types | why |", "| --- | --- |"] if len(made) < len(rows) else []
+    reasons: dict[str, list[str]] = {}
+    for r in rows:
+        if r.error:
+            reasons.setdefault(r.error.replace("|", "/"), []).append(r.type)
+    lines += [f"| {', '.join(types)} | {why} |" for why, types in sorted(reasons.items(), key=lambda x: -len(x[1]))]
+    states = Counter(r.code for r in rows if r.code)
+    lines += ["", "Rows: " + ", ".join(f"{n} of commit {code}" for code, n in states.most_common()) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    types: Annotated[str, typer.Option(help="only these types, comma-separated")] = "",
+    seconds: Annotated[int, typer.Option(help="of processor time for each type")] = 60,
+    again: Annotated[bool, typer.Option(help="count these types again, whatever the JSON file holds")] = False,
+    short: Annotated[bool, typer.Option(help="count again the types of the JSON file that are not complete")] = False,
+    code: Annotated[str, typer.Option(help="the commit that is run, for the record")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="write every row here")] = None,
+    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
+    page: Annotated[Path | None, typer.Option("--markdown", help="write the page here")] = None,
+) -> None:
+    import torch
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    setting: dict[str, Any] = {
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+        "seconds": seconds,
+        "types": len(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    }
+    file, rows = recorded or json_file, dict[str, Row]()
+    if file is not None and file.exists():
+        setting, known = record.read(file)
+        rows = {r["type"]: Row(**r) for r in known}
+    wanted = types.split(",") if types else list(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    for model_type in wanted if recorded is None else ():
+        old = rows.get(model_type)
+        if old is not None and not again and not (short and not old.complete):
+            continue
+        rows[model_type] = row = measure(model_type, seconds, code)
+        print(f"{model_type}: {row.explained} / {row.measured} {row.error} {row.seconds} s", flush=True)
+        record.write(json_file, setting, [rows[t] for t in sorted(rows)])
+    if page is not None:
+        page.write_text(markdown([replace(rows[t], by_law=()) for t in sorted(rows)], setting), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    typer.run(main)

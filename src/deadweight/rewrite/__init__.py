@@ -1,0 +1,1 @@
+"""Rewrites: what a claim does to the weights of a model, in float64."""

@@ -1,0 +1,117 @@
+"""Complex products and tensors that are filled slice by slice, spelled out in operations that have rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deadweight.graph.canonical import canonical
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.node import Graph
+from deadweight.graph.trace import trace
+
+X = torch.randn(2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.gain = function, nn.Parameter(torch.rand(6, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.gain * x)
+
+
+def graph_of(function: Callable[[Tensor], Tensor]) -> Graph:
+    """The canonical graph, which must compute what the module does."""
+    module = Function(function)
+    graph = canonical(trace(module, (X,)))
+    (out,) = evaluate(graph, dict(graph.tensors), {graph.inputs[0]: X})
+    assert torch.allclose(out, module(X), rtol=0, atol=1e-13)  # a few products of numbers of order one
+    return graph
+
+
+def ops(graph: Graph) -> set[str]:
+    return {node.op for node in graph.nodes.values()}
+
+
+def rotated(x: Tensor) -> Tensor:
+    angles = torch.arange(5, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64)
+    turned = torch.view_as_complex(x.unflatten(-1, (3, 2))) * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turned).flatten(-2)
+
+
+def squared(x: Tensor) -> Tensor:
+    numbers = torch.view_as_complex(x.unflatten(-1, (3, 2)))
+    return torch.view_as_real(numbers * numbers.roll(1, 1)).flatten(-2)
+
+
+def added(x: Tensor) -> Tensor:
+    numbers = torch.view_as_complex(x.unflatten(-1, (3, 2)))
+    return torch.view_as_real(numbers + numbers.roll(1, 1)).flatten(-2)
+
+
+@pytest.mark.parametrize("function", [rotated, squared])
+def test_a_product_of_complex_numbers_is_one_of_real_numbers(function: Callable[[Tensor], Tensor]) -> None:
+    graph = graph_of(function)
+    complex_data = [n for n in graph.nodes.values() if n.dtype is not None and n.dtype.is_complex]
+    assert {"aten.stack", "aten.sub", "aten.add"} <= ops(graph)
+    assert function is squared or not any(graph.depends[n.name][0] for n in complex_data)
+
+
+def test_other_complex_operations_stay_what_they_are() -> None:
+    assert "aten.view_as_complex" in ops(graph_of(added))
+
+
+def filled(x: Tensor) -> Tensor:
+    out = x.new_empty(x.shape)
+    out[..., :2] = x[..., 4:]
+    out[..., 2:] = x[..., :4].sin()
+    return out
+
+
+def filled_backwards(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    out[:, 3:] = x[:, :2]
+    out[:, :3] = x[:, 2:].cos()
+    return out
+
+
+def filled_in_part(x: Tensor) -> Tensor:
+    out = torch.ones_like(x)
+    out[..., :2] = x[..., 4:]
+    out[..., 2:5] = x[..., :3].sin()
+    return out
+
+
+def filled_over(x: Tensor) -> Tensor:
+    out = torch.ones_like(x)
+    out[..., :4] = x[..., 2:]
+    out[..., 2:] = x[..., :4].sin()
+    return out
+
+
+def filled_by_repeats(x: Tensor) -> Tensor:
+    out = x.new_empty(x.shape)
+    out[..., :2] = x[:, :1, 4:]
+    out[..., 2:] = x[..., :4].sin()
+    return out
+
+
+@pytest.mark.parametrize("function", [filled, filled_backwards])
+def test_slices_that_cover_a_tensor_are_joined(function: Callable[[Tensor], Tensor]) -> None:
+    graph = graph_of(function)
+    assert "aten.cat" in ops(graph) and "aten.slice_scatter" not in ops(graph)
+
+
+@pytest.mark.parametrize("function", [filled_in_part, filled_over])
+def test_slices_that_leave_something_or_overlap_are_not_joined(function: Callable[[Tensor], Tensor]) -> None:
+    graph = graph_of(function)
+    assert "aten.slice_scatter" in ops(graph) and "aten.cat" not in ops(graph)
+
+
+def test_a_slice_that_repeats_what_is_written_is_still_the_same_function() -> None:
+    graph_of(filled_by_repeats)
