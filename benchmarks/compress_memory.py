@@ -90,6 +90,7 @@ def child(folder: Path, out: Path, windows: int, length: int) -> None:
     found = compress(
         str(folder),
         out,
+        cache="low-rank",
         keep_kv=0.5,
         inputs={"input_ids": ids},
         batch=2,

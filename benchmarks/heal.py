@@ -176,7 +176,7 @@ def run(
     rows = token_windows(source, model, judge, judged, window)
     original = loss_of(source.module, rows)
     typer.echo(f"original: perplexity {math.exp(original):.3f} on {rows.numel():,} tokens")
-    settings: dict[str, Any] = {"keep_kv": keep_kv, "late": late, "text": calibrate}
+    settings: dict[str, Any] = {"cache": "low-rank", "keep_kv": keep_kv, "late": late, "text": calibrate}
     settings |= {"windows": windows, "length": length, "step": step}
     start = time.perf_counter()
     small = deadweight.compress(model, **settings).module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 import transformers
 
 import deadweight
-from deadweight.compress.run import compress
+from deadweight.compress.run import compress as compress_any
 from deadweight.errors import DeadweightError
 
 from .conftest import MODELS
+
+compress = partial(compress_any, cache="low-rank")
 
 CAUSAL = [name for name in MODELS if name not in ("bert", "roberta", "vit", "whisper")]
 ENCODERS = ("bert", "roberta", "vit")
@@ -108,7 +111,7 @@ def test_the_loss_stays_within_what_was_allowed() -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    deadweight.compress("demo", tmp_path / "small", keep_kv=0.5, windows=8, length=64)
+    compress("demo", tmp_path / "small", keep_kv=0.5, windows=8, length=64)
     return tmp_path / "small"
 
 
@@ -157,8 +160,8 @@ def test_plain_transformers_refuses_a_compressed_folder(small: Path) -> None:
 
 
 def test_stock_loads_with_plain_transformers_and_computes_the_same(tmp_path: Path) -> None:
-    deadweight.compress("demo", tmp_path / "stock", keep_kv=0.5, layout="stock", windows=8, length=64)
-    found: Any = deadweight.compress("demo", keep_kv=0.5, layout="stock", windows=8, length=64)
+    compress("demo", tmp_path / "stock", keep_kv=0.5, layout="stock", windows=8, length=64)
+    found: Any = compress("demo", keep_kv=0.5, layout="stock", windows=8, length=64)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()
     ids = torch.tensor([list(b"The function returns ")])
     with torch.no_grad():

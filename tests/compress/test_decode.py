@@ -247,7 +247,7 @@ model.generate(torch.tensor([list(b"The function returns ")]), max_new_tokens=3,
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("decode") / "small"
-    deadweight.compress("demo", folder, keep_kv=0.5, windows=8, length=64)
+    deadweight.compress("demo", folder, cache="low-rank", keep_kv=0.5, windows=8, length=64)
     return folder
 
 

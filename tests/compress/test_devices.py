@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from deadweight.compress.run import compress
+from deadweight.compress.run import compress as compress_any
 from deadweight.saturation.run import saturation
 
 from .elsewhere import elsewhere, marked
+
+compress = partial(compress_any, cache="low-rank")
 
 
 @pytest.fixture(params=["all of it fits", "block by block"])

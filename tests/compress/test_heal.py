@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from deadweight.compress import heal as healing
 from deadweight.compress.calibration import calibration, text_to_heal_on
 from deadweight.compress.heal import blocks_of, healed, healing_place
 from deadweight.compress.judge import judge
-from deadweight.compress.run import compress
+from deadweight.compress.run import compress as compress_any
 from deadweight.errors import DeadweightError
 from deadweight.source.model import open_complete
+
+compress = partial(compress_any, cache="low-rank")
 
 
 def batches(words: Any) -> list[dict[str, torch.Tensor]]:

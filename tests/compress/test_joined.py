@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import Tensor
 
 import deadweight
 from deadweight.compress.joined import answers, as_complex, best_joined, moment_of_product, real_form
-from deadweight.compress.run import compress
+from deadweight.compress.run import compress as compress_any
 from deadweight.slim.attention import Packing
+
+compress = partial(compress_any, cache="low-rank")
 
 PLANES, HEADS, JOINED = ((0, 2), (1, 3)), 4, 2  # two frequencies, four query heads on two key heads
 ANGLES = torch.tensor([1.0, 0.1], dtype=torch.float64)

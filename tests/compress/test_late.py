@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from transformers import StaticCache
 
 from deadweight.compress.late import rates_of, wrapped
-from deadweight.compress.run import compress
+from deadweight.compress.run import compress as compress_any
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import Packing
+
+compress = partial(compress_any, cache="low-rank")
 
 FAMILIES = ["llama", "qwen2", "gpt_neox", "gemma2"]
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from deadweight.compress.heal import healed
 from deadweight.compress.locate import locate
 from deadweight.compress.moments import Moments, measure, probe
 from deadweight.compress.observe import observing
-from deadweight.compress.run import compress, opened
+from deadweight.compress.run import compress as compress_any
+from deadweight.compress.run import opened
 from deadweight.compress.streaming import blocks_of, device_of, float_of, gathered, run_again, stream
 from deadweight.compress.truncate import Kept, cut
 from deadweight.errors import DeadweightError
+
+compress = partial(compress_any, cache="low-rank")
 
 CPU = torch.device("cpu")
 

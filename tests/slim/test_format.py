@@ -14,11 +14,13 @@ from deadweight.slim.format import (
     KINDS,
     VERSION,
     BiasSpec,
+    CacheSpec,
     EmbeddingSpec,
     IdentitySpec,
     LinearSpec,
     PlainLinearSpec,
     RowGroup,
+    SideSpec,
     SlimSpec,
     WithoutSpec,
 )
@@ -72,4 +74,34 @@ def test_the_runtime_imports_torch_and_transformers_alone() -> None:
                 assert top in allowed or top in STANDARD, (file.name, name)
 
 
-STANDARD = {"__future__", "collections", "dataclasses", "functools", "math", "re", "typing"}
+STANDARD = {"__future__", "collections", "copy", "dataclasses", "functools", "math", "re", "typing"}
+
+
+RUNS = (0, 0, 8, 0, 8, 0, 0, 16)
+CACHE = CacheSpec(4, 2, 16, 16, 8, 4, SideSpec(32, (RUNS,)), SideSpec(16, ((*RUNS[:7], 0),) * 2))
+
+
+def test_a_coded_cache_comes_back_from_json_and_counts_its_bytes() -> None:
+    spec = SlimSpec(caches={"model.layers.0.self_attn": CACHE})
+    assert SlimSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert CACHE.keys.row_bytes == 1 + 6 + 4 + 2 and CACHE.values.row_bytes == 1 + 2 * (6 + 4)
+    assert CACHE.bytes_at(100) == 100 * (13 + 21) + 4 * 2 * 32 * 2 and CACHE.bytes_before(100) == 100 * 2 * 32 * 2
+    assert CACHE.bytes_at(2) == 2 * (13 + 21) + 2 * 2 * 32 * 2  # fewer tokens than are kept as they are
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runs": [[8] * 7]}, "expected eight multiples of 8"),
+        ({"runs": [[4, 0, 0, 0, 0, 0, 0, 0]]}, "expected eight multiples of 8"),
+        ({"runs": [[64, 0, 0, 0, 0, 0, 0, 0]]}, "expected at most 32 coordinates"),
+        ({"size": 16}, "expected at most 16 coordinates|sets of 16 for 2 heads"),
+        ({"runs": [list(RUNS)] * 2}, "2 sets of 32 for 2 heads of 16"),
+        ({"weights": 3}, "unexpected keyword"),
+    ],
+)
+def test_a_cache_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    data = SlimSpec(caches={"attention": CACHE}).to_json()
+    data["caches"]["attention"]["keys"] |= change
+    with pytest.raises(ValueError, match=f"found a cache at attention.*({message})"):
+        SlimSpec.from_json(data)

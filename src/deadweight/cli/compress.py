@@ -20,71 +20,118 @@ class MethodName(StrEnum):
     uniform = "uniform"
 
 
+class CacheName(StrEnum):
+    """How a cache is made smaller."""
+
+    coded = "coded"
+    low_rank = "low-rank"
+
+
+class KeysName(StrEnum):
+    """How far the numbers of keys are mixed before they are coded."""
+
+    all = "all"
+    head = "head"
+    block = "block"
+    pair = "pair"
+    scale = "scale"
+
+
 def compress(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or hub id, or the word demo.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write: complete, or not at all.")],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="The folder to write: complete, or not at all.")
+    ] = None,
     keep_kv: Annotated[
-        float | None, typer.Option("--keep-kv", metavar="SHARE", help="Of the cache, at most this share. Default 0.75.")
+        float | None,
+        typer.Option("--keep-kv", metavar="SHARE", help="Of the bytes of a 16-bit cache, at most this. Default 0.25."),
+    ] = None,
+    bits: Annotated[
+        float | None, typer.Option("--bits", metavar="BITS", help="The same as bits per number: 4 is --keep-kv 0.25.")
+    ] = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option("--max-loss", metavar="NATS", help="The smallest cache that costs at most this much loss."),
     ] = None,
     keep_attention: Annotated[
         float | None,
         typer.Option("--keep-attention", metavar="SHARE", help="Of the attention weights, at most this share."),
     ] = None,
-    max_loss: Annotated[
-        float | None,
-        typer.Option("--max-loss", metavar="NATS", help="As small a cache as this much more loss per token allows."),
-    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Measure the loss of caches of many sizes; write no model.")
+    ] = False,
     text: Annotated[
-        str | None, typer.Option("--text", help="What to measure on: a file, a folder, datasets:NAME, embedded.")
+        str | None,
+        typer.Option("--text", help="Calibration text: a file, a folder, datasets:NAME. Default: a mixture of texts."),
     ] = None,
+    judge_text: Annotated[
+        str | None, typer.Option("--judge-text", help="Judge on this text too: choose one of another kind.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the bits by layer, or the curve: .svg, .png.")
+    ] = None,
+    heal: Annotated[int, typer.Option("--heal", metavar="STEPS", min=0, help="Distil from the original.")] = 0,
+    heal_text: Annotated[
+        str | None, typer.Option("--heal-text", metavar="TEXT", help="Text to heal on. Default: the rest of --text.")
+    ] = None,
+    heal_rate: Annotated[float, typer.Option("--heal-rate", help="Learning rate of healing.")] = 2e-4,
+    windows: Annotated[int, typer.Option("--windows", min=2, help="Number of calibration windows.")] = 32,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            "--length", min=2, help="Tokens per calibration window. Default: 1024, or the model's context if shorter."
+        ),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Calibration windows per batch.")] = None,
+    keys: Annotated[
+        KeysName | None,
+        typer.Option("--keys", help="Coded keys: mix all heads, one head, blocks of 16, rotary pairs, or only scale."),
+    ] = None,
+    cache: Annotated[
+        CacheName, typer.Option("--cache", help="coded: bits where they matter; low-rank: fewer dimensions of 16 bits.")
+    ] = CacheName.coded,
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", metavar="FILE", help="For images or sound: safetensors, a row per sample."),
     ] = None,
     layout: Annotated[
-        LayoutName, typer.Option("--layout", help="slim: really smaller; stock: loads anywhere, padded with zeros.")
+        LayoutName,
+        typer.Option("--layout", help="Of smaller heads. slim: really smaller; stock: loads anywhere, with zeros."),
     ] = LayoutName.slim,
     method: Annotated[
-        MethodName, typer.Option("--method", help="knapsack: by head, exactly; layer: by layer; uniform: all alike.")
+        MethodName,
+        typer.Option("--method", help="Of smaller heads. knapsack: by head; layer: by layer; uniform: all alike."),
     ] = MethodName.knapsack,
-    heal: Annotated[int, typer.Option("--heal", metavar="STEPS", min=0, help="Distil from the original.")] = 0,
-    heal_text: Annotated[
-        str | None, typer.Option("--heal-text", metavar="TEXT", help="On this text. Default: the rest of --text.")
-    ] = None,
-    heal_rate: Annotated[float, typer.Option("--heal-rate", help="Its learning rate.")] = 2e-4,
-    windows: Annotated[int, typer.Option("--windows", min=2, help="Pieces of text to measure on.")] = 32,
-    length: Annotated[
-        int | None, typer.Option("--length", min=2, help="Tokens in each: as many as it will read. Default 1024.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Pieces at a time.")] = None,
     step: Annotated[
         int | None,
-        typer.Option("--step", min=1, help="Sizes are multiples of this. Default: 1/16 of a head; of shared ones, 8."),
+        typer.Option("--step", min=1, help="Of smaller heads: sizes are multiples of this. Default: 1/16 of a head."),
     ] = None,
     merge: Annotated[
         int | None,
-        typer.Option("--merge", min=1, help="Key heads that share what they cache. Default: up to 512 wide."),
+        typer.Option("--merge", min=1, help="Low rank: key heads that share a subspace. Default: up to 512 wide."),
     ] = None,
-    late: Annotated[
-        bool, typer.Option("--late", help="Cache keys before rotary positions: less is lost, decoding does more.")
-    ] = False,
+    late: Annotated[bool, typer.Option("--late", help="Low rank: cache pre-RoPE keys.")] = False,
     overwrite: Overwrite = False,
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Keep of every attention head the dimensions that matter, measured on text; write a model with a smaller cache.
+    """Make the key-value cache smaller at a measured loss: give every direction the bits that the loss says it needs.
 
-    The loss is measured on text that was held back, and printed: this is not the same function. What costs nothing is
-    taken out by `deadweight reduce`. Healing that was stopped goes on when the same command is given again; until then
-    its state lies beside OUT, in a folder named .OUT.healing-….
+    Keys and values are measured on text, transformed to coordinates of which each costs the loss the same, and stored
+    in 0 to 8 bits each. The loss is measured on text that was held back, and printed: this is not the same function.
+    The weights stay as they are. Models without a cache get smaller attention weights instead (--keep-attention).
+    What costs nothing is removed by `deadweight reduce`.
+
+    Healing that was stopped goes on when the same command is given again; until then its state is kept beside OUT, in a
+    folder named .OUT.healing-….
 
     \b
-    deadweight compress demo OUT --keep-kv 0.5
-    deadweight compress MODEL OUT --keep-kv 0.75 --text book.txt
-    deadweight compress MODEL OUT --max-loss 0.02 --text book.txt      2 % of perplexity
+    deadweight compress MODEL --curve --judge-text book.txt     loss against size: choose a point
+    deadweight compress MODEL OUT --keep-kv 0.25                a quarter of the bytes of a 16-bit cache
+    deadweight compress MODEL OUT --max-loss 0.01               the smallest cache at 1 % more perplexity
+    deadweight compress MODEL OUT --bits 2 --text book.txt --heal 500
     deadweight compress ENCODER OUT --keep-attention 0.5 --text book.txt
-    deadweight compress MODEL OUT --keep-kv 0.5 --text book.txt --heal 500
-    torchrun --nproc-per-node 8 -m deadweight compress MODEL OUT --keep-kv 0.5 --text book.txt --heal 500
+    torchrun --nproc-per-node 8 -m deadweight compress MODEL OUT --bits 2 --text book.txt --heal 500
     deadweight evaluate OUT --against MODEL --text other.txt
 
     \b
@@ -93,39 +140,32 @@ def compress(
     report = JsonReport(json)
     from rich.console import Console
 
-    from deadweight.compress.manifest import as_data
     from deadweight.compress.run import compress as run
-    from deadweight.report.compression import print_compression
+    from deadweight.errors import DeadweightError
+    from deadweight.report.compression import as_data, plot_compression, print_compression
     from deadweight.train.launch import first_process
 
+    if out is None and not curve:
+        raise DeadweightError("found no OUT to write the model to; expected one, or --curve to measure only")
+    if out is not None and curve:
+        raise DeadweightError("found OUT and --curve, which writes no model; expected one of them")
+    options = {name: value for name, value in locals().items() if name in OPTIONS}
     with progress_bar() as progress:
-        found = run(
-            model,
-            out,
-            keep_kv=keep_kv,
-            keep_attention=keep_attention,
-            max_loss=max_loss,
-            text=text,
-            inputs=inputs,
-            layout=layout.value,
-            method=method.value,
-            heal=heal,
-            heal_text=heal_text,
-            heal_rate=heal_rate,
-            windows=windows,
-            length=length,
-            batch=batch,
-            step=step,
-            merge=merge,
-            late=late,
-            overwrite=overwrite,
-            trust_remote_code=trust_remote_code,
-            progress=progress,
-        )
+        result = run(model, out, progress=progress, **{n: getattr(v, "value", v) for n, v in options.items()})
 
     def show(console: Console) -> None:
-        print_compression(found, console)
-        plain(f"\n{found.seconds:.0f} s\ndeadweight evaluate {out} --against {model}")
+        print_compression(result, console)
+        after = "" if out is None else f"\ndeadweight evaluate {out} --against {model}"
+        plain(f"\n{result.seconds:.0f} s{after}")
 
     if first_process():  # of many one speaks
-        report.deliver(lambda: as_data(found), show)
+        if plot is not None:
+            plot_compression(result, plot)
+        report.deliver(lambda: as_data(result), show)
+
+
+OPTIONS = (
+    "keep_kv", "bits", "max_loss", "keep_attention", "curve", "text", "judge_text", "heal", "heal_text", "heal_rate",
+    "windows", "length", "batch", "keys", "cache", "inputs", "layout", "method", "step", "merge", "late", "overwrite",
+    "trust_remote_code",
+)  # fmt: skip

@@ -11,15 +11,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from deadweight import embedded
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.source.text import printable, reason
-from deadweight.source.tokens import first_tokens, tokenizer_of
+from deadweight.source.tokens import encoded, first_tokens, tokenizer_of
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
+MIXTURE = "calibrated on the mixture of texts that comes with the package (--text for your own)"
 RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors), or the measurement means little"
 LONGEST = 1024  # tokens of a window, unless told otherwise
 AT_A_TIME, MOST = 2048, 4  # tokens and windows of a batch, unless told otherwise
@@ -73,6 +75,7 @@ def text_to_heal_on(
 ) -> tuple[Batch, ...]:
     """Batches for healing: of `own`, or else of the text that was measured on; none of them among those held back."""
     first = found.measure[0].get("input_ids")
+    own = None if own == text else own  # of the same text, what is held back stays so
     text = own or text
     if first is None or text is None or "decoder_input_ids" in found.measure[0]:
         if own is not None:
@@ -86,6 +89,53 @@ def text_to_heal_on(
     rows = torch.cat([*held[: len(found.measure)], rows])
     whole = rows[: len(rows) // size * size] if len(rows) >= size else rows
     return tuple({"input_ids": ids.to(device)} for ids in whole.split(size))
+
+
+def cache_calibration(
+    source: Source, spec: Any, *, text: str | None, inputs: Any, windows: int, length: int | None, batch: int | None
+) -> Calibration:
+    """Windows to measure a cache on: of a text, or of the mixture that comes with the package; some are held back."""
+    if windows < 2:
+        raise DeadweightError(f"found {windows} calibration windows; expected two or more, one of them to judge by")
+    if inputs is not None:
+        given = given_inputs(inputs)
+        if "input_ids" not in given:
+            raise DeadweightError(f"found calibration inputs {', '.join(given)}; expected input_ids, tokens of a text")
+        return split(as_batches(source, given, batch or MOST), 0.125)
+    rows = mixture_windows(source, spec, windows, length) if text is None else None
+    if rows is None:
+        assert text is not None
+        rows = token_windows(source, spec, text, windows, length)
+    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
+    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size)]
+    return split(batches, 0.125, (MIXTURE,) if text is None else ())
+
+
+def mixture_windows(source: Source, spec: Any, windows: int, length: int | None) -> Tensor:
+    """Windows of all kinds of text of the mixture, in turn: any share of them is again a mixture."""
+    tokenizer, vocabulary = tokenizer_for(source, spec)
+    size = window_length(source, length)
+    kinds = []
+    for name, text in embedded.mixture().items():
+        ids = encoded(text.encode(), tokenizer, vocabulary, source.name)
+        wanted = max(1, round(embedded.MIXTURE[name] * windows))
+        count = min(wanted, len(ids) // size)
+        starts = [i * (len(ids) - size) // max(1, count - 1) for i in range(count)]
+        places = [(i + 0.5) / max(count, 1) for i in range(count)]
+        kinds += [(place, torch.tensor(ids[at : at + size])) for place, at in zip(places, starts, strict=True)]
+    if len(kinds) < 2:
+        raise DeadweightError(
+            f"found windows of {size:,} tokens; the mixture of texts that comes with the package has no two of that "
+            "length: give a text (--text), or shorter windows (--length)"
+        )
+    return torch.stack([ids for _, ids in sorted(kinds, key=lambda kind: kind[0])])
+
+
+def judge_batches(source: Source, spec: Any, text: str, windows: int, length: int) -> tuple[Batch, ...]:
+    """Windows of a text of the user's choice to judge by."""
+    rows = token_windows(source, spec, text, windows, length)
+    size = evenly(len(rows), min(MOST, max(1, AT_A_TIME // rows.shape[1])))
+    return tuple({"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size))
 
 
 def split(batches: Sequence[Batch], held: float, notes: tuple[str, ...] = ()) -> Calibration:
@@ -102,10 +152,7 @@ def token_windows(source: Source, spec: Any, text: str, windows: int, length: in
     read = read_text(text)
     check_text(read, text)
     tokenizer, vocabulary = tokenizer_for(source, spec)
-    longest = getattr(source.config, "max_position_embeddings", None) or 512
-    size = length or min(LONGEST, longest)
-    if size > longest or size < 2:
-        raise DeadweightError(f"found windows of {size:,} tokens; {printable(source.name)} takes 2 to {longest:,}")
+    size = window_length(source, length)
     first, last = edges(source, tokenizer)
     inner = size - len(first) - len(last)
     ids = first_tokens(read, tokenizer, vocabulary, source.name, windows * inner)
@@ -118,6 +165,15 @@ def token_windows(source: Source, spec: Any, text: str, windows: int, length: in
     rows = torch.tensor(ids[: min(found, windows) * inner]).view(-1, inner)
     around = [torch.tensor(e, dtype=torch.long).expand(len(rows), -1) for e in (first, last)]
     return torch.cat([around[0], rows, around[1]], 1)
+
+
+def window_length(source: Source, length: int | None) -> int:
+    """Tokens of a window: as asked for, or as many as the model usually reads."""
+    longest = getattr(source.config, "max_position_embeddings", None) or 512
+    size = length or min(LONGEST, longest)
+    if size > longest or size < 2:
+        raise DeadweightError(f"found windows of {size:,} tokens; {printable(source.name)} takes 2 to {longest:,}")
+    return size
 
 
 def tokenizer_for(source: Source, spec: Any) -> tuple[Any, int]:

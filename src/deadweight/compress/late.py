@@ -7,8 +7,7 @@ them. What is needed for it is how far one position turns each plane.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from deadweight.compress.joined import as_complex
 from deadweight.compress.judge import called
+from deadweight.compress.rotary import rotary_settings, wrapped
 from deadweight.errors import DeadweightError
 
 CLOSE = 1e-3  # radians by which a position may be turned otherwise than at a constant rate
@@ -55,15 +55,6 @@ def expect_steady(config: Any) -> None:
             )
 
 
-def rotary_settings(found: Any) -> Iterator[dict[str, Any]]:
-    """Every part of a config that names a kind of rotary positions."""
-    if isinstance(found, dict):
-        if "rope_type" in found or "short_factor" in found or found.get("type") in ("dynamic", "longrope"):
-            yield found
-        for part in found.values():
-            yield from rotary_settings(part)
-
-
 def turned_by(before: Tensor, after: Tensor, planes: Planes) -> tuple[Tensor, Tensor]:
     """Keys (b, g, t, d) before and after positions: Σ after · conj(before), and Σ |before|², each (t, P)."""
     a, b = as_complex(before, planes), as_complex(after, planes)
@@ -97,7 +88,3 @@ def rates_of(turns: Tensor, sizes: Tensor, path: str) -> tuple[Tensor, float]:
             f"{path} has positions that do not turn its keys at a constant rate; expected one (or leave out --late)"
         )
     return rates, scale
-
-
-def wrapped(angle: Tensor) -> Tensor:
-    return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi

@@ -55,6 +55,7 @@ class Heads:
     output: str | None
     planes: tuple[tuple[int, int], ...]
     blind: str | None = None  # why nothing can be said about queries and keys
+    query_maker: Rows | None = None  # the layer, linear or not, whose output are the queries before positions
 
     @property
     def groups(self) -> int:
@@ -214,6 +215,7 @@ def heads_of(path: str, model: nn.Module, near: list[Run], far: list[Run]) -> He
         first.reader,
         planes,
         blind,
+        query,
     )
 
 

@@ -272,15 +272,20 @@ class Recorder:
 
 def measure(
     model: Any,
-    found: dict[str, Moments],
+    found: dict[str, Any],
     batches: Sequence[dict[str, Tensor]],
     *,
     seed: int = 0,
     tick: Callable[[int], None] = lambda _: None,
-) -> dict[str, Moments]:
-    """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned."""
+    recorder: Any = Recorder,
+    most: int = 3,
+) -> dict[str, Any]:
+    """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned.
+
+    Where there are many tokens, one in `most` batches is asked for gradients.
+    """
     generator = torch.Generator().manual_seed(seed)
-    every = max(1, min(3, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
+    every = max(1, min(most, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         p.requires_grad_(False)
@@ -288,10 +293,10 @@ def measure(
         whole = False
         for number, batch in enumerate(batches):
             if number % every == 0:
-                whole = add_graded(model, found, batch, generator, whole)
+                whole = add_graded(model, found, batch, generator, recorder, whole)
             else:
-                recorder = Recorder(found)
-                with observing(model, recorder), recorder.watching(model), torch.no_grad():
+                plain = recorder(found)
+                with observing(model, plain), plain.watching(model), torch.no_grad():
                     called(model, batch, words=False)
             tick(number + 1)
     finally:
@@ -301,10 +306,10 @@ def measure(
 
 
 def add_graded(
-    model: Any, found: dict[str, Moments], batch: dict[str, Tensor], generator: torch.Generator, whole: bool
+    model: Any, found: dict[str, Any], batch: dict[str, Tensor], generator: torch.Generator, make: Any, whole: bool
 ) -> bool:
     """One batch with gradients, block by block; or with a graph of all of it, if that must be. Returns which."""
-    recorder = Recorder(found, gradients=True, whole=whole)
+    recorder = make(found, gradients=True, whole=whole)
     try:
         with ExitStack() as stack:
             stack.enter_context(observing(model, recorder))
@@ -318,7 +323,7 @@ def add_graded(
             else:
                 go_back(loss)
     except NotAloneError:
-        return add_graded(model, found, batch, generator, True)
+        return add_graded(model, found, batch, generator, make, True)
     return whole
 
 

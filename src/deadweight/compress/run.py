@@ -14,10 +14,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.budget import Budget, Method, Ranks, spaces_of, total_cost
+from deadweight.compress.budget import Ranks, spaces_of, total_cost
+from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.calibration import Calibration, calibration, text_to_heal_on
-from deadweight.compress.choose import Chosen, Layout, Work, by_loss, by_share, notes_on
-from deadweight.compress.heal import RATE, heal_or_undo, healing_place
+from deadweight.compress.choose import Chosen, Work, by_loss, by_share, notes_on
+from deadweight.compress.code_cache import compress_cache
+from deadweight.compress.heal import heal_or_undo, healing_place
 from deadweight.compress.judge import called, judge
 from deadweight.compress.late import expect_steady, told_positions
 from deadweight.compress.locate import Heads, locate
@@ -26,6 +28,7 @@ from deadweight.compress.moments import Moments, measure
 from deadweight.compress.observe import attend_alike
 from deadweight.compress.result import Compression, Judgement
 from deadweight.compress.scratch import spaces_aside
+from deadweight.compress.settings import Settings
 from deadweight.compress.streaming import device_of, float_of, gathered, stream
 from deadweight.compress.truncate import Spaces
 from deadweight.errors import DeadweightError
@@ -49,49 +52,48 @@ WIDEST = 512  # dimensions of values, or of keys, that heads may share
 WIDEST_LATE = 192  # the same of more than two heads with late keys: every step expands what is kept to all of them
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()  # gradients are measured, also for a caller who has switched them off
 def compress(
-    model: Any,
-    out: str | Path | None = None,
-    *,
-    keep_kv: float | None = None,
-    keep_attention: float | None = None,
-    max_loss: float | None = None,
-    text: str | None = None,
-    inputs: Any = None,
-    layout: Layout = "slim",
-    method: Method = "knapsack",
-    windows: int = 32,
-    length: int | None = None,
-    batch: int | None = None,
-    step: int | None = None,
-    merge: int | None = None,
-    late: bool = False,
-    heal: int = 0,
-    heal_text: str | None = None,
-    heal_rate: float = RATE,
-    device: str | None = None,
-    overwrite: bool = False,
-    trust_remote_code: bool = False,
-    progress: Progress = silent,
-) -> Compression:
-    """Keep of every head the dimensions that matter most, measured on text, within one budget.
+    model: Any, out: str | Path | None = None, *, progress: Progress = silent, **options: Any
+) -> Compression | CacheCompression:
+    """Make the cache of a model, or its attention weights, smaller at a measured loss; `Settings` lists the options.
 
-    One of `keep_kv` (share of the cache), `keep_attention` (share of the attention weights) and `max_loss` (nats per
-    token that the loss may rise, measured) says how much. With `late`, keys are cached before rotary positions: much
-    less is lost, but every step of decoding expands and turns all cached keys. Without OUT the result's `module` is the
-    compressed model, in the precision that it was computed in; with OUT there is none: load the folder.
-
-    What is needed in memory is one block of the model in float32, what passes between its blocks, and what is measured
-    of its heads; healing needs the whole model twice.
+    Without OUT the result's `module` is the compressed model, in the precision that it was computed in; with OUT there
+    is none: load the folder. What is needed in memory is one block of the model in float32, what passes between its
+    blocks, and what is measured of its heads; healing needs the whole model twice.
     """
-    start = time.perf_counter()
-    expect_choice("layout", layout, ("slim", "stock"))
-    expect_choice("method", method, ("knapsack", "layer", "uniform"))
+    try:
+        settings = Settings(**options)
+    except TypeError as error:
+        raise DeadweightError(f"found an option that compress does not have ({reason(error)})") from error
     target = None if out is None else followed(out)
     if target is not None:
-        check_out(target, model, overwrite=overwrite)
-    expect_healing(heal, heal_text, heal_rate)
-    source, precision = opened(model, device, trust_remote_code)
+        check_out(target, model, overwrite=settings.overwrite)
+    for text in (settings.heal_text, settings.judge_text):
+        if text is not None:
+            check_text(read_text(text), text)
+    source, precision = opened(model, settings.device, settings.trust_remote_code)
+    with threads_for(count(source.module)):
+        if settings.is_coded:
+            has_budget = settings.share is not None or settings.max_loss is not None or settings.curve
+            if has_budget or hasattr(source.module, "generate"):
+                result = compress_cache(source, model, target, settings, precision, progress)
+                module = None if result.module is None else own_class(gathered(result.module), None, result)
+                return replace(result, module=module)
+    return compress_heads(source, model, target, settings, precision, progress)
+
+
+def compress_heads(
+    source: Source, model: Any, target: Path | None, settings: Settings, precision: torch.dtype, progress: Progress
+) -> Compression:
+    """Keep of every head the dimensions that matter most, measured on text, within one budget."""
+    start = time.perf_counter()
+    keep_kv, keep_attention, max_loss = settings.share, settings.keep_attention, settings.max_loss
+    text, inputs, layout, method = settings.text, settings.inputs, settings.layout, settings.method
+    windows, length, batch, step = settings.windows, settings.length, settings.batch, settings.step
+    merge, late, heal, heal_text = settings.merge, settings.late, settings.heal, settings.heal_text
+    heal_rate, overwrite = settings.heal_rate, settings.overwrite
     if late:
         expect_steady(source.config)
     what = wanted(source, keep_kv, keep_attention, max_loss)
@@ -150,11 +152,12 @@ def compress(
     return replace(result, module=module, seconds=time.perf_counter() - start)
 
 
-def own_class(module: nn.Module, slim: SlimSpec | None) -> nn.Module:
+def own_class(module: nn.Module, slim: SlimSpec | None, coded: CacheCompression | None = None) -> nn.Module:
     """A slim model in memory as one that is loaded: it says what it is, and so does what save_pretrained writes.
 
     One that is not slim needs none of our code.
     """
+    slim = slim if coded is None else SlimSpec(caches=coded.caches)
     if slim is None:
         cast(Any, module).set_attn_implementation("eager")
     else:
@@ -188,23 +191,6 @@ def described(work: Work, chosen: Chosen, ranks: Ranks, judged: Judgement) -> Co
         left_alone=left_alone(work.spaces),
         module=chosen.module,
     )
-
-
-def expect_healing(steps: int, text: str | None, rate: float) -> None:
-    """What is wrong about healing is said before anything is measured."""
-    if steps < 0:
-        raise DeadweightError(f"found --heal {steps}; expected a number of steps, or 0")
-    if not 0 < rate < 1:
-        raise DeadweightError(f"found --heal-rate {rate}; expected a learning rate, such as {RATE}")
-    if text is not None:
-        if not steps:
-            raise DeadweightError("found a text to heal on and no steps of healing; expected --heal STEPS")
-        check_text(read_text(text), text)
-
-
-def expect_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise DeadweightError(f"found {name}={value!r}; expected {' or '.join(map(repr, allowed))}")
 
 
 def opened(model: Any, device: str | None, trust_remote_code: bool = False) -> tuple[Source, torch.dtype]:
@@ -247,14 +233,6 @@ def wide(precision: torch.dtype) -> torch.dtype:
 
 
 def wanted(source: Source, kv: float | None, attention: float | None, loss: float | None) -> Literal["kv", "attention"]:
-    if sum(x is not None for x in (kv, attention, loss)) > 1:
-        raise DeadweightError("found several budgets; expected one of keep_kv, keep_attention and max_loss")
-    if loss is not None and not loss > 0:
-        raise DeadweightError(f"found --max-loss {loss}; expected nats per token above 0: 0.02 is 2 % of perplexity")
-    if kv is not None:
-        Budget("kv", kv)  # refuses what is no share, before any work
-    if attention is not None:
-        Budget("attention", attention)
     has_cache = hasattr(source.module, "generate")
     if kv is not None and not has_cache:
         raise DeadweightError(f"{printable(source.name)} has no cache, which --keep-kv is about; use --keep-attention")

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deadweight.compress.cache_result import CacheCompression, cache_data
+from deadweight.compress.manifest import as_data as heads_data
 from deadweight.compress.manifest import outcome
 from deadweight.compress.result import Compression
+from deadweight.errors import DeadweightError
+from deadweight.report.cache import plot_cache, print_cache
 
 
-def print_compression(found: Compression, console: Console) -> None:
+def as_data(result: Compression | CacheCompression) -> dict[str, Any]:
+    """Everything as plain data, for --json."""
+    return cache_data(result) if isinstance(result, CacheCompression) else heads_data(result)
+
+
+def print_compression(result: Compression | CacheCompression, console: Console) -> None:
+    if isinstance(result, CacheCompression):
+        print_cache(result, console)
+    else:
+        print_heads(result, console)
+
+
+def plot_compression(result: Compression | CacheCompression, file: Path) -> None:
+    if not isinstance(result, CacheCompression):
+        raise DeadweightError("found --plot; only a coded cache has a picture: leave it out")
+    plot_cache(result, file)
+
+
+def print_heads(found: Compression, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("attention")
     for name in ("keys kept", "values kept", "of"):

@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import transformers
 from torch import nn
 
 from deadweight.slim.format import SlimSpec
 from deadweight.source.files import PICKLES, read_json
+from deadweight.source.kinds import Config
+from deadweight.source.private import model_classes
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerPreTrained
 
@@ -20,7 +21,8 @@ PACKAGE = Path(__file__).parent.parent
 OWN_CODE = (PACKAGE / "transformer" / "configuration.py", PACKAGE / "transformer" / "modeling.py")
 MODELING = "modeling_deadweight.py"
 RUNTIME = ("format", "layers")  # files of slim/ that a slim checkpoint needs
-ATTENTION = ("attention", "kernels")  # and those that a compressed one needs too
+ATTENTION = ("attention", "kernels")  # those that smaller heads need too
+CACHE = (*ATTENTION, "codes", "cache")  # and those that a coded cache needs
 FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
 LEFT_BEHIND = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (
@@ -38,7 +40,7 @@ AUTOS = (
 )
 
 
-def lay_beside(draft: Path, folder: Path | None, config: Any, cls: type[nn.Module], slim: SlimSpec | None) -> None:
+def lay_beside(draft: Path, folder: Path | None, config: Config, cls: type[nn.Module], slim: SlimSpec | None) -> None:
     """Config, tokenizer and whatever else lies in the folder; for slim, the code that builds its layers."""
     if folder is not None:
         for file in sorted(folder.rglob("*")):
@@ -55,7 +57,7 @@ def lay_beside(draft: Path, folder: Path | None, config: Any, cls: type[nn.Modul
         write_slim_code(draft, config, cls, slim)
 
 
-def write_slim_code(draft: Path, config: Any, cls: type[nn.Module], slim: SlimSpec) -> None:
+def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: SlimSpec) -> None:
     """The config of a slim checkpoint, and the files that build it where deadweight is not installed."""
     file = draft / "config.json"
     raw = read_json(file)
@@ -67,15 +69,16 @@ def write_slim_code(draft: Path, config: Any, cls: type[nn.Module], slim: SlimSp
             shutil.copyfile(own, draft / own.name)
     raw.setdefault("architectures", [cls.__name__])
     file.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    for name in (*RUNTIME, *(() if slim.attention is None else ATTENTION)):
+    more = CACHE if slim.caches else () if slim.attention is None else ATTENTION
+    for name in (*RUNTIME, *more):
         text = (PACKAGE / "slim" / f"{name}.py").read_text(encoding="utf-8")
         (draft / f"deadweight_{name}.py").write_text(travelling(text), encoding="utf-8")
-    (draft / MODELING).write_text(modeling(cls, attention=slim.attention is not None), encoding="utf-8")
+    (draft / MODELING).write_text(modeling(cls, slim), encoding="utf-8")
 
 
 def travelling(text: str) -> str:
     """A file of slim/ as it lies in a checkpoint's folder, where the others have names that nobody else uses."""
-    return re.sub(r"from \.(format|layers|attention|kernels) import", r"from .deadweight_\1 import", text)
+    return re.sub(r"from \.(format|layers|attention|kernels|codes|cache) import", r"from .deadweight_\1 import", text)
 
 
 def takes_along(file: Path) -> bool:
@@ -83,26 +86,29 @@ def takes_along(file: Path) -> bool:
     return not named and file.name not in ("README.md", "deadweight.json") and file.stat().st_size <= FREIGHT
 
 
-def autos_of(cls: type[nn.Module], config: Any) -> list[str]:
+def autos_of(cls: type[nn.Module], config: Config) -> list[str]:
     """The Auto classes of transformers that stand for this model class."""
-    found = []
+    autos = []
     for name in AUTOS:
         mapping = getattr(transformers, name, None)
-        known = mapping._model_mapping.get(type(config), None) if mapping is not None else None
+        known = model_classes(mapping).get(type(config), None) if mapping is not None else None
         classes = known if isinstance(known, (tuple, list)) else (known,)
         if cls in classes:
-            found.append(name)
-    return found or ["AutoModel"]
+            autos.append(name)
+    return autos or ["AutoModel"]
 
 
-def modeling(cls: type[nn.Module], *, attention: bool = False) -> str:
+def modeling(cls: type[nn.Module], slim: SlimSpec) -> str:
     """The model class of a slim checkpoint, as a file that lies beside its weights."""
     home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
     imports = ["from .deadweight_format import SlimSpec", "from .deadweight_layers import install"]
     lines = ["install(self, slim)"]
-    if attention:
+    if slim.attention is not None:
         imports.insert(0, "from .deadweight_attention import install_attention")
         lines.append("install_attention(self, slim.attention)")
+    if slim.caches:
+        imports.insert(0, "from .deadweight_cache import install_caches")
+        lines.append("install_caches(self, slim.caches)")
     return "\n".join(
         [
             f'"""{cls.__name__} with the layers that its config describes, in a smaller form."""',
@@ -122,7 +128,7 @@ def modeling(cls: type[nn.Module], *, attention: bool = False) -> str:
     )
 
 
-def how_to_load(name: str, cls: type[nn.Module], config: Any, *, slim: bool) -> str:
+def how_to_load(name: str, cls: type[nn.Module], config: Config, *, slim: bool) -> str:
     if config is None:
         return f'import deadweight\nmodel = deadweight.load("{name}", build())  # build() makes the original module'
     auto = autos_of(cls, config)[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +15,19 @@ from deadweight.save.stream import PER_TENSOR, Writer
 from deadweight.slim.format import SlimSpec
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.files import read_json
+from deadweight.source.kinds import Config, JsonObject
 
 
 def write_compressed(
     module: nn.Module,
     slim: SlimSpec | None,
-    manifest: dict[str, Any],
+    manifest: JsonObject,
     card: Callable[[str], str],
     out: Path,
     *,
     folder: Path | None,
-    config: Any,
-    changes: dict[str, Any] | None,
+    config: Config,
+    changes: JsonObject | None,
     cls: type[nn.Module],
     precision: torch.dtype,
     overwrite: bool,
@@ -51,7 +51,7 @@ def write_compressed(
         (draft / "README.md").write_text(card(loading), encoding="utf-8")
 
 
-def change_config(file: Path, changes: dict[str, Any]) -> None:
+def change_config(file: Path, changes: JsonObject) -> None:
     """The config with other heads; what says the same in older words goes."""
     raw = {k: v for k, v in read_json(file).items() if k not in ("rope_theta", "rope_scaling")}
     file.write_text(json.dumps(raw | changes, indent=2) + "\n", encoding="utf-8")

@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from deadweight.errors import DeadweightError
+from deadweight.source.kinds import ModelLike
 from deadweight.source.model import refuse_unthinkable
 from deadweight.source.text import printable, reason
 
@@ -114,7 +114,7 @@ def sync(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def check_out(out: Path, model: Any, *, overwrite: bool) -> None:
+def check_out(out: Path, model: ModelLike, *, overwrite: bool) -> None:
     """Raise before any work is done if OUT cannot be."""
     check_target(out, overwrite=overwrite)
     if not isinstance(model, nn.Module):

@@ -26,6 +26,7 @@ from deadweight.slim.format import (
     WithoutSpec,
 )
 from deadweight.slim.layers import without
+from deadweight.source.private import forward_hooks, forward_pre_hooks, own_parameters
 
 Dense = Callable[[str], Tensor]  # a parameter of the reduced model, whole, by its state-dict name
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -34,7 +35,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 def tied_parameters(module: nn.Module) -> set[int]:
     """Parameters that more than one module holds, by identity. A module that is used twice holds its own once."""
-    holders = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
+    holders = Counter(id(p) for m in module.modules() for p in own_parameters(m).values() if p is not None)
     return {parameter for parameter, count in holders.items() if count > 1}
 
 
@@ -50,10 +51,10 @@ def can_shrink(module: nn.Module, parameter: str, tied: Collection[int] = (), *,
     except AttributeError:
         return "no module holds it"
     kind = type(owner)
-    if id(owner._parameters.get(parameter.rpartition(".")[2])) in tied:
+    if id(own_parameters(owner).get(parameter.rpartition(".")[2])) in tied:
         return "it is tied to a parameter of another module, and stored once for both"
     in_place = whole and (kind is nn.Linear or not is_linear(owner))
-    if not in_place and any(id(p) in tied for p in owner._parameters.values()):
+    if not in_place and any(id(p) in tied for p in own_parameters(owner).values()):
         return "its module shares another parameter with a second module: stored apart, the two would cost more"
     if not in_place and has_hooks(owner):
         return "its module has hooks, which a smaller one in its place would not have"
@@ -62,7 +63,7 @@ def can_shrink(module: nn.Module, parameter: str, tied: Collection[int] = (), *,
     if not whole:
         plain = kind is nn.Embedding and getattr(owner, "max_norm", None) is None and parameter.endswith(".weight")
         return None if plain else f"its module, {kind.__name__}, cannot store it in a smaller form"
-    norm_like = owner._parameters.get(parameter.rpartition(".")[2]) is not None and not any(owner.children())
+    norm_like = own_parameters(owner).get(parameter.rpartition(".")[2]) is not None and not any(owner.children())
     known = isinstance(owner, (nn.LayerNorm, nn.RMSNorm, *CONVOLUTIONS, *BATCH_NORMS))
     if known or (norm_like and is_scale_only(owner)):
         return None
@@ -84,13 +85,13 @@ def acts_like_linear(kind: type[nn.Module]) -> bool:
 
 def is_linear(owner: nn.Module) -> bool:
     """A linear layer with a weight of its own: old-style weight norm makes it from two others before every call."""
-    if owner._parameters.get("weight") is None:
+    if own_parameters(owner).get("weight") is None:
         return False
     return type(owner) is Conv1D or (isinstance(owner, nn.Linear) and acts_like_linear(type(owner)))
 
 
 def has_hooks(owner: nn.Module) -> bool:
-    return bool(owner._forward_hooks or owner._forward_pre_hooks)
+    return bool(forward_hooks(owner) or forward_pre_hooks(owner))
 
 
 def is_scale_only(owner: nn.Module) -> bool:
@@ -98,14 +99,14 @@ def is_scale_only(owner: nn.Module) -> bool:
 
     Tried out, in two precisions: with all ones and with the number, the result must be the same to the bit.
     """
-    names = list(owner._parameters)
-    if len(names) != 1 or owner._parameters[names[0]] is None:
+    names = list(own_parameters(owner))
+    if len(names) != 1 or own_parameters(owner)[names[0]] is None:
         return False
-    width = owner._parameters[names[0]].numel()  # type: ignore[union-attr]
+    width = own_parameters(owner)[names[0]].numel()  # type: ignore[union-attr]
     for value in (0.0, 1.0):
         for dtype in (torch.float32, torch.bfloat16):
             full = copy.deepcopy(owner).to_empty(device="cpu").to(dtype)
-            full._parameters[names[0]] = nn.Parameter(torch.full((width,), value, dtype=dtype))
+            own_parameters(full)[names[0]] = nn.Parameter(torch.full((width,), value, dtype=dtype))
             short = copy.deepcopy(full)
             without(short, names[0], value)
             x = torch.randn(2, 3, width).to(dtype)
@@ -129,19 +130,19 @@ class Known:
 
 
 def by_module(facts: Iterable[Fact]) -> dict[str, Known]:
-    found: dict[str, Known] = defaultdict(Known)
+    modules: dict[str, Known] = defaultdict(Known)
     for fact in facts:
         if isinstance(fact, Passed):
-            found[fact.module].passed = fact
+            modules[fact.module].passed = fact
             continue
-        known = found[module_of(fact.parameter)]
+        known = modules[module_of(fact.parameter)]
         if isinstance(fact, Constant):
             known.constants[fact.parameter.rpartition(".")[2]] = fact.value
         elif isinstance(fact, ZeroPlaces):
             known.zero.append(fact)
         else:
             known.blocks.append(fact)
-    return dict(found)
+    return dict(modules)
 
 
 @dataclass(frozen=True)
@@ -163,32 +164,32 @@ class Layer:
             table = dense(f"{path}.weight")
             return {"table": table[:, [c for c in range(table.shape[1]) if c != spec.place]]}
         if isinstance(spec, (PlainLinearSpec, BiasSpec)):
-            found = {"weight": dense(f"{path}.weight")}
+            result = {"weight": dense(f"{path}.weight")}
             if isinstance(spec, BiasSpec) or spec.bias:
-                found["bias"] = dense(self.shift or f"{path}.bias")
-            return found
+                result["bias"] = dense(self.shift or f"{path}.bias")
+            return result
         return {}
 
     def groups(self, spec: LinearSpec, path: str, dense: Dense) -> dict[str, Tensor]:
         weight = dense(f"{path}.weight")
         weight = weight.T if spec.transposed else weight
-        found = {}
+        result = {}
         for i, group in enumerate(spec.groups):
             rows, columns = torch.tensor(self.rows[i]), torch.tensor(self.columns[i], dtype=torch.int64)
             if group.columns:
-                found[f"weight_{i}"] = weight[rows][:, columns]
+                result[f"weight_{i}"] = weight[rows][:, columns]
             if group.bias:
-                found[f"bias_{i}"] = dense(f"{path}.bias")[rows]
+                result[f"bias_{i}"] = dense(f"{path}.bias")[rows]
             if 0 < group.columns < spec.inputs:
-                found[f"columns_{i}"] = columns.to(torch.int32)
+                result[f"columns_{i}"] = columns.to(torch.int32)
             if group.heads:
-                found[f"through_{i}"] = torch.tensor(self.through[i], dtype=torch.int32)
+                result[f"through_{i}"] = torch.tensor(self.through[i], dtype=torch.int32)
         if spec.shuffled:
             made = [r for rows, g in zip(self.rows, spec.groups, strict=True) if spec.is_made(g) for r in rows]
             order = torch.zeros(spec.outputs, dtype=torch.int32)  # what is spare may be anything: the first row
             order[made] = torch.arange(len(made), dtype=torch.int32)
-            found["order"] = order
-        return found
+            result["order"] = order
+        return result
 
     def with_spare_rows(self) -> Layer:
         """The same layer where nobody reads the rows of the output that are zero: they need not be made."""

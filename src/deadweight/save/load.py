@@ -11,6 +11,7 @@ from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.slim.format import SlimSpec
 from deadweight.slim.layers import install
+from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import FileCheckpoint
 from deadweight.source.files import read_json
 from deadweight.source.hugging import local_folder, locate, model_class, read_config, trusted_class
@@ -36,19 +37,25 @@ def load(
         raise DeadweightError(f"{printable(str(folder))} names no model class that transformers knows")
     root = local_folder(str(folder)) or Path(place.root)
     try:
-        found = cls.from_pretrained(str(root), config=config, use_safetensors=True, **options)
+        model, info = cls.from_pretrained(
+            str(root), config=config, use_safetensors=True, output_loading_info=True, **options
+        )
     except Exception as error:  # a stranger's files
         raise DeadweightError(f"{printable(str(folder))} cannot be loaded ({reason(error)})") from error
-    return found.eval()
+    if is_slim(config) and (missing := sorted(info["missing_keys"])):  # what is not there would be random
+        raise DeadweightError(
+            f"{printable(str(folder))} has no {printable(missing[0])}; expected a complete checkpoint"
+        )
+    return model.eval()
 
 
 def into(module: nn.Module, folder: Path) -> nn.Module:
     """The weights of a reduced module, in a fresh original that is given the same form."""
     install(module, slim_spec(folder))
     weights = FileCheckpoint(folder)
-    found = under_all_names(module, {name: weights.read(name) for name in weights.names})
+    tensors = under_all_names(module, {name: weights.read(name) for name in weights.names})
     try:
-        module.load_state_dict(found, strict=True)
+        module.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
         raise DeadweightError(f"{printable(str(folder))} does not fit the module ({reason(error)})") from error
     return module.eval()
@@ -63,8 +70,8 @@ def slim_spec(folder: Path) -> SlimSpec:
         raise DeadweightError(f"{printable(file)} describes no slim checkpoint ({reason(error)})") from error
 
 
-def under_all_names(module: nn.Module, found: dict[str, Tensor]) -> dict[str, Tensor]:
+def under_all_names(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """What is tied or shared is stored once, and the module asks for it by each of its names."""
     own = module.state_dict(keep_vars=True)
-    stored = {id(own[name]): tensor for name, tensor in found.items() if name in own}
-    return found | {n: stored[id(t)] for n, t in own.items() if n not in found and id(t) in stored}
+    stored = {id(own[name]): tensor for name, tensor in tensors.items() if name in own}
+    return tensors | {n: stored[id(t)] for n, t in own.items() if n not in tensors and id(t) in stored}

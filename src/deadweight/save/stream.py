@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadweight.source.kinds import JsonObject
+
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -99,7 +101,7 @@ class Shard:
     def __init__(self, path: Path, room: int, background: Background) -> None:
         self.path, self.room, self.background = path, (room + 7) // 8 * 8, background
         self.file = path.open("wb", buffering=0)
-        self.header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        self.header: JsonObject = {"__metadata__": {"format": "pt"}}
         self.size = 0
         self.begun = 0  # bytes that the disk was asked to take
         blank = memoryview(self.room.to_bytes(8, "little") + b" " * self.room)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Union
 
 VERSION = 2
+LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
+MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,95 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
+def expect_counts(**numbers: Any) -> None:
+    """Raises ValueError for what is no number of things: a file may say anything."""
+    for name, number in numbers.items():
+        if type(number) is not int or not 0 <= number < LARGEST_COUNT:
+            raise ValueError(f"found {name} = {number!r}; expected a whole number from 0 on")
+
+
+@dataclass(frozen=True)
+class SideSpec:
+    """Keys, or values, of one attention as they lie in the cache: one row of bytes for each token.
+
+    The heads are divided into sets of `size` numbers, each transformed as one vector. `runs` holds for every set how
+    many of its coordinates have 8, 7, … 1 bits; the other coordinates are not stored.
+    """
+
+    size: int
+    runs: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", tuple(tuple(run) for run in self.runs))
+        expect_counts(size=self.size, **{f"run {n}": n for run in self.runs for n in run})
+        most = self.size + -self.size % 8
+        if not self.runs or any(len(run) != 8 or min(run) < 0 or any(n % 8 for n in run) for run in self.runs):
+            raise ValueError(f"found runs {self.runs}; expected eight multiples of 8 for every set of heads")
+        if any(sum(run) > most for run in self.runs):
+            raise ValueError(f"found runs {self.runs}; expected at most {most} coordinates, for {self.size} numbers")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token: one for its scale, and its codes."""
+        return 1 + sum(sum(width * n for width, n in zip(range(8, 0, -1), run, strict=True)) // 8 for run in self.runs)
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The coded cache of one attention.
+
+    `pairs` pairs of dimensions of every key head are turned by rotary positions: keys are coded before that. The first
+    `first` tokens of a sequence are kept as they are.
+    """
+
+    heads: int
+    key_heads: int
+    d_qk: int
+    d_v: int
+    pairs: int
+    first: int
+    keys: SideSpec
+    values: SideSpec
+
+    @classmethod
+    def from_json(cls, path: str, raw: Any) -> CacheSpec:
+        try:
+            sides = {name: SideSpec(**raw[name]) for name in ("keys", "values")}
+            spec = cls(**{**raw, **sides})
+            spec.expect_fitting()
+            return spec
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"found a cache at {path} that does not fit its format ({error})") from error
+
+    def expect_fitting(self) -> None:
+        """Raises ValueError where the numbers of an attention do not fit together."""
+        expect_counts(
+            heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v, pairs=self.pairs, first=self.first
+        )
+        if not self.key_heads or self.heads % self.key_heads:
+            raise ValueError(f"{self.heads} heads that share {self.key_heads} of keys")
+        if 2 * self.pairs > self.d_qk or self.first > MOST_FIRST:
+            raise ValueError(f"{self.pairs} pairs of {self.d_qk} dimensions, and {self.first} first tokens")
+        for side, d in ((self.keys, self.d_qk), (self.values, self.d_v)):
+            if side.size * len(side.runs) != self.key_heads * d:
+                raise ValueError(f"{len(side.runs)} sets of {side.size} for {self.key_heads} heads of {d}")
+
+    def bytes_at(self, tokens: int, precision: int = 2) -> int:
+        """Bytes that a sequence of so many tokens takes, what is not coded included."""
+        kept = min(self.first, tokens) * self.key_heads * (self.d_qk + self.d_v) * precision
+        return tokens * (self.keys.row_bytes + self.values.row_bytes) + kept
+
+    def bytes_before(self, tokens: int, precision: int = 2) -> int:
+        return tokens * self.key_heads * (self.d_qk + self.d_v) * precision
+
+
 @dataclass(frozen=True)
 class SlimSpec:
-    """How a model is built: the layers by path, and of a compressed one the packings of its attentions."""
+    """How a model is built: its layers, and of a compressed one the packings or coded caches of attentions, by path."""
 
     layers: dict[str, LayerSpec] = field(default_factory=dict)
     attention: dict[str, dict[str, Any]] | None = None
+    caches: dict[str, CacheSpec] = field(default_factory=dict)
 
     @property
     def stored_otherwise(self) -> list[str]:
@@ -110,7 +195,11 @@ class SlimSpec:
 
     def to_json(self) -> dict[str, Any]:
         layers = {path: {"kind": spec.kind, **asdict(spec)} for path, spec in self.layers.items()}
-        return {"format": VERSION, "layers": layers} | ({} if self.attention is None else {"attention": self.attention})
+        caches = {path: asdict(spec) for path, spec in self.caches.items()}
+        data: dict[str, Any] = {"format": VERSION, "layers": layers}
+        if self.attention is not None:
+            data["attention"] = self.attention
+        return data | ({"caches": caches} if caches else {})
 
     @classmethod
     def from_json(cls, data: Any) -> SlimSpec:
@@ -118,7 +207,9 @@ class SlimSpec:
         if not isinstance(data, dict) or data.get("format") != VERSION:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"found a slim checkpoint of format {found!r}; expected {VERSION}: write it again")
-        return cls({path: layer_from_json(path, raw) for path, raw in data["layers"].items()}, data.get("attention"))
+        layers = {path: layer_from_json(path, raw) for path, raw in data["layers"].items()}
+        caches = {path: CacheSpec.from_json(path, raw) for path, raw in data.get("caches", {}).items()}
+        return cls(layers, data.get("attention"), caches)
 
 
 def layer_from_json(path: str, raw: Any) -> LayerSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .attention import install_attention
+from .cache import install_caches
 from .format import SlimSpec
 from .layers import install
 
@@ -14,7 +15,14 @@ def is_slim(config: Any) -> bool:
 
 
 def slim_class(base: type[Any]) -> type[Any]:
-    """The same model class, built with the layers that its config describes."""
+    """The same model class, built with the layers that its config describes; one for each original."""
+    return CLASSES[base] if base in CLASSES else CLASSES.setdefault(base, new_slim_class(base))
+
+
+CLASSES: dict[type[Any], type[Any]] = {}
+
+
+def new_slim_class(base: type[Any]) -> type[Any]:
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base.__init__(self, config, *args, **kwargs)
@@ -22,6 +30,18 @@ def slim_class(base: type[Any]) -> type[Any]:
         install(self, slim)
         if slim.attention is not None:
             install_attention(self, slim.attention)
+        if slim.caches:
+            install_caches(self, slim.caches)
 
-    mine = {"__init__": __init__, "__module__": __name__, "_auto_class": None}  # this file alone is not its code
+    def __reduce__(self: Any) -> tuple[Any, ...]:  # a class that is made here has no name to be found by
+        return without_state, (base,), self.__dict__
+
+    mine = {"__init__": __init__, "__reduce__": __reduce__, "__module__": __name__}
+    mine["_auto_class"] = None  # this file alone is not its code
     return type(f"Slim{base.__name__}", (base,), mine)
+
+
+def without_state(base: type[Any]) -> Any:
+    """A slim model that is about to be given its state, as when it is unpickled."""
+    cls: Any = slim_class(base)
+    return cls.__new__(cls)

@@ -1,0 +1,177 @@
+"""Other ways to make a cache smaller, as their papers describe them: what comes back of keys and values, and the bytes.
+
+All of them are given keys and values of every token, (b, g, t, d), and give back what their cache would: `Rival.apply`.
+`bits` is per number of the cache, everything that they store beside the codes included. None of this is their authors'
+code; what is left out is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.compress.bits import allocate_bits
+from deadweight.compress.cache_moments import CacheMoments
+from deadweight.compress.observe import Attend
+from deadweight.compress.rotary import turn
+from deadweight.slim.codes import LEVEL_ERRORS, boundaries, levels, reach
+
+BLOCK = 32  # numbers, or tokens, that share a scale
+
+
+@dataclass
+class Rival:
+    """A method at one size: what it makes of the keys and values of an attention."""
+
+    name: str
+    bits: float  # per number, everything included
+    apply: Callable[[str, Tensor, Tensor], tuple[Tensor, Tensor]]
+    source: str  # where it is described
+    told: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(
+        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
+    ) -> Tensor:
+        return attend(query, *self.apply(path, key, value))
+
+
+def symmetric(x: Tensor, bits: int) -> Tensor:
+    """Blocks of 32 numbers along the last axis with a 16-bit scale: q8_0 and, as in llama.cpp, q4_0."""
+    shape = x.shape
+    x = x.reshape(*shape[:-1], -1, min(BLOCK, shape[-1]))
+    extreme = x.gather(-1, x.abs().argmax(-1, keepdim=True))
+    top = 2 ** (bits - 1)
+    scale = (x.abs().amax(-1, keepdim=True) / (top - 1) if bits == 8 else extreme / -top).half().float()
+    codes = (x / torch.where(scale == 0, torch.ones_like(scale), scale)).round().clamp(-top, top - 1)
+    return (codes * scale).reshape(shape)
+
+
+def affine(x: Tensor, bits: int, axis: int) -> Tensor:
+    """Smallest and largest value along an axis, in 16 bits, and steps between them."""
+    low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
+    step = ((high - low) / (2**bits - 1)).clamp(min=1e-12).half().float()
+    return ((x - low) / step).round().clamp(0, 2**bits - 1) * step + low.half().float()
+
+
+def nearest(z: Tensor, bits: int) -> Tensor:
+    """The nearest of the levels that are best for a normal variable."""
+    return levels(bits).to(z)[torch.bucketize(z.contiguous(), boundaries(bits, z.dtype, z.device))]
+
+
+def hadamard(size: int) -> Tensor:
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    if len(matrix) != size:
+        raise ValueError(f"found heads of {size} dimensions; a Hadamard rotation takes a power of two")
+    return matrix / size**0.5
+
+
+def blocks(bits: int) -> Rival:
+    def apply(path: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return symmetric(key, bits), symmetric(value, bits)
+
+    return Rival(f"{bits} bits in blocks of 32", bits + 16 / BLOCK, apply, "ggml's q8_0 and q4_0")
+
+
+def rotated_blocks(bits: int) -> Rival:
+    def apply(path: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        turns = [hadamard(x.shape[-1]).to(x) for x in (key, value)]
+        return tuple(symmetric(x @ h, bits) @ h.T for x, h in zip((key, value), turns, strict=True))  # type: ignore[return-value]
+
+    return Rival(
+        f"{bits} bits in blocks behind a Hadamard rotation", bits + 16 / BLOCK, apply, "as llama.cpp rotates its cache"
+    )
+
+
+def kivi(bits: int) -> Rival:
+    """Keys by channel over 32 tokens, values by token over 32 numbers; the latest 32 tokens are not counted in."""
+
+    def apply(path: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = key.shape[2] // BLOCK * BLOCK
+        whole = key[:, :, :tokens].unflatten(2, (-1, BLOCK))
+        coded = torch.cat([affine(whole, bits, 3).flatten(2, 3), key[:, :, tokens:]], 2)
+        parts = value.unflatten(-1, (-1, min(BLOCK, value.shape[-1])))
+        return coded, affine(parts, bits, -1).flatten(-2)
+
+    return Rival(
+        f"KIVI, {bits} bits", bits + 32 / BLOCK, apply, "arXiv 2402.02750, without its window of latest tokens"
+    )
+
+
+def turboquant(bits: int) -> Rival:
+    """A random rotation, the norm in 16 bits, and the best levels of a normal variable."""
+
+    def coded(x: Tensor) -> Tensor:
+        size = x.shape[-1]
+        generator = torch.Generator().manual_seed(size)
+        turn = torch.linalg.qr(torch.randn(size, size, generator=generator)).Q.to(x)
+        norm = x.norm(dim=-1, keepdim=True).half().float().clamp(min=1e-12)
+        z = (x / norm) @ turn * size**0.5
+        return (nearest(z, bits) / size**0.5) @ turn.T * norm
+
+    def apply(path: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return coded(key), coded(value)
+
+    return Rival(f"TurboQuant, {bits} bits", bits + 16 / 64, apply, "arXiv 2504.19874, its variant for squared error")
+
+
+def principal(bits: float, known: dict[str, CacheMoments]) -> Rival:
+    """Principal components of all heads before rotary positions, widths by dynamic programming, no gradients.
+
+    The scale of a token and the first tokens are treated as in our cache: the basis and the widths are what differs.
+    """
+    paths = list(known)
+    sides = [(path, side) for path in paths for side in ("keys", "values")]
+    spectra = {}
+    for path, side in sides:
+        mean, covariance, _ = known[path].side(side)
+        variance, vectors = torch.linalg.eigh(covariance[0])
+        spectra[path, side] = (mean[0], variance.flip(0).clamp(min=0), vectors.flip(1))
+    relative = {s: spectra[s][1] / spectra[s][1].sum() for s in sides}  # every layer and side counts alike
+    losses = torch.cat([r.view(-1, 8).sum(1)[:, None] * torch.tensor(LEVEL_ERRORS) for r in relative.values()])
+    widths, _ = allocate_bits(losses.double(), int(bits * len(losses)))
+    own = dict(zip(sides, widths.split([len(spectra[s][1]) // 8 for s in sides]), strict=True))
+
+    def coded(path: str, side: str, x: Tensor) -> Tensor:
+        mean, variance, vectors = (t.to(x) for t in spectra[path, side])
+        beside = x.transpose(1, 2).flatten(2)
+        spread = variance.clamp(min=1e-12).sqrt()
+        z = (beside - mean) @ vectors / spread
+        each = own[path, side].repeat_interleave(8)
+        limits = torch.tensor([reach(int(w)) if w else float("inf") for w in each]).to(z)
+        scale = (z.abs() / limits).amax(-1, keepdim=True).clamp(min=1)  # grows where something would be clipped
+        out = torch.zeros_like(z)
+        for width in set(each.tolist()) - {0}:
+            at = each == width
+            out[..., at] = nearest(z[..., at] / scale, width) * scale
+        return ((out * spread) @ vectors.T + mean).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
+
+    def apply(path: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        moments = known[path]
+        keys = turned(moments, coded(path, "keys", unturned(moments, key)))
+        return first_kept(key, keys), first_kept(value, coded(path, "values", value))
+
+    return Rival(
+        f"principal components, {bits:g} bits", bits + 0.06, apply, "KVTC, arXiv 2511.01815, no entropy coding"
+    )
+
+
+def unturned(moments: CacheMoments, key: Tensor) -> Tensor:
+    return moments.unturned(key)
+
+
+def turned(moments: CacheMoments, key: Tensor) -> Tensor:
+    if moments.rates is None:
+        return key
+    positions = torch.arange(key.shape[2], dtype=torch.float64)[:, None]
+    return turn(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.planes)
+
+
+def first_kept(exact: Tensor, coded: Tensor, first: int = 4) -> Tensor:
+    """The first tokens as they are: what helps us is given to those that code before positions too."""
+    return torch.cat([exact[:, :, :first], coded[:, :, first:]], 2)

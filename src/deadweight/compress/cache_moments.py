@@ -1,0 +1,164 @@
+"""What is measured of a cache: means and second moments of keys and values, and of the gradients with respect to them.
+
+Keys are measured before rotary positions. Heads are taken together in sets, as they are coded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadweight.compress.locate import Heads
+from deadweight.compress.moments import is_finite, second
+from deadweight.compress.observe import Attend
+from deadweight.compress.rotary import turn
+from deadweight.compress.streaming import NotAloneError
+from deadweight.errors import DeadweightError
+from deadweight.slim.attention import side_by_side
+
+SEEN = 10  # tokens for every dimension after which a tenth of the measured variance is trusted to be all there is
+FIRST = 4  # tokens at the start of a sequence that are not coded: attention rests on them, and they are like no others
+
+
+@dataclass
+class SideMoments:
+    """Sums over the tokens of keys, or of values, for every set of heads."""
+
+    joined: int  # heads of a set
+    mean: Tensor  # (sets, m)
+    states: Tensor  # (sets, m, m)
+    gradient: Tensor  # (sets, m, m)
+
+    @classmethod
+    def empty(cls, heads: int, joined: int, size: int) -> SideMoments:
+        sets, m = heads // joined, joined * size
+        zeros = lambda *shape: torch.zeros(*shape, dtype=torch.float64)  # noqa: E731
+        return cls(joined, zeros(sets, m), zeros(sets, m, m), zeros(sets, m, m))
+
+    def add(self, states: Tensor) -> None:
+        beside = side_by_side(states.detach().float(), self.joined)
+        self.mean += beside.sum((0, 2)).double().cpu()
+        self.states += second(beside)
+
+    def grade(self, gradient: Tensor) -> None:
+        self.gradient += second(side_by_side(gradient.float(), self.joined))
+
+
+@dataclass
+class CacheMoments:
+    """What is measured of the cache of one attention."""
+
+    heads: Heads
+    rates: Tensor | None  # radians per position of its rotary pairs
+    keys: SideMoments
+    values: SideMoments
+    tokens: int = 0
+    graded: int = 0
+
+    @classmethod
+    def empty(cls, heads: Heads, rates: Tensor | None, joined_keys: int, joined_values: int) -> CacheMoments:
+        keys = SideMoments.empty(heads.key_heads, joined_keys, heads.d_qk)
+        return cls(heads, rates, keys, SideMoments.empty(heads.key_heads, joined_values, heads.d_v))
+
+    def unturned(self, keys: Tensor) -> Tensor:
+        """Keys, or gradients with respect to them, (b, g, t, d), as before positions."""
+        if self.rates is None:
+            return keys
+        positions = torch.arange(keys.shape[2], dtype=torch.float64)[:, None]
+        return turn(keys, (-positions * self.rates).to(keys.device, torch.float32), self.heads.planes)
+
+    def add(self, key: Tensor, value: Tensor) -> None:
+        self.check(key, value)
+        self.tokens += key.shape[0] * (key.shape[2] - FIRST)
+        self.keys.add(self.unturned(key.detach().float())[:, :, FIRST:])
+        self.values.add(value[:, :, FIRST:])
+
+    def grade(self, key: Tensor, value: Tensor) -> None:
+        """Gradients with respect to keys and values."""
+        self.check(key, value)
+        self.graded += key.shape[0] * (key.shape[2] - FIRST)
+        self.keys.grade(self.unturned(key.float())[:, :, FIRST:])
+        self.values.grade(value[:, :, FIRST:])
+
+    def check(self, *tensors: Tensor) -> None:
+        if not all(map(is_finite, tensors)):
+            raise DeadweightError(
+                f"{self.heads.path} has keys, values or gradients that are NaN or infinite on the calibration text; "
+                "expected finite ones: nothing can be measured on this model"
+            )
+        if tensors[0].shape[2] <= FIRST:
+            raise DeadweightError(
+                f"found calibration windows of {tensors[0].shape[2]} tokens; expected more than {FIRST}, the first "
+                "tokens that are not coded"
+            )
+
+    def side(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Means, covariances and second moments of gradients of one side, per set."""
+        if self.tokens == 0 or self.graded == 0:
+            raise DeadweightError(f"{self.heads.path} was not reached by the calibration text; expected it to be used")
+        side: SideMoments = getattr(self, name)
+        mean = side.mean / self.tokens
+        covariance = side.states / self.tokens - mean[:, :, None] * mean[:, None, :]
+        return mean, shrunk(covariance, self.tokens), side.gradient / self.graded
+
+
+def shrunk(covariance: Tensor, tokens: int) -> Tensor:
+    """A covariance with some of the mean variance in every direction, the more the fewer tokens there were.
+
+    A direction in which nothing was seen to vary must not be dropped for that: other text may use it.
+    """
+    size = covariance.shape[-1]
+    share = min(0.5, size / (SEEN * tokens))
+    mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    return (1 - share) * covariance + share * mean * torch.eye(size, dtype=covariance.dtype)
+
+
+@dataclass
+class CacheRecorder:
+    """Adds up what every attention caches in one run; the gradients when the block runs again on the way back."""
+
+    known: dict[str, CacheMoments]
+    gradients: bool = False
+    whole: bool = False
+    again: bool = False  # a block runs again
+    kept: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+
+    def __call__(
+        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
+    ) -> Tensor:
+        moments = self.known.get(path)
+        if moments is None:
+            return attend(query, key, value)
+        if self.gradients and not self.whole and not self.again:
+            if torch.is_grad_enabled():
+                raise NotAloneError(f"{path}, which is not called by its block")
+            return attend(query, key, value)
+        if self.gradients:
+            key = key if key.requires_grad else key.detach().requires_grad_()
+            value = value if value.requires_grad else value.detach().requires_grad_()
+            self.kept.append((path, key, value))
+        moments.add(key, value)
+        return attend(query, key, value)
+
+    def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
+        """Gradients of what was kept, into the moments; those with respect to a block's inputs are returned."""
+        kept, self.kept = self.kept, []
+        asked = [*inputs, *(t for _, key, value in kept for t in (key, value))]
+        grads = torch.autograd.grad(outputs, asked, given, allow_unused=True) if outputs else (None,) * len(asked)
+        for n, (path, key, value) in enumerate(kept):
+            pair = grads[len(inputs) + 2 * n : len(inputs) + 2 * n + 2]
+            self.known[path].grade(
+                *(torch.zeros_like(x) if g is None else g for x, g in zip((key, value), pair, strict=True))
+            )
+        return list(grads[: len(inputs)])
+
+    def watching(self, model: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+Tick = Callable[[int], None]

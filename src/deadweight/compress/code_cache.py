@@ -1,0 +1,285 @@
+"""Coding a cache, stage by stage: locate, measure, bases, bits, judge, heal, write."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deadweight.compress.cache_moments import CacheMoments, CacheRecorder
+from deadweight.compress.cache_result import CacheCompression, CurvePoint, cache_card, cache_data
+from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
+from deadweight.compress.coding import Allocation, CacheBasis, allocate, cache_basis, smallest_share, with_coded_cache
+from deadweight.compress.decoding import expect_own_caches, expect_same_decoded
+from deadweight.compress.heal import heal_or_undo, healing_place
+from deadweight.compress.judge import judge
+from deadweight.compress.locate import Heads, locate
+from deadweight.compress.moments import measure
+from deadweight.compress.observe import attend_alike
+from deadweight.compress.result import Judgement
+from deadweight.compress.rotary import expect_constant_rates, measure_rates
+from deadweight.compress.settings import LARGEST, Settings
+from deadweight.errors import DeadweightError
+from deadweight.progress import Progress
+from deadweight.save.compressed import write_compressed
+from deadweight.slim.format import SlimSpec
+from deadweight.source.hugging import local_folder
+from deadweight.source.model import Source
+from deadweight.source.text import printable
+from deadweight.train.launch import first_process
+
+USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
+SHARES = (0.08, 0.1, 0.125, 0.16, 0.19, 0.22, 0.25, 0.31, 0.375, 0.44, 0.53)  # of a curve, and of what --max-loss tries
+WIDEST_KEYS = 256  # numbers that are transformed together: every step of decoding transforms all cached keys
+WIDEST_VALUES = 512  # values are gathered as codes, and transformed once
+GRADED = 1  # one in so many batches is asked for gradients
+HELD, JUDGED = "held-back calibration text", "judgement text"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model whose cache was measured, and what it is judged by."""
+
+    source: Source
+    bases: tuple[CacheBasis, ...]
+    calibration: Calibration
+    texts: dict[str, tuple[Batch, ...]]
+    precision: torch.dtype
+
+    @property
+    def tokens(self) -> int:
+        """Length of a sequence that shares are about: that of the calibration windows."""
+        return int(self.calibration.measure[0]["input_ids"].shape[1])
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A model with a coded cache, how it is built, and what it costs."""
+
+    module: nn.Module
+    slim: SlimSpec
+    plan: Allocation
+    point: CurvePoint
+
+
+def expect_cache(source: Source) -> None:
+    """Say why the cache of a model cannot be coded."""
+    name = printable(source.name)
+    if not hasattr(source.module, "generate"):
+        raise DeadweightError(f"{name} has no cache, which --keep-kv is about; use --keep-attention")
+    if getattr(source.config, "is_encoder_decoder", False):
+        raise DeadweightError(
+            f"{name} is an encoder with a decoder; expected a decoder alone: caches of cross-attention are not coded. "
+            "Use --cache low-rank"
+        )
+    expect_constant_rates(source.config)
+
+
+def measured(source: Source, model: Any, settings: Settings, precision: torch.dtype, progress: Progress) -> Work:
+    """Locate every attention and measure what it caches."""
+    expect_cache(source)
+    progress("looking for heads", 0, 0)
+    attentions = locate(source)
+    expect_own_caches(source)
+    attend_alike(source.module)
+    text = cache_calibration(
+        source,
+        model,
+        text=settings.text,
+        inputs=settings.inputs,
+        windows=settings.windows,
+        length=settings.length,
+        batch=settings.batch,
+    )
+    rates = measure_rates(source.module, attentions, text.measure[0])
+    known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
+    of = len(text.measure)
+    measure(
+        source.module,
+        known,
+        text.measure,
+        tick=lambda n: progress("measuring", n, of),
+        recorder=CacheRecorder,
+        most=GRADED,
+    )
+    bases = []
+    for n, path in enumerate(list(known)):
+        progress("finding the best basis", n, len(attentions))
+        moments = known.pop(path)
+        bases.append(cache_basis(moments, settings.keys or "all"))
+    texts = {HELD: text.judge}
+    if settings.judge_text is not None:
+        length = int(text.measure[0]["input_ids"].shape[1])
+        texts[JUDGED] = judge_batches(source, model, settings.judge_text, settings.windows, length)
+    return Work(source, tuple(bases), text, texts, precision)
+
+
+def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
+    keys, values = joined(heads, heads.d_qk, WIDEST_KEYS), joined(heads, heads.d_v, WIDEST_VALUES)
+    return CacheMoments.empty(heads, rates, keys, values)
+
+
+def joined(heads: Heads, size: int, widest: int) -> int:
+    """How many key heads are transformed together."""
+    divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
+    return max([m for m in divisors if m * size <= widest], default=1)
+
+
+def coded(work: Work, share: float) -> Coded:
+    """The model with a cache of this share, judged."""
+    plan = allocate(work.bases, min(share, 1.0), work.tokens)
+    module, slim = with_coded_cache(work.source.module, work.bases, plan, work.precision)
+    judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
+    expect_finite(judgements, work.source.name)
+    return Coded(module, slim, plan, CurvePoint(plan.share, plan.predicted, judgements))
+
+
+def expect_finite(judgements: Mapping[str, Judgement], name: str) -> None:
+    for text, judgement in judgements.items():
+        if not math.isfinite(judgement.increase):
+            raise DeadweightError(
+                f"{printable(name)} has a loss on the {text} that is NaN or infinite, with its cache or with a coded "
+                "one; expected a finite loss: nothing can be judged"
+            )
+
+
+def worst_rise(point: CurvePoint) -> float:
+    return max(j.increase for j in point.judgements.values())
+
+
+def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
+    """The smallest cache whose measured loss stays within the limit on every text, by bisection."""
+    shares = possible_shares(work)
+    low, high, tries = 0, len(shares) - 1, 0
+    best: Coded | None = None
+    while low <= high:
+        middle = (low + high) // 2
+        tries += 1
+        progress("trying sizes", tries, 4)
+        attempt = coded(work, shares[middle])
+        if worst_rise(attempt.point) <= limit:
+            best, high = attempt, middle - 1
+        else:
+            low = middle + 1
+    if best is None:
+        raise DeadweightError(
+            f"found --max-loss {limit}; a cache of 8 bits costs {worst_rise(attempt.point):.4f} nats per token: "
+            "expected more, or leave the cache as it is"
+        )
+    return best
+
+
+def possible_shares(work: Work) -> list[float]:
+    least = smallest_share(work.bases, work.tokens)
+    shares = [share for share in SHARES if share > least]
+    return shares or [LARGEST]
+
+
+def curve(work: Work, progress: Progress) -> list[Coded]:
+    """What caches of many sizes cost, the smallest first."""
+    shares = possible_shares(work)
+    points = []
+    for n, share in enumerate(shares):
+        progress("judging sizes", n, len(shares))
+        points.append(coded(work, share))
+    return points
+
+
+def compress_cache(
+    source: Source, model: Any, target: Path | None, settings: Settings, precision: torch.dtype, progress: Progress
+) -> CacheCompression:
+    """Measure the cache of a model once, code it to the size that was asked for, judge, heal and write it."""
+    start = time.perf_counter()
+    work = measured(source, model, settings, precision, progress)
+    if settings.curve:
+        points = curve(work, progress)
+        expect_same_decoded(source.module, points[-1].module, work.calibration.judge[0], source.name)
+        return described(work, points, settings, time.perf_counter() - start)
+    if settings.max_loss is not None:
+        choice = by_loss(work, settings.max_loss, progress)
+    else:
+        progress("judging", 0, 0)
+        choice = coded(work, USUAL if settings.share is None else settings.share)
+    expect_same_decoded(source.module, choice.module, work.calibration.judge[0], source.name)
+    unhealed = choice.point
+    notes: tuple[str, ...] = ()
+    if settings.heal:
+        choice, notes = healed(work, choice, model, target, settings, progress)
+    result = described(work, [choice], settings, time.perf_counter() - start)
+    result = replace(
+        result,
+        notes=(*result.notes, *notes),
+        healed=0 if notes else settings.heal,
+        before_healing=unhealed if settings.heal else None,
+    )
+    if target is not None and first_process():
+        progress("writing", 0, 0)
+        write(source, model, target, choice, result, precision, settings.overwrite)
+    return replace(result, module=choice.module if target is None else None, seconds=time.perf_counter() - start)
+
+
+def healed(
+    work: Work, choice: Coded, model: Any, target: Path | None, settings: Settings, progress: Progress
+) -> tuple[Coded, tuple[str, ...]]:
+    """Distil from the original with codes in the loop: rounding passes gradients as if it did nothing."""
+    original = work.source.module
+    batches = text_to_heal_on(work.source, model, settings.text, settings.heal_text, work.calibration, settings.heal)
+    same = (settings.heal, settings.heal_rate, choice.slim.to_json())
+    place = None if target is None else healing_place(target, original, batches, same)
+    undone = heal_or_undo(
+        original, choice.module, batches, settings.heal, rate=settings.heal_rate, place=place, progress=progress
+    )
+    judgements = {name: judge(original, choice.module, batches) for name, batches in work.texts.items()}
+    return replace(choice, point=replace(choice.point, judgements=judgements)), undone
+
+
+def described(work: Work, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
+    asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL
+    return CacheCompression(
+        model=work.source.name,
+        asked=asked,
+        tokens=work.tokens,
+        calibration_tokens=work.calibration.tokens,
+        points=tuple(p.point for p in points),
+        caches=points[-1].plan.specs,
+        notes=(*work.source.notes, *work.calibration.notes, *notes_on(work, asked)),
+        seconds=seconds,
+    )
+
+
+def notes_on(work: Work, asked: float | None) -> list[str]:
+    notes = []
+    blind = [b.heads for b in work.bases if b.heads.blind]
+    if blind:
+        notes.append(
+            f"{len(blind)} attentions, {blind[0].path} among them, are coded behind positions: {blind[0].blind}; that "
+            "costs more"
+        )
+    if asked is not None and asked > LARGEST:
+        notes.append("8 bits are as good as 16 here: no coordinate has more")
+    return notes
+
+
+def write(
+    source: Source, model: Any, target: Path, choice: Coded, result: CacheCompression, precision: Any, overwrite: bool
+) -> None:
+    write_compressed(
+        choice.module,
+        choice.slim,
+        cache_data(result),
+        partial(cache_card, result),
+        target,
+        folder=local_folder(str(model)) if isinstance(model, (str, Path)) else None,
+        config=source.config,
+        changes=None,
+        cls=type(source.module),
+        precision=precision,
+        overwrite=overwrite,
+    )

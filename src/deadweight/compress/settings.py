@@ -1,0 +1,109 @@
+"""What a compression is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from deadweight.compress.basis import STRUCTURES, Structure
+from deadweight.errors import DeadweightError
+
+RATE = 2e-4  # learning rate of healing
+LARGEST = 8 / 16  # of a 16-bit cache that codes of 8 bits take: more bits are not needed
+EXPECTED = "expected one of keep_kv, bits, keep_attention and max_loss"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `compress`; the command has the same ones.
+
+    One of `keep_kv` (share of a 16-bit cache, everything included), `bits` (per number of the cache: 16 times the
+    share), `keep_attention` (share of the attention weights) and `max_loss` (nats per token) says how small.
+    """
+
+    keep_kv: float | None = None
+    bits: float | None = None
+    keep_attention: float | None = None
+    max_loss: float | None = None
+    cache: Literal["coded", "low-rank"] = "coded"
+    keys: Structure | None = None  # how far keys are mixed before they are coded; None: as far as is cheap
+    text: str | None = None
+    judge_text: str | None = None
+    inputs: Any = None
+    layout: Literal["slim", "stock"] = "slim"
+    method: Literal["knapsack", "layer", "uniform"] = "knapsack"
+    windows: int = 32
+    length: int | None = None
+    batch: int | None = None
+    step: int | None = None
+    merge: int | None = None
+    late: bool = False
+    heal: int = 0
+    heal_text: str | None = None
+    heal_rate: float = RATE
+    curve: bool = False
+    device: str | None = None
+    overwrite: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        expect_choice("layout", self.layout, ("slim", "stock"))
+        expect_choice("method", self.method, ("knapsack", "layer", "uniform"))
+        expect_choice("cache", self.cache, ("coded", "low-rank"))
+        if self.keys is not None:
+            expect_choice("keys", self.keys, STRUCTURES)
+        budgets = (self.keep_kv, self.bits, self.keep_attention, self.max_loss)
+        if sum(x is not None for x in budgets) > 1:
+            raise DeadweightError(f"found several budgets; {EXPECTED}")
+        for name, share in (("keep-kv", self.keep_kv), ("keep-attention", self.keep_attention)):
+            if share is not None and not 0 < share <= 1:
+                raise DeadweightError(f"found --{name} {share}; expected a share above 0 and at most 1")
+        if self.bits is not None and not 0 < self.bits <= 16:
+            raise DeadweightError(f"found --bits {self.bits}; expected bits per number, above 0 and at most 16")
+        if self.max_loss is not None and not self.max_loss > 0:
+            raise DeadweightError(
+                f"found --max-loss {self.max_loss}; expected nats per token above 0: 0.02 is 2 % of perplexity"
+            )
+        if self.heal < 0:
+            raise DeadweightError(f"found --heal {self.heal}; expected a number of steps, or 0")
+        if not 0 < self.heal_rate < 1:
+            raise DeadweightError(f"found --heal-rate {self.heal_rate}; expected a learning rate, such as {RATE}")
+        if self.heal_text is not None and not self.heal:
+            raise DeadweightError("found a text to heal on and no steps of healing; expected --heal STEPS")
+        if self.judge_text is not None and self.judge_text in (self.text, self.heal_text):
+            raise DeadweightError(
+                f"found {self.judge_text!r} both to learn from and to judge by; expected another text to judge by"
+            )
+        self.expect_read()
+
+    def expect_read(self) -> None:
+        """Refuse options that the kind of compression that was asked for would not read."""
+        if self.is_coded:
+            strange = {"--late": self.late, "--merge": self.merge is not None}
+            instead = "expected --cache low-rank with it"
+        else:
+            strange = {
+                "--curve": self.curve,
+                "--bits": self.bits is not None,
+                "--keys": self.keys is not None,
+                "--judge-text": self.judge_text is not None,
+            }
+            instead = "it is about coded caches: expected neither --cache low-rank nor --keep-attention, --layout stock"
+        for name, given in strange.items():
+            if given:
+                raise DeadweightError(f"found {name}, which is not read here; {instead}")
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether a cache, if the model has one, is to be coded; else heads get smaller."""
+        return self.cache == "coded" and self.keep_attention is None and self.layout == "slim"
+
+    @property
+    def share(self) -> float | None:
+        """The share of a 16-bit cache that was asked for."""
+        return self.keep_kv if self.bits is None else self.bits / 16
+
+
+def expect_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise DeadweightError(f"found {name}={value!r}; expected {' or '.join(map(repr, allowed))}")

@@ -1,0 +1,135 @@
+"""Caches of codes are for the model that writes them, and may be copied."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+import deadweight
+from deadweight.compress.run import compress
+from deadweight.errors import DeadweightError
+from deadweight.slim.format import CacheSpec
+
+CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+IDS = torch.randint(3, 99, (24, 24), generator=torch.Generator().manual_seed(1))
+
+
+def original() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(**CONFIG, intermediate_size=48, vocab_size=99, max_position_embeddings=64)
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return compress(original(), inputs={"input_ids": IDS}, keep_kv=0.4).module
+
+
+@pytest.fixture
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def after_prompt(model: Any, cache: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(IDS[:2, 12:15], past_key_values=cache, use_cache=True).logits
+    return logits
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_a_copied_cache_goes_on_where_the_other_stood(small: Any) -> None:
+    cache = DynamicCache()
+    small(IDS[:2, :12], past_key_values=cache, use_cache=True)
+    twins = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+    assert twins[0].layers[0].coder is cache.layers[0].coder  # its maps are not copied
+    expected = after_prompt(small, cache)
+    assert all(torch.equal(after_prompt(small, twin), expected) for twin in twins)
+    assert torch.equal(after_prompt(copy.deepcopy(small), twins[0]), after_prompt(small, cache))
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_a_model_may_be_pickled_and_copied(small: Any) -> None:
+    expected = small(IDS[:2], use_cache=False).logits
+    for twin in (pickle.loads(pickle.dumps(small)), copy.deepcopy(small)):
+        assert type(twin) is type(small)
+        assert torch.equal(twin(IDS[:2], use_cache=False).logits, expected)
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_a_cache_of_another_model_is_refused(small: Any) -> None:
+    other: Any = None
+    with torch.enable_grad():
+        other = compress(original(), inputs={"input_ids": IDS}, keep_kv=0.3).module
+    for writer, message in ((original(), "keys of another model"), (other, "codes of another model")):
+        cache = DynamicCache()
+        writer(IDS[:2, :12], past_key_values=cache, use_cache=True)
+        with pytest.raises(ValueError, match=message):
+            after_prompt(small, cache)
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_memory_that_was_taken_early_is_taken_for_codes(small: Any) -> None:
+    early = StaticCache(config=small.config, max_cache_len=20)
+    early.early_initialization(2, 2, 8, torch.float32, torch.device("cpu"))
+    late = StaticCache(config=small.config, max_cache_len=20)
+    for cache in (early, late):
+        small(IDS[:2, :12], past_key_values=cache, use_cache=True)
+    assert early.layers[0].keys.dtype == torch.uint8
+    assert torch.equal(after_prompt(small, early), after_prompt(small, late))
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_what_is_cropped_to_the_start_starts_again(small: Any) -> None:
+    """Also where the new text has other padding."""
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    cropped, fresh = DynamicCache(), DynamicCache()
+    small(IDS[:2, :12], attention_mask=mask, past_key_values=cropped, use_cache=True)
+    cropped.crop(-12)
+    for cache in (cropped, fresh):
+        small(IDS[2:4, :12], past_key_values=cache, use_cache=True)
+    assert all(torch.equal(a.start, b.start) for a, b in zip(cropped.layers, fresh.layers, strict=True))
+    assert torch.equal(after_prompt(small, cropped), after_prompt(small, fresh))
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_nothing_of_a_call_stays_in_the_model(small: Any) -> None:
+    small(IDS[:2], use_cache=False)
+    small(IDS[:2], use_cache=True)
+    assert all(layer.self_attn.coder.call is None for layer in small.model.layers)
+
+
+def test_a_folder_without_maps_is_refused(small: Any, tmp_path: Path) -> None:
+    small.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.self_attn.coder.keys.decode_0"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(DeadweightError, match=r"has no model\.layers\.1\.self_attn\.coder\.keys\.decode_0"):
+        deadweight.load(tmp_path)
+
+
+HOSTILE = [
+    {"first": -1}, {"first": 10**9}, {"first": "4"}, {"pairs": 5}, {"pairs": -1}, {"pairs": True}, {"key_heads": 0},
+    {"key_heads": 2.0}, {"heads": 5}, {"d_qk": -8, "key_heads": -2}, {"heads": None}, {"keys": {"size": 16}},
+    {"keys": {"size": 16.0, "runs": [[0] * 8]}}, {"keys": {"size": 16, "runs": [[8.0] + [0] * 7]}},
+    {"values": {"size": 16, "runs": []}}, {"values": 3}, {"more": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+def test_a_config_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
+    side = {"size": 16, "runs": [[8] + [0] * 7]}
+    raw = {"heads": 4, "key_heads": 2, "d_qk": 8, "d_v": 8, "pairs": 4, "first": 4, "keys": side, "values": side}
+    assert CacheSpec.from_json("a.b", json.loads(json.dumps(raw))).pairs == 4
+    with pytest.raises(ValueError, match=r"found a cache at a\.b that does not fit"):
+        CacheSpec.from_json("a.b", {**raw, **change})

@@ -1,0 +1,58 @@
+"""The cache benchmark: what rivals give back, what they count as bytes, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def rivals(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("cache_rivals")
+
+
+def states() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    key, value = (torch.randn(1, 2, 64, 32, generator=generator) for _ in range(2))
+    return key + 3 * torch.randn(1, 2, 1, 32, generator=generator), value
+
+
+def error(rival: Any) -> float:
+    key, value = states()
+    coded = rival.apply("attention", key, value)
+    assert coded[0].shape == key.shape and coded[1].shape == value.shape
+    return float((coded[0] - key).pow(2).mean() + (coded[1] - value).pow(2).mean())
+
+
+@pytest.mark.parametrize("name", ["blocks", "rotated_blocks", "kivi", "turboquant"])
+def test_more_bits_are_more_exact_and_count_as_more_bytes(name: str, rivals: ModuleType) -> None:
+    few, many = (getattr(rivals, name)(bits) for bits in (4, 8))
+    assert error(many) < 0.05 * error(few) and few.bits < many.bits and few.bits > 4
+
+
+def test_keys_with_large_means_suit_kivi_and_hurt_blocks(rivals: ModuleType) -> None:
+    """What its paper says of it, and what a wrong axis would not show."""
+    assert error(rivals.kivi(4)) < error(rivals.blocks(4))
+
+
+def test_a_rotation_keeps_lengths_and_takes_powers_of_two_only(rivals: ModuleType) -> None:
+    turn = rivals.hadamard(64)
+    assert torch.allclose(turn @ turn.T, torch.eye(64), atol=1e-6)
+    with pytest.raises(ValueError, match="power of two"):
+        rivals.hadamard(48)
+
+
+def test_the_page_lists_every_method_by_its_bytes(benchmark: Callable[[str], ModuleType]) -> None:
+    rows = [
+        {"model": "M", "method": m, "source": "here", "bits": b, "text": t, "windows": 8, "rise": r}
+        for m, b, r in (("ours", 4.0, 0.004), ("KIVI, 4 bits", 5.0, 0.02))
+        for t in ("prose", "book")
+    ]
+    setting = {"calibration": "mixture", "length": 1024, "torch": "2", "transformers": "5", "machine": "CPU"}
+    page = benchmark("cache_report").page(setting, rows)
+    assert "| **ours** | 4.00 | 25.0% | +0.40% | +0.40% |" in page and "| KIVI, 4 bits | 5.00 | 31.2% |" in page
+    assert page.index("KIVI, 4 bits") < page.index("**ours**")
