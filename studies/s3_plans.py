@@ -71,7 +71,7 @@ def plans(
         file.write_bytes(read[: len(read) * 95 // 100][: 20 << 20])
         known = read_profile(f"text:{file}", None, "bytes", print)
         seen = pilot(SHAPE, str(file), steps=steps, keep=Path(folder) / "pilot", progress=tell)
-        small = compress(Path(folder) / "pilot", keep_kv=0.5, text=str(file), length=SHAPE.context)
+        small = compress(Path(folder) / "pilot", cache="low-rank", keep_kv=0.5, text=str(file), length=SHAPE.context)
     rules = Rules(multiple=8, one_size=True)
     made = {
         name: [(layer.heads, layer.size) for layer in found.layers]

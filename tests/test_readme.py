@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import deadweight
+from deadweight.laws.page import pages
 from deadweight.report.groups import group_findings
-from deadweight.report.pages import pages
 from deadweight.report.text import count
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -15,12 +15,15 @@ FLOORS = (  # from the ground up: a room may import what stands before it
     ("slim", "the runtime of slim checkpoints, which travels with them"),
     ("transformer", "our own transformer, of any shape"),
     ("source", "from a folder, an id or a module to a model with example inputs"),
+    ("save", "checkpoints: what is stored, how it is written and loaded"),
     ("graph", "from a model to a graph of operations, in one form"),
     ("proof", "labels, exact arithmetic, and the rules that carry both through a graph"),
-    ("laws", "what can be redundant, law by law"),
+    ("claims", "what a proof says of parameters, and the motions that it calls redundant"),
+    ("search", "which changes to try, which spaces there are, what has been proved so far"),
+    ("rewrite", "what a claim does to the weights"),
+    ("laws", "one file for each law: its searches, its rewrite, its page; and the catalogue"),
     ("audit", "findings with evidence, unknowns and the account"),
-    ("save", "checkpoints: what is stored, how it is written and loaded"),
-    ("reduce", "rewrites of the weights, tried, verified and written"),
+    ("reduce", "the rewrites planned, tried, verified and written"),
     ("train", "training runs and sweeps"),
     ("evaluate", "loss, speed and cache of a model"),
     ("compress", "smaller heads and caches, at a measured loss"),
@@ -102,7 +105,9 @@ def test_every_room_has_its_floor() -> None:
     assert rooms - {"__init__"} - COMMON == set(ORDER) - {"deadweight"}
 
 
-@pytest.mark.parametrize("back", [("laws", "audit"), ("save", "reduce"), ("source", "graph"), ("errors", "source")])
+@pytest.mark.parametrize(
+    "back", [("laws", "audit"), ("save", "reduce"), ("rewrite", "laws"), ("source", "graph"), ("errors", "source")]
+)
 def test_an_edge_that_points_back_is_seen(back: tuple[str, str]) -> None:
     assert len(pointing_back({**edges(), back: ["a/file"]})) == 1
 

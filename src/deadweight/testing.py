@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import deadweight
+from deadweight.laws.page import law_codes
 from deadweight.report.groups import Group, group_findings
-from deadweight.report.pages import law_codes
 from deadweight.report.text import plural, printable
 
 

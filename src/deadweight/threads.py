@@ -72,8 +72,8 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of (…, d, d), symmetric or Hermitian."""
     if matrix.device.type != "cpu":
         return torch.linalg.eigh(matrix)
-    found = each(torch.linalg.eigh, matrix.reshape(-1, *matrix.shape[-2:]))
-    values, vectors = (torch.stack(parts) for parts in zip(*found, strict=True))
+    pairs = each(torch.linalg.eigh, matrix.reshape(-1, *matrix.shape[-2:]))
+    values, vectors = (torch.stack(parts) for parts in zip(*pairs, strict=True))
     return values.view(matrix.shape[:-1]), vectors.view(matrix.shape)
 
 

@@ -78,8 +78,8 @@ def checked(profile: Sequence[float]) -> tuple[float, ...]:
         if not math.isfinite(value) or value < 0:
             raise DeadweightError(f"found {value!r} at lag {lag} of the profile; expected a number, zero or more")
     if not any(values):
-        found = "no lags" if not values else f"{len(values)} lags, all zero,"
-        raise DeadweightError(f"found {found} in the profile; expected at least one number above zero")
+        given = "no lags" if not values else f"{len(values)} lags, all zero,"
+        raise DeadweightError(f"found {given} in the profile; expected at least one number above zero")
     return values
 
 

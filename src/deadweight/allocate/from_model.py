@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -25,6 +24,7 @@ from deadweight.allocate.from_text import effective_tokens
 from deadweight.allocate.profile import Profile
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
+from deadweight.source.kinds import Arguments, Keywords, Leaf
 from deadweight.source.text import printable
 
 WINDOWS, AT_A_TIME = 32, 4
@@ -63,7 +63,7 @@ def windows(ids: Tensor, length: int, name: str) -> Tensor:
 
 
 @torch.no_grad()
-def attention_by_lag(module: Any, ids: Tensor, lags: int, say: Progress = silent) -> Tensor:
+def attention_by_lag(module: nn.Module, ids: Tensor, lags: int, say: Progress = silent) -> Tensor:
     """[layer, m − 1]: the mean weight of the token m back."""
     device = next(module.parameters()).device
     totals, parts = [], ids.split(AT_A_TIME)
@@ -84,13 +84,15 @@ def attention_by_lag(module: Any, ids: Tensor, lags: int, say: Progress = silent
 class Watch(TorchFunctionMode):
     """What `look` makes of the queries and keys of every attention, in the order of the layers."""
 
-    look: Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
+    look: Callable[[Tensor, Tensor, Keywords], Tensor]
     seen: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Leaf], types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Leaf:
         if func is F.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}

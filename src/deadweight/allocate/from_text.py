@@ -106,12 +106,12 @@ def halves(labels: Tokens, lags: int) -> tuple[list[Tokens], list[Tokens]]:
 
 def pair_counts(blocks: list[Tokens], lags: int, classes: int) -> Floats:
     """[m, a, b]: how often class a comes m places after class b."""
-    found = np.zeros((lags + 1, classes * classes))
+    counts = np.zeros((lags + 1, classes * classes))
     for block in blocks:
         for m in range(lags + 1):
             pairs = block[m:] * classes + block[: len(block) - m]
-            found[m] += np.bincount(pairs, minlength=classes * classes)
-    return found.reshape(lags + 1, classes, classes)
+            counts[m] += np.bincount(pairs, minlength=classes * classes)
+    return counts.reshape(lags + 1, classes, classes)
 
 
 def covariance(pairs: Floats) -> Floats:
@@ -133,5 +133,5 @@ def fitted(pairs: Floats) -> Floats:
     whole = whole.reshape(lags * n, lags * n)
     whole[np.diag_indices(lags * n)] += np.tile(np.diag(small[0]), lags) * 1e-3  # a class that hardly comes
     right = np.stack([b[:, :-1] for b in blocks[1:]], 1).reshape(classes, lags * n)
-    found: Any = np.linalg.solve(whole, right.T).T
-    return np.asarray(found.reshape(classes, lags, n).swapaxes(0, 1))
+    coefficients: Any = np.linalg.solve(whole, right.T).T
+    return np.asarray(coefficients.reshape(classes, lags, n).swapaxes(0, 1))

@@ -54,5 +54,5 @@ def pilot(
     with tempfile.TemporaryDirectory() as folder:
         out = keep or Path(folder) / "pilot"
         trained = train(run, out, tell=lambda update: progress("pilot run", update.step, steps))
-        found = saturation(out, text, progress=progress)
-    return Pilot(text, steps, trained.bits_per_byte, found.factors)
+        measured = saturation(out, text, progress=progress)
+    return Pilot(text, steps, trained.bits_per_byte, measured.factors)

@@ -102,8 +102,8 @@ def plan(
             f"found {shape.heads} heads, {rules.sharing} to a key head; expected a multiple of {rules.sharing}"
         )
     tasks = [Task(tuple(profile), max(1, round(s * d_token))) for s in factors]
-    found = [candidate(shape, tasks, factors, size, rules) for size in rules.sizes(Task(tuple(profile), d_token))]
-    fitting = [layers for layers in found if layers is not None]
+    candidates = [candidate(shape, tasks, factors, size, rules) for size in rules.sizes(Task(tuple(profile), d_token))]
+    fitting = [layers for layers in candidates if layers is not None]
     if not fitting:
         need = shape.n_layers * rules.least
         raise DeadweightError(
@@ -116,13 +116,13 @@ def plan(
 
 
 def checked_saturation(factors: Sequence[float], shape: Shape) -> tuple[float, ...]:
-    found = tuple(float(f) for f in factors)
-    if len(found) != shape.n_layers:
-        raise DeadweightError(f"found {len(found)} saturation factors for {shape.n_layers} layers; expected one each")
-    for layer, factor in enumerate(found):
+    result = tuple(float(f) for f in factors)
+    if len(result) != shape.n_layers:
+        raise DeadweightError(f"found {len(result)} saturation factors for {shape.n_layers} layers; expected one each")
+    for layer, factor in enumerate(result):
         if not 0 < factor <= 1:
             raise DeadweightError(f"found a saturation factor of {factor!r} at layer {layer}; expected 0 < factor ≤ 1")
-    return found
+    return result
 
 
 @lru_cache(maxsize=4096)  # layers are alike, and are asked about again and again

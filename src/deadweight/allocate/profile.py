@@ -7,11 +7,11 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deadweight.allocate.bound import checked
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
+from deadweight.source.kinds import JsonObject, Setting
 from deadweight.source.text import printable
 
 FORMS = "flat, power:EXPONENT, exponential:LAGS, FILE.csv, FILE.json, text:FILE or model:MODEL"
@@ -66,41 +66,41 @@ def from_csv(text: str, where: str) -> list[float]:
 
 def from_json(text: str, where: str) -> list[float]:
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except ValueError as error:
         raise DeadweightError(f"{where} is no JSON ({error})") from error
-    if isinstance(found, list) and found and all(isinstance(row, dict) for row in found):
-        return in_order(found, list(found[0]), where)
-    if not isinstance(found, list):
-        raise DeadweightError(f"{where} holds {type(found).__name__}; expected a list of numbers, lag 1 first")
-    return [number(value, where, f"lag {lag}") for lag, value in enumerate(found, 1)]
+    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        return in_order(data, list(data[0]), where)
+    if not isinstance(data, list):
+        raise DeadweightError(f"{where} holds {type(data).__name__}; expected a list of numbers, lag 1 first")
+    return [number(value, where, f"lag {lag}") for lag, value in enumerate(data, 1)]
 
 
-def in_order(rows: list[dict[str, Any]], columns: list[str], where: str) -> list[float]:
+def in_order(rows: list[JsonObject], columns: list[str], where: str) -> list[float]:
     """The norms by lag. Every lag from 1 on is there once."""
     if sorted(columns) != ["lag", "norm"]:
         shown = ", ".join(map(printable, columns)) or "none"
         raise DeadweightError(f"{where} has the columns {shown}; expected lag and norm")
-    found: dict[int, float] = {}
+    by_lag: dict[int, float] = {}
     for line, row in enumerate(rows, 1):
         lag = number(row.get("lag"), where, f"the lag of row {line}")
-        if lag != int(lag) or lag < 1 or int(lag) in found:
+        if lag != int(lag) or lag < 1 or int(lag) in by_lag:
             raise DeadweightError(f"{where}: found lag {lag:g} in row {line}; expected 1, 2, 3, …, each once")
-        found[int(lag)] = number(row.get("norm"), where, f"lag {lag:g}")
-    missing = next((lag for lag in range(1, len(found) + 1) if lag not in found), None)
+        by_lag[int(lag)] = number(row.get("norm"), where, f"lag {lag:g}")
+    missing = next((lag for lag in range(1, len(by_lag) + 1) if lag not in by_lag), None)
     if missing is not None:
-        raise DeadweightError(f"{where} has no lag {missing}; expected all from 1 to {max(found)}, zeros written out")
-    return [found[lag] for lag in range(1, len(found) + 1)]
+        raise DeadweightError(f"{where} has no lag {missing}; expected all from 1 to {max(by_lag)}, zeros written out")
+    return [by_lag[lag] for lag in range(1, len(by_lag) + 1)]
 
 
-def number(value: Any, where: str, what: str) -> float:
+def number(value: Setting, where: str, what: str) -> float:
     try:
-        found = float(value) if not isinstance(value, bool) else math.nan
+        result = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise DeadweightError(f"{where}: found {printable(repr(value))} for {what}; expected a number")
-    return found
+    return result
 
 
 def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", say: Progress = silent) -> Profile:
@@ -122,6 +122,6 @@ def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", s
 
         return measure_model(rest, lags or MEASURED_LAGS, say=say)
     if Path(name).suffix in (".csv", ".json"):
-        found = from_file(name)
-        return Profile(found.values[:lags], found.source)
+        profile = from_file(name)
+        return Profile(profile.values[:lags], profile.source)
     raise DeadweightError(f"found the profile {printable(name)}; expected {FORMS}")

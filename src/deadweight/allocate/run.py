@@ -39,12 +39,12 @@ def make_task(
     epsilon: float = 0.0,
     say: Progress = silent,
 ) -> Task:
-    found = read_profile(profile, lags, say=say) if isinstance(profile, str) else profile
-    found = found if isinstance(found, Profile) else Profile(tuple(found), "given")
-    size = d_token or found.d_token
+    known = read_profile(profile, lags, say=say) if isinstance(profile, str) else profile
+    known = known if isinstance(known, Profile) else Profile(tuple(known), "given")
+    size = d_token or known.d_token
     if size is None:
         raise DeadweightError(
-            f"found no token dimension for the profile {found.source}; expected one (--token-dim), or a measured "
+            f"found no token dimension for the profile {known.source}; expected one (--token-dim), or a measured "
             "profile (text:FILE, model:MODEL), which brings its own"
         )
-    return Task(found.values, size, scale, epsilon)
+    return Task(known.values, size, scale, epsilon)

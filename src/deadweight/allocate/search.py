@@ -44,18 +44,18 @@ class Question:
 def searched(question: Question) -> Choice | None:
     """The best choice that costs less than the best known, if there is one. Small gaps are tried first: what is found
     there narrows the rest."""
-    problem, price, found = question.problem, question.price, None
+    problem, price, result = question.problem, question.price, None
     limit = float(question.gaps[0]) / START
     while True:
         offers = list(offered(problem, len(question.floors), price, limit))
         picked = cheapest(offers, question, limit)
         if picked is not None:
-            found = picked
+            result = picked
             value = picked.error(problem) + float(problem.tails[len(picked.blocks)])
             question = Question(problem, price, question.floors, value)
         gap = float(question.gaps[0])
         if limit >= gap:
-            return found
+            return result
         limit = min(4 * limit, gap)
 
 

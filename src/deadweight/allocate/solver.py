@@ -72,10 +72,10 @@ def solve(task: Task, budget: Budget | int, rules: Rules | None = None) -> Optim
 
 def split(task: Task, heads: int, size: int, sharing: int = 1) -> tuple[Group, ...]:
     """The best way to share out so many heads of one size over lags."""
-    found = best_of(Problem(task, (size,), sharing, heads * size), None, None)
-    if found is None:
+    best = best_of(Problem(task, (size,), sharing, heads * size), None, None)
+    if best is None:
         raise DeadweightError(f"found {heads} heads; expected {sharing} or more, which share their keys")
-    return as_groups(found.problem, found.choice)
+    return as_groups(best.problem, best.choice)
 
 
 def ordered(problems: list[Problem]) -> list[Problem]:

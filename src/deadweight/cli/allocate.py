@@ -5,13 +5,16 @@ from __future__ import annotations
 import json as json_module
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deadweight.cli.options import Json, Plot
 from deadweight.cli.screen import JsonReport, drawable, plain, progress_bar, writable
 from deadweight.errors import DeadweightError
+
+if TYPE_CHECKING:
+    from deadweight.allocate.plan import Plan
 
 Profile = Annotated[
     str,
@@ -47,28 +50,38 @@ def root() -> None:
     """
 
 
+BudgetOption = Annotated[int, typer.Option("--budget", metavar="D", help="Σ heads × size.")]
+UseLagsOption = Annotated[
+    int | None, typer.Option("--use-lags", min=1, metavar="M", help="Exactly so many; default: the best number.")
+]
+OneSizeOption = Annotated[bool, typer.Option("--one-size", help="All heads have one size.")]
+KvBytesOption = Annotated[
+    float | None, typer.Option("--kv-bytes", help="At most so many bytes of cache per token (2 bytes a number).")
+]
+FlopsOption = Annotated[
+    float | None, typer.Option("--flops", help="At most so many per token; needs --width, and --context counts.")
+]
+WidthOption = Annotated[int, typer.Option("--width", min=0, help="d_model, for --flops.")]
+ContextOption = Annotated[int, typer.Option("--context", min=0, help="Tokens that a token sees, for --flops.")]
+EpsilonOption = Annotated[float, typer.Option("--epsilon", help="ε of the bound.")]
+
+
 @app.command(short_help="One layer: the best heads for each lag, and the curve.")
 def bound(
-    budget: Annotated[int, typer.Option("--budget", metavar="D", help="Σ heads × size.")],
+    budget: BudgetOption,
     profile: Profile = "flat",
     lags: Lags = None,
     token_dim: TokenDim = None,
     tokenizer: Tokenizer = "bytes",
-    use_lags: Annotated[
-        int | None, typer.Option("--use-lags", min=1, metavar="M", help="Exactly so many; default: the best number.")
-    ] = None,
+    use_lags: UseLagsOption = None,
     multiple: Multiple = 1,
-    one_size: Annotated[bool, typer.Option("--one-size", help="All heads have one size.")] = False,
+    one_size: OneSizeOption = False,
     sharing: Sharing = 1,
-    kv_bytes: Annotated[
-        float | None, typer.Option("--kv-bytes", help="At most so many bytes of cache per token (2 bytes a number).")
-    ] = None,
-    flops: Annotated[
-        float | None, typer.Option("--flops", help="At most so many per token; needs --width, and --context counts.")
-    ] = None,
-    width: Annotated[int, typer.Option("--width", min=0, help="d_model, for --flops.")] = 0,
-    context: Annotated[int, typer.Option("--context", min=0, help="Tokens that a token sees, for --flops.")] = 0,
-    epsilon: Annotated[float, typer.Option("--epsilon", help="ε of the bound.")] = 0.0,
+    kv_bytes: KvBytesOption = None,
+    flops: FlopsOption = None,
+    width: WidthOption = 0,
+    context: ContextOption = 0,
+    epsilon: EpsilonOption = 0.0,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -98,11 +111,31 @@ def bound(
     limits = Budget(budget, kv_bytes, flops, width, context)
     found_profile = named_profile(profile, lags, tokenizer)
     rules = Rules(multiple, one_size, sharing, use_lags)
-    found = allocate(found_profile, limits, d_token=token_dim, rules=rules, epsilon=epsilon)
+    optimum = allocate(found_profile, limits, d_token=token_dim, rules=rules, epsilon=epsilon)
     source = found_profile.source
-    report.deliver(lambda: bound_data(found, source), lambda console: print_bound(found, source, console))
+    report.deliver(lambda: bound_data(optimum, source), lambda console: print_bound(optimum, source, console))
     if drawing is not None:
-        plot_bound(found, source, drawing)
+        plot_bound(optimum, source, drawing)
+
+
+PlanWidthOption = Annotated[int, typer.Option("--width", min=1, help="d_model.")]
+LayersOption = Annotated[int, typer.Option("--layers", min=1, help="Number of layers.")]
+HeadsOption = Annotated[int, typer.Option("--heads", min=1, help="Per layer, of the default with equal heads.")]
+PlanContextOption = Annotated[int, typer.Option("--context", min=2, help="Tokens per sequence.")]
+SaturationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--saturation",
+        metavar="FACTORS",
+        help="What each layer's heads can still use of a token, 0 < factor ≤ 1: by comma, a JSON list in a file, "
+        "what deadweight saturation --json wrote, or the word pilot: the default is trained for a while on the "
+        "text of the profile, and measured. Default: 1 everywhere.",
+    ),
+]
+PilotStepsOption = Annotated[int, typer.Option("--pilot-steps", min=1, help="Steps of that pilot run.")]
+TomlOption = Annotated[
+    str | None, typer.Option("--toml", metavar="FILE", help="Write the run for deadweight train; - prints it.")
+]
 
 
 @app.command(short_help="A whole transformer, layer by layer, ready to train.")
@@ -111,27 +144,16 @@ def plan(
     lags: Lags = None,
     token_dim: TokenDim = None,
     tokenizer: Tokenizer = "bytes",
-    width: Annotated[int, typer.Option("--width", min=1, help="d_model.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1, help="Number of layers.")] = 4,
-    heads: Annotated[int, typer.Option("--heads", min=1, help="Per layer, of the default with equal heads.")] = 4,
-    context: Annotated[int, typer.Option("--context", min=2, help="Tokens per sequence.")] = 128,
-    saturation: Annotated[
-        str | None,
-        typer.Option(
-            "--saturation",
-            metavar="FACTORS",
-            help="What each layer's heads can still use of a token, 0 < factor ≤ 1: by comma, a JSON list in a file, "
-            "what deadweight saturation --json wrote, or the word pilot: the default is trained for a while on the "
-            "text of the profile, and measured. Default: 1 everywhere.",
-        ),
-    ] = None,
-    pilot_steps: Annotated[int, typer.Option("--pilot-steps", min=1, help="Steps of that pilot run.")] = 300,
+    width: PlanWidthOption = 128,
+    layers: LayersOption = 4,
+    heads: HeadsOption = 4,
+    context: PlanContextOption = 128,
+    saturation: SaturationOption = None,
+    pilot_steps: PilotStepsOption = 300,
     multiple: Multiple = 8,
     sharing: Sharing = 1,
     json: Json = None,
-    toml: Annotated[
-        str | None, typer.Option("--toml", metavar="FILE", help="Write the run for deadweight train; - prints it.")
-    ] = None,
+    toml: TomlOption = None,
     plot: Plot = None,
 ) -> None:
     """Heads and their size by layer, with the attention parameters of equal heads everywhere.
@@ -154,7 +176,7 @@ def plan(
     from deadweight.allocate.plan import plan as make_plan
     from deadweight.allocate.rules import Rules
     from deadweight.allocate.toml import plan_toml
-    from deadweight.report.allocation import plan_data, plot_plan, print_plan
+    from deadweight.report.allocation import plot_plan
 
     if json == "-" and toml == "-":
         raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
@@ -167,18 +189,25 @@ def plan(
     if saturation == "pilot":
         make_plan(shape, known.values, d_token=size, rules=rules)  # what cannot be is said before the training
         factors = piloted(shape, text or "embedded", tokenizer, pilot_steps, sharing)
-    found = make_plan(shape, known.values, d_token=size, saturation=factors, rules=rules)
-    data = {"text": text, "tokenizer": tokenizer} if text is not None else None
-    if toml == "-":
-        sys.stdout.write(plan_toml(found, data))
-    report.deliver(
-        lambda: plan_data(found, known.source),
-        lambda console: None if toml == "-" else print_plan(found, known.source, console),
-    )
+    result = make_plan(shape, known.values, d_token=size, saturation=factors, rules=rules)
+    written = plan_toml(result, {"text": text, "tokenizer": tokenizer} if text is not None else None)
+    deliver_plan(report, result, known.source, written if toml == "-" else None)
     if run_file is not None:
-        run_file.write_text(plan_toml(found, data), encoding="utf-8")
+        run_file.write_text(written, encoding="utf-8")
     if drawing is not None:
-        plot_plan(found, known.source, drawing)
+        plot_plan(result, known.source, drawing)
+
+
+def deliver_plan(report: JsonReport, result: Plan, source: str, toml: str | None) -> None:
+    """The plan as JSON, as a table, or as TOML on standard output."""
+    from deadweight.report.allocation import plan_data, print_plan
+
+    if toml is not None:
+        sys.stdout.write(toml)
+    report.deliver(
+        lambda: plan_data(result, source),
+        lambda console: None if toml is not None else print_plan(result, source, console),
+    )
 
 
 def named_profile(name: str, lags: int | None, tokenizer: str) -> Any:
@@ -193,9 +222,9 @@ def piloted(shape: Any, text: str, tokenizer: str, steps: int, sharing: int) -> 
     from deadweight.allocate.pilot import pilot
 
     with progress_bar() as progress:
-        found = pilot(shape, text, tokenizer=tokenizer, steps=steps, sharing=sharing, progress=progress)
-    plain(found.source, stderr=True)
-    return [round(f, 4) for f in found.factors]
+        factors = pilot(shape, text, tokenizer=tokenizer, steps=steps, sharing=sharing, progress=progress)
+    plain(factors.source, stderr=True)
+    return [round(f, 4) for f in factors.factors]
 
 
 def given_saturation(text: str | None) -> list[float] | None:
@@ -203,8 +232,10 @@ def given_saturation(text: str | None) -> list[float] | None:
     if text is None:
         return None
     try:
-        found = json_module.loads(Path(text).read_text(encoding="utf-8")) if text.endswith(".json") else text.split(",")
-        return [float(value) for value in (found["factors"] if isinstance(found, dict) else found)]
+        values = (
+            json_module.loads(Path(text).read_text(encoding="utf-8")) if text.endswith(".json") else text.split(",")
+        )
+        return [float(value) for value in (values["factors"] if isinstance(values, dict) else values)]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DeadweightError(
             f"found --saturation {text!r}; expected numbers by comma, the word pilot, or a .json file: a list of "

@@ -11,8 +11,8 @@ import deadweight
 from deadweight.cli.options import AnyModel, Ignore, Json, Select, TrustRemoteCode
 from deadweight.cli.screen import JsonReport, progress_bar
 from deadweight.errors import DeadweightError
+from deadweight.laws.page import law_codes
 from deadweight.report.json_report import to_json
-from deadweight.report.pages import law_codes
 from deadweight.report.terminal import print_audit
 from deadweight.report.text import printable
 
@@ -26,30 +26,37 @@ class Output(StrEnum):
     probabilities = "probabilities"
 
 
+TrainingOption = Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")]
+OutputOption = Annotated[Output, typer.Option("--output", help="Which output must not change.")]
+CompleteOption = Annotated[
+    bool, typer.Option("--complete", help="Count all redundancy on a narrow clone and compare with the laws.")
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option("--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if nothing was audited."),
+]
+GaugesOption = Annotated[
+    bool, typer.Option("--gauges", help="With --check: gauges, which every transformer has, count too.")
+]
+ProofsOption = Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")]
+LengthOption = Annotated[
+    int | None, typer.Option("--length", metavar="N", min=2, help="Sequence length of the example inputs.")
+]
+
+
 def audit(
     model: AnyModel,
     json: Json = None,
-    training: Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")] = False,
-    output: Annotated[Output, typer.Option("--output", help="Which output must not change.")] = Output.logits,
-    complete: Annotated[
-        bool, typer.Option("--complete", help="Count all redundancy on a narrow clone and compare with the laws.")
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if nothing was audited."
-        ),
-    ] = False,
-    gauges: Annotated[
-        bool, typer.Option("--gauges", help="With --check: gauges, which every transformer has, count too.")
-    ] = False,
+    training: TrainingOption = False,
+    output: OutputOption = Output.logits,
+    complete: CompleteOption = False,
+    check: CheckOption = False,
+    gauges: GaugesOption = False,
     select: Select = None,
     ignore: Ignore = None,
     trust_remote_code: TrustRemoteCode = False,
-    proofs: Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")] = False,
-    length: Annotated[
-        int | None, typer.Option("--length", metavar="N", min=2, help="Sequence length of the example inputs.")
-    ] = None,
+    proofs: ProofsOption = False,
+    length: LengthOption = None,
 ) -> None:
     """Say which parameters of MODEL are redundant, with proofs, and what stays unknown.
 

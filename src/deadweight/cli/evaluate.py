@@ -40,7 +40,7 @@ def evaluate(
     if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
         raise DeadweightError(f"found --dtype {dtype}; expected float32, bfloat16, float16 or float64")
     with progress_bar() as progress:
-        found = judge(
+        evaluations = judge(
             model,
             text,
             against=against,
@@ -52,5 +52,6 @@ def evaluate(
             progress=progress,
         )
     report.deliver(
-        lambda: {"text": text, "models": [as_data(e) for e in found]}, lambda console: print_evaluation(found, console)
+        lambda: {"text": text, "models": [as_data(e) for e in evaluations]},
+        lambda console: print_evaluation(evaluations, console),
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deadweight.report.pages import find_page
+from deadweight.laws.page import find_page
 from deadweight.report.terminal import make_console, print_laws, print_page
 
 

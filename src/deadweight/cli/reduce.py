@@ -11,21 +11,27 @@ import deadweight
 from deadweight.cli.options import Ignore, Json, LayoutName, Overwrite, Select, TrustRemoteCode
 from deadweight.cli.screen import JsonReport, complain, progress_bar
 from deadweight.errors import DeadweightError
-from deadweight.report.pages import law_codes
+from deadweight.laws.page import law_codes
 
 DIFFERENT = 1
 
 
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="As for audit, with its weights.")]
+OutArgument = Annotated[
+    Path | None, typer.Argument(metavar="[OUT]", help="The folder to write; not needed with --dry-run.")
+]
+LayoutOption = Annotated[
+    LayoutName,
+    typer.Option("--layout", help="slim: really smaller. stock: same shapes, loads with plain transformers."),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
+
+
 def reduce(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for audit, with its weights.")],
-    out: Annotated[
-        Path | None, typer.Argument(metavar="[OUT]", help="The folder to write; not needed with --dry-run.")
-    ] = None,
-    layout: Annotated[
-        LayoutName,
-        typer.Option("--layout", help="slim: really smaller. stock: same shapes, loads with plain transformers."),
-    ] = LayoutName.slim,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    model: ModelArgument,
+    out: OutArgument = None,
+    layout: LayoutOption = LayoutName.slim,
+    dry_run: DryRunOption = False,
     json: Json = None,
     select: Select = None,
     ignore: Ignore = None,

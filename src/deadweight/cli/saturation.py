@@ -9,18 +9,25 @@ import typer
 from deadweight.cli.options import Json, Plot, Text, TrustRemoteCode
 from deadweight.cli.screen import JsonReport, drawable, progress_bar
 
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model of text: folder, hub id, or demo.")]
+LengthOption = Annotated[
+    int | None,
+    typer.Option("--length", metavar="N", help="The longest context looked at. Default: 1024, if the model can."),
+]
+WindowsOption = Annotated[int, typer.Option("--windows", help="Windows of the text; more make slopes surer.")]
+RowsOption = Annotated[int, typer.Option("--rows", help="Rows of each window looked at for each length, at most.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the rows that are looked at.")]
+HeadsOption = Annotated[bool, typer.Option("--heads", help="A row for each head, not for each layer.")]
+
 
 def saturation(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of text: folder, hub id, or demo.")],
+    model: ModelArgument,
     text: Text = "embedded",
-    length: Annotated[
-        int | None,
-        typer.Option("--length", metavar="N", help="The longest context looked at. Default: 1024, if the model can."),
-    ] = None,
-    windows: Annotated[int, typer.Option("--windows", help="Windows of the text; more make slopes surer.")] = 8,
-    rows: Annotated[int, typer.Option("--rows", help="Rows of each window looked at for each length, at most.")] = 16,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the rows that are looked at.")] = 0,
-    heads: Annotated[bool, typer.Option("--heads", help="A row for each head, not for each layer.")] = False,
+    length: LengthOption = None,
+    windows: WindowsOption = 8,
+    rows: RowsOption = 16,
+    seed: SeedOption = 0,
+    heads: HeadsOption = False,
     json: Json = None,
     plot: Plot = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -49,7 +56,7 @@ def saturation(
 
     report, drawing = JsonReport(json), drawable(plot)
     with progress_bar() as progress:
-        found = measure(
+        result = measure(
             model,
             text,
             length=length,
@@ -59,6 +66,6 @@ def saturation(
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    report.deliver(lambda: saturation_data(found), lambda console: print_saturation(found, console, heads=heads))
+    report.deliver(lambda: saturation_data(result), lambda console: print_saturation(result, console, heads=heads))
     if drawing is not None:
-        plot_saturation(saturation_data(found), drawing)
+        plot_saturation(saturation_data(result), drawing)

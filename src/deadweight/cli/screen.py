@@ -81,8 +81,10 @@ def writable(file: str | Path | None, option: str) -> Path | None:
         return None
     path = Path(file)
     if path.is_dir() or not path.absolute().parent.is_dir():
-        found = "it is a folder" if path.is_dir() else f"the folder {str(path.absolute().parent)!r} does not exist"
-        raise DeadweightError(f"cannot write {option} {str(path)!r}: {found}; name a file in an existing folder, or -")
+        obstacle = "it is a folder" if path.is_dir() else f"the folder {str(path.absolute().parent)!r} does not exist"
+        raise DeadweightError(
+            f"cannot write {option} {str(path)!r}: {obstacle}; name a file in an existing folder, or -"
+        )
     return path
 
 

@@ -12,14 +12,19 @@ from deadweight.cli.screen import counting_bar
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="TOML: a run, and what varies.")]
+OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; what is there already is kept.")]
+WorkersOption = Annotated[int, typer.Option("--workers", min=1, help="Runs at a time on this machine.")]
+RayOption = Annotated[
+    str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster (OUT on a shared disk), or local.")
+]
+
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML: a run, and what varies.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; what is there already is kept.")],
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at a time on this machine.")] = 1,
-    ray: Annotated[
-        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster (OUT on a shared disk), or local.")
-    ] = None,
+    file: FileArgument,
+    out: OutArgument,
+    workers: WorkersOption = 1,
+    ray: RayOption = None,
 ) -> None:
     """Train a grid of variants and seeds; OUT gets results.json, results.md and results.svg.
 
@@ -59,8 +64,8 @@ def sweep(
             bar.console.print(f"{outcome.variant}, seed {outcome.seed}: {told}", markup=False, highlight=False)
 
         outcomes = run_sweep(jobs, out, workers=workers, ray=ray, tell=tell)
-    found = rows(outcomes)
+    table = rows(outcomes)
     (out / "results.json").write_text(as_text({"runs": [asdict(o) for o in outcomes]}), encoding="utf-8")
-    (out / "results.md").write_text(markdown(found), encoding="utf-8")
-    print_sweep(found, console)
-    plot(found, out / "results.svg")
+    (out / "results.md").write_text(markdown(table), encoding="utf-8")
+    print_sweep(table, console)
+    plot(table, out / "results.svg")

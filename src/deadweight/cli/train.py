@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,41 +15,60 @@ from deadweight.cli.screen import JsonReport, counting_bar, plain
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.report.terminal import make_console
+from deadweight.source.kinds import Setting
+
+if TYPE_CHECKING:  # help does without torch
+    from deadweight.train.settings import Table
 
 START = {"d_model": 128, "n_layers": 4, "heads": 4, "context": 128}  # learns something in two minutes on a laptop
 START_TRAIN = {"batch": 16, "learning_rate": 2e-3, "steps": 600}
 
 
+OutArgument = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder to write; a run that was stopped goes on.")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML with the tables [model], [data], [train].")
+]
+TextOption = Annotated[
+    str | None,
+    typer.Option("--text", help="A file (also .gz, .bz2, .xz), a folder, datasets:NAME, or embedded."),
+]
+TokenizerOption = Annotated[
+    str | None, typer.Option("--tokenizer", help="bytes, bpe:SIZE to train one, or a tokenizer.json.")
+]
+StepsOption = Annotated[int | None, typer.Option("--steps", help="Optimizer steps.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", help="Sequences per step, over all processes.")]
+ContextOption = Annotated[int | None, typer.Option("--context", help="Tokens per sequence.")]
+WidthOption = Annotated[int | None, typer.Option("--width", help="d_model.")]
+LayersOption = Annotated[int | None, typer.Option("--layers", help="Number of layers.")]
+HeadsOption = Annotated[int | None, typer.Option("--heads", help="Heads per layer.")]
+QueryOption = Annotated[str | None, typer.Option("--query", help="full or identity; also --set model.key=identity.")]
+LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="The highest one.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Of the first weights and of the order of the text.")]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting, as often as needed."),
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Begin anew if OUT holds a run.")]
+
+
 def train(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that was stopped goes on.")],
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="TOML with the tables [model], [data], [train].")
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option("--text", help="A file (also .gz, .bz2, .xz), a folder, datasets:NAME, or embedded."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="bytes, bpe:SIZE to train one, or a tokenizer.json.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Optimizer steps.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Sequences per step, over all processes.")] = None,
-    context: Annotated[int | None, typer.Option("--context", help="Tokens per sequence.")] = None,
-    width: Annotated[int | None, typer.Option("--width", help="d_model.")] = None,
-    layers: Annotated[int | None, typer.Option("--layers", help="Number of layers.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", help="Heads per layer.")] = None,
-    query: Annotated[
-        str | None, typer.Option("--query", help="full or identity; also --set model.key=identity.")
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The highest one.")] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of the first weights and of the order of the text.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting, as often as needed."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew if OUT holds a run.")] = False,
+    out: OutArgument,
+    config: ConfigOption = None,
+    text: TextOption = None,
+    tokenizer: TokenizerOption = None,
+    steps: StepsOption = None,
+    batch: BatchOption = None,
+    context: ContextOption = None,
+    width: WidthOption = None,
+    layers: LayersOption = None,
+    heads: HeadsOption = None,
+    query: QueryOption = None,
+    learning_rate: LearningRateOption = None,
+    seed: SeedOption = None,
+    settings: SettingsOption = None,
+    overwrite: OverwriteOption = False,
     json: Json = None,
 ) -> None:
     """Train a small GPT of any shape. Without options: four layers on Python's manual, two minutes on a CPU.
@@ -74,19 +93,11 @@ def train(
     from deadweight.train import train as run_training
     from deadweight.train.launch import first_process
 
-    flags = {
-        "data.text": text,
-        "data.tokenizer": tokenizer,
-        "train.steps": steps,
-        "train.batch": batch,
-        "model.context": context,
-        "model.d_model": width,
-        "model.n_layers": layers,
-        "model.heads": heads,
-        "model.query": query,
-        "train.learning_rate": learning_rate,
-        "train.seed": seed,
-    }
+    data: Table = {"text": text, "tokenizer": tokenizer}
+    model: Table = {"context": context, "d_model": width, "n_layers": layers, "heads": heads, "query": query}
+    of_training: Table = {"steps": steps, "batch": batch, "learning_rate": learning_rate, "seed": seed}
+    tables = {"data": data, "train": of_training, "model": model}
+    flags = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
     run = make_run(tables_from(config, flags, settings or []), where="" if config is None else f"{config}: ")
     with training_bar(run.train.steps) as (tell, say):
         result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
@@ -94,7 +105,7 @@ def train(
         report.deliver(lambda: {**asdict(result), "out": str(result.out)}, lambda _: show(result))
 
 
-def tables_from(config: Path | None, flags: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+def tables_from(config: Path | None, flags: Table, settings: list[str]) -> Table:
     """The tables of a file, or a small run to begin with; flags and --set change them, in this order."""
     from deadweight.train.settings import read_toml
 
@@ -115,7 +126,7 @@ def show(result: Any) -> None:
     )
 
 
-def put(tables: dict[str, Any], key: str, value: Any) -> None:
+def put(tables: Table, key: str, value: Setting) -> None:
     """Set TABLE.KEY."""
     table, _, name = key.partition(".")
     if not isinstance(tables.setdefault(table, {}), dict):
@@ -123,7 +134,7 @@ def put(tables: dict[str, Any], key: str, value: Any) -> None:
     tables[table][name] = value
 
 
-def parsed(setting: str) -> tuple[str, Any]:
+def parsed(setting: str) -> tuple[str, Setting]:
     """TABLE.KEY=VALUE, the value as TOML writes it; a bare word is text."""
     import tomllib
 

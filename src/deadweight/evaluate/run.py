@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
+from deadweight.source.kinds import Options, Tokenizer
 from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.text import printable
 from deadweight.source.tokens import encoded, tokenizer_of
@@ -82,7 +83,7 @@ def evaluate(
             raise DeadweightError(
                 f"found a context of {length:,} tokens; {printable(s.name)} takes at most {s.context:,}"
             )
-    return measured(subjects, torch.tensor(ids[0]), len(read), length, batch, progress)
+    return measured(subjects, TokenText(torch.tensor(ids[0]), len(read), length, batch), progress)
 
 
 @dataclass
@@ -91,11 +92,11 @@ class Subject:
 
     name: str
     module: Any
-    tokenizer: Any
+    tokenizer: Tokenizer
     context: int
 
     @classmethod
-    def open(cls, name: str, options: dict[str, Any], progress: Progress) -> Subject:
+    def open(cls, name: str, options: Options, progress: Progress) -> Subject:
         from deadweight import embedded
         from deadweight.save.load import load
 
@@ -116,60 +117,86 @@ class Subject:
         return encoded(text, self.tokenizer, self.module.config.vocab_size, self.name)
 
 
+@dataclass(frozen=True)
+class TokenText:
+    """A text in tokens, and how it is read: windows of `length` tokens, `batch` of them at once."""
+
+    ids: Tensor
+    n_bytes: int
+    length: int
+    batch: int
+
+    @property
+    def n_predicted(self) -> int:
+        return len(self.ids) - 1
+
+    def windows(self) -> list[tuple[Tensor, Tensor]]:
+        """Inputs and targets, batch by batch; what is left at the end is a shorter window."""
+        whole = self.n_predicted // self.length * self.length
+        rows, goals = (self.ids[i : whole + i].view(-1, self.length) for i in (0, 1))
+        batches = list(zip(rows.split(self.batch), goals.split(self.batch), strict=True)) if whole else []
+        rest = self.ids[whole:]
+        return [*batches, (rest[None, :-1], rest[None, 1:])] if len(rest) > 1 else batches
+
+
+@dataclass
+class Totals:
+    """What one model gives on all windows, and how it differs from the first."""
+
+    loss: float = 0.0
+    seconds: float = 0.0
+    kl: float = 0.0
+    same: int = 0
+
+
 @torch.no_grad()
-def measured(
-    subjects: list[Subject], ids: Tensor, size: int, length: int, batch: int, progress: Progress
-) -> tuple[Evaluation, ...]:
+def measured(subjects: list[Subject], text: TokenText, progress: Progress) -> tuple[Evaluation, ...]:
     """All windows through all models, side by side."""
-    whole = (len(ids) - 1) // length
-    rows = ids[: whole * length].view(whole, length) if whole else ids[:0].view(0, length)
-    goals = ids[1 : whole * length + 1].view(whole, length) if whole else rows
-    parts = list(zip(rows.split(batch), goals.split(batch), strict=True)) if whole else []
-    if len(ids) - 1 > whole * length:  # what is left at the end
-        rest = ids[whole * length :]
-        parts.append((rest[None, :-1], rest[None, 1:]))
-    losses, seconds = [0.0] * len(subjects), [0.0] * len(subjects)
-    kl, same = 0.0, 0
-    for number, (inputs, targets) in enumerate(parts):
-        progress("reading", number, len(parts))
+    totals = [Totals() for _ in subjects]
+    windows = text.windows()
+    for number, (inputs, targets) in enumerate(windows):
+        progress("reading", number, len(windows))
         first: Tensor | None = None
-        for i, subject in enumerate(subjects):
+        for total, subject in zip(totals, subjects, strict=True):
             start = time.perf_counter()
             logits = subject.module(inputs.to(subject.device), use_cache=False).logits.float()
             logits = logits.log_softmax(-1)
             wait(subject.device)
-            seconds[i] += time.perf_counter() - start
-            losses[i] += float(F.nll_loss(logits.flatten(0, 1), targets.to(subject.device).flatten(), reduction="sum"))
+            total.seconds += time.perf_counter() - start
+            goals = targets.to(subject.device).flatten()
+            total.loss += float(F.nll_loss(logits.flatten(0, 1), goals, reduction="sum"))
             if first is not None:
-                kl += float((first.exp() * (first - logits)).sum())
-                same += int((first.argmax(-1) == logits.argmax(-1)).sum())
+                total.kl += float((first.exp() * (first - logits)).sum())
+                total.same += int((first.argmax(-1) == logits.argmax(-1)).sum())
             elif len(subjects) > 1:
                 first = logits
-    count = len(ids) - 1
-    if not all(map(math.isfinite, losses)):
-        bad = subjects[[math.isfinite(x) for x in losses].index(False)].name
-        raise DeadweightError(f"{printable(bad)} gives probabilities that are not finite; nothing can be said of it")
-    found = []
-    for i, subject in enumerate(subjects):
-        progress(f"timing {subject.name}")
-        cache, speed = decoding(subject, ids[: min(length // 2, 128)])
-        own = list(subject.module.parameters())
-        other = {"kl": kl / count, "agreement": same / count} if i else {}
-        found.append(
-            Evaluation(
-                subject.name,
-                sum(p.numel() for p in own),
-                count,
-                size,
-                losses[i] / count,
-                count / max(seconds[i], 1e-9),
-                speed,
-                cache,
-                sum(p.numel() * p.element_size() for p in own),
-                **other,
-            )
-        )
-    return tuple(found)
+    for total, subject in zip(totals, subjects, strict=True):
+        if not math.isfinite(total.loss):
+            name = printable(subject.name)
+            raise DeadweightError(f"{name} gives probabilities that are not finite; nothing can be said of it")
+    evaluations = [evaluation(s, text, t, progress) for s, t in zip(subjects, totals, strict=True)]
+    against = [
+        replace(e, kl=t.kl / e.tokens, agreement=t.same / e.tokens) for e, t in zip(evaluations, totals, strict=True)
+    ]
+    return (*evaluations[:1], *against[1:])
+
+
+def evaluation(subject: Subject, text: TokenText, total: Totals, progress: Progress) -> Evaluation:
+    """One model's figures."""
+    progress(f"timing {subject.name}")
+    cache, speed = decoding(subject, text.ids[: min(text.length // 2, 128)])
+    own = list(subject.module.parameters())
+    return Evaluation(
+        subject.name,
+        sum(p.numel() for p in own),
+        text.n_predicted,
+        text.n_bytes,
+        total.loss / text.n_predicted,
+        text.n_predicted / max(total.seconds, 1e-9),
+        speed,
+        cache,
+        sum(p.numel() * p.element_size() for p in own),
+    )
 
 
 def decoding(subject: Subject, prompt: Tensor) -> tuple[int, float]:

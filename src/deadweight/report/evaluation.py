@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from deadweight.evaluate.run import Evaluation
+from deadweight.source.kinds import JsonObject
 
 ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
     ("parameters", lambda e: f"{e.parameters:,}"),
@@ -25,18 +25,18 @@ ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
 )
 
 
-def as_data(found: Evaluation) -> dict[str, Any]:
-    return {**asdict(found), "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+def as_data(evaluation: Evaluation) -> JsonObject:
+    return {**asdict(evaluation), "perplexity": evaluation.perplexity, "bits_per_byte": evaluation.bits_per_byte}
 
 
-def print_evaluation(found: Sequence[Evaluation], console: Console) -> None:
+def print_evaluation(evaluations: Sequence[Evaluation], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column()
-    for e in found:
+    for e in evaluations:
         table.add_column(Text(e.model), justify="right")
     for name, cell in ROWS:
-        cells = [cell(e) for e in found]
+        cells = [cell(e) for e in evaluations]
         if any(cells):
             table.add_row(name, *cells)
     console.print(table)
-    console.print(f"{found[0].tokens:,} tokens, {found[0].bytes:,} bytes of text", highlight=False)
+    console.print(f"{evaluations[0].tokens:,} tokens, {evaluations[0].bytes:,} bytes of text", highlight=False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from deadweight.errors import DeadweightError
+
+Figure: TypeAlias = Any  # of matplotlib, which is imported when something is drawn
+Axes: TypeAlias = Any
 
 
 def pyplot() -> Any:
@@ -18,11 +21,11 @@ def pyplot() -> Any:
         ) from error
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "deadweight"  # otherwise names inside the file are drawn by chance
-    from matplotlib import pyplot as found
+    from matplotlib import pyplot as drawing
 
-    return found
+    return drawing
 
 
-def save(figure: Any, file: Path) -> None:
+def save(figure: Figure, file: Path) -> None:
     figure.savefig(file, metadata={"Date": None})
     pyplot().close(figure)

@@ -57,7 +57,7 @@ def group_findings(findings: Iterable[Finding]) -> list[Group]:
     alike: dict[tuple[str, str, Verdict, Tier, str], list[Finding]] = defaultdict(list)
     for f in findings:
         alike[f.code, f.law, f.verdict, f.tier, f.note].append(f)
-    groups = [Group(*key, *place) for key, found in alike.items() for place in _places(found)]
+    groups = [Group(*key, *place) for key, findings_alike in alike.items() for place in _places(findings_alike)]
     weight: dict[tuple[str, str], int] = defaultdict(int)
     for g in groups:
         weight[g.verdict, g.code] += g.dof

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from deadweight.audit.finding import Audit, Completeness, Finding
+from deadweight.source.kinds import JsonObject
 from deadweight.version import __version__
 
 
-def to_json(audit: Audit) -> dict[str, Any]:
+def to_json(audit: Audit) -> JsonObject:
     """An audit as plain JSON data.
 
     Unknowns hold three kinds of entry: a blocked parameter with its op, a zero that no law explains (`blocked_by` is
@@ -36,12 +36,12 @@ def json_text(audit: Audit) -> str:
     return as_text(to_json(audit))
 
 
-def as_text(data: dict[str, Any]) -> str:
+def as_text(data: JsonObject) -> str:
     """Data as text: ASCII, so that no name in it can steer a terminal or break an encoding."""
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
-def _finding(f: Finding) -> dict[str, Any]:
+def _finding(f: Finding) -> JsonObject:
     return {
         "code": f.code,
         "law": f.law,
@@ -54,6 +54,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "tier": f.tier,
         "proof": list(f.proof),
         "evidence": f.evidence if f.evidence is not None and math.isfinite(f.evidence) else None,
+        "unreplayed": f.unreplayed,
     }
 
 

@@ -5,42 +5,42 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from deadweight.report.allocation import plain
-from deadweight.report.figure import pyplot, save
+from deadweight.report.figure import Axes, Figure, pyplot, save
 from deadweight.report.text import plural, printable
 from deadweight.saturation.run import Saturation
 from deadweight.saturation.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, Layer
+from deadweight.source.kinds import JsonObject
 from deadweight.version import __version__
 
 DIGITS = 5  # of numbers in JSON
 
 
-def print_saturation(found: Saturation, console: Console, *, heads: bool = False) -> None:
+def print_saturation(saturation: Saturation, console: Console, *, heads: bool = False) -> None:
     """A row for each layer, or for each head; then what that allows."""
     told = (
-        f"{printable(found.model)} on {printable(found.text)}: {plural(found.windows, 'window')} of "
-        f"{found.lengths[-1]:,} tokens, rows of {found.lengths[0]} to {found.lengths[-1]:,} keys\n"
+        f"{printable(saturation.model)} on {printable(saturation.text)}: {plural(saturation.windows, 'window')} of "
+        f"{saturation.lengths[-1]:,} tokens, rows of {saturation.lengths[0]} to {saturation.lengths[-1]:,} keys\n"
     )
     console.print(Text(told))
-    console.print(head_table(found) if heads else layer_table(found))
-    for line in conclusion(found):
+    console.print(head_table(saturation) if heads else layer_table(saturation))
+    for line in conclusion(saturation):
         console.print(Text(line))
-    for note in found.notes:
+    for note in saturation.notes:
         console.print(Text(f"note: {note}"))
 
 
-def layer_table(found: Saturation) -> Table:
-    first, last = f"{found.lengths[0]}", f"{found.lengths[-1]:,}"
+def layer_table(saturation: Saturation) -> Table:
+    first, last = f"{saturation.lengths[0]}", f"{saturation.lengths[-1]:,}"
     norms, ranges = ((f"{name}\nat {first}", f"at\n{last}") for name in ("norm", "range"))
     slopes = ("\nslope", "without\n1st key", "\n1/L", "\npart", "\nflat", "\ngrow")
     table = plain("\nlayer", *norms, *slopes, *ranges, "\ngrowth", "\nfactor")
-    for i, (layer, factor) in enumerate(zip(found.layers, found.factors, strict=True)):
+    for i, (layer, factor) in enumerate(zip(saturation.layers, saturation.factors, strict=True)):
         table.add_row(
             f"{i}",
             *(f"{layer.mean('norm', place):.3g}" for place in (0, -1)),
@@ -54,11 +54,11 @@ def layer_table(found: Saturation) -> Table:
     return table
 
 
-def head_table(found: Saturation) -> Table:
-    last = f"at {found.lengths[-1]:,}"
+def head_table(saturation: Saturation) -> Table:
+    last = f"at {saturation.lengths[-1]:,}"
     columns = ("layer", "head", "slope", "±", "verdict", "without\n1st key", f"norm\n{last}")
     table = plain(*columns, f"largest p\n{last}", f"entropy\n{last}", f"range\n{last}", "growth")
-    for i, layer in enumerate(found.layers):
+    for i, layer in enumerate(saturation.layers):
         for h in layer.heads:
             end = h.by_length[-1]
             table.add_row(
@@ -81,9 +81,9 @@ def signed(value: float | None) -> str:
     return "" if value is None else f"{value:+.2f}".replace("-", "−")
 
 
-def conclusion(found: Saturation) -> list[str]:
+def conclusion(saturation: Saturation) -> list[str]:
     """What was found, by what criterion, and what it allows."""
-    heads = [h for layer in found.layers for h in layer.heads]
+    heads = [h for layer in saturation.layers for h in layer.heads]
     counts = {v: sum(h.verdict == v for h in heads) for v in VERDICTS}
     unsure = sum(not h.sure for h in heads)
     lines = [
@@ -110,28 +110,28 @@ def allowed(counts: dict[str, int], n: int) -> str:
     )
 
 
-def saturation_data(found: Saturation) -> dict[str, Any]:
+def saturation_data(saturation: Saturation) -> JsonObject:
     """Everything, for programs: a row of numbers for each length of each head, named in `columns`."""
     return {
         "deadweight": __version__,
-        "model": found.model,
-        "text": found.text,
-        "lengths": list(found.lengths),
-        "windows": found.windows,
-        "rows": found.rows,
-        "seed": found.seed,
+        "model": saturation.model,
+        "text": saturation.text,
+        "lengths": list(saturation.lengths),
+        "windows": saturation.windows,
+        "rows": saturation.rows,
+        "seed": saturation.seed,
         "criterion": {"saturates": SATURATES, "flat": FLAT, "grows": GROWS},
-        "factors": [rounded(f) for f in found.factors],
-        "layers": [layer_data(layer) for layer in found.layers],
-        "notes": list(found.notes),
+        "factors": [rounded(f) for f in saturation.factors],
+        "layers": [layer_data(layer) for layer in saturation.layers],
+        "notes": list(saturation.notes),
     }
 
 
-def layer_data(layer: Layer) -> dict[str, Any]:
+def layer_data(layer: Layer) -> JsonObject:
     return {"path": layer.path, "slope": rounded(layer.slope), "heads": [head_data(h) for h in layer.heads]}
 
 
-def head_data(h: Head) -> dict[str, Any]:
+def head_data(h: Head) -> JsonObject:
     data = {name: rounded(getattr(h, name)) for name in ("slope", "error", "rest_slope", "range_slope")}
     told = [asdict(at) for at in h.by_length]
     columns = {
@@ -147,14 +147,14 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
-def plot_saturation(data: dict[str, Any], file: Path) -> None:
+def plot_saturation(data: JsonObject, file: Path) -> None:
     """From the data of a measurement: norm against length by layer, slopes by layer and head, logit ranges."""
     picture, axes = pyplot().subplots(1, 3, figsize=(14, 4), layout="constrained")
     draw_panels(picture, axes, data)
     save(picture, file)
 
 
-def draw_panels(picture: Any, axes: Any, data: dict[str, Any]) -> None:
+def draw_panels(picture: Figure, axes: Axes, data: JsonObject) -> None:
     draw_by_length(axes[0], data, "norm")
     axes[0].plot(data["lengths"], [1 / n for n in data["lengths"]], "k:", linewidth=1, label="1/L")
     axes[0].set(yscale="log", ylabel="norm of the Jacobian (mean)")
@@ -167,7 +167,7 @@ def draw_panels(picture: Any, axes: Any, data: dict[str, Any]) -> None:
     picture.colorbar(scale, ax=axes[2], label="layer")
 
 
-def draw_by_length(axes: Any, data: dict[str, Any], name: str) -> None:
+def draw_by_length(axes: Axes, data: JsonObject, name: str) -> None:
     """A line for each layer: the mean over its heads."""
     colours = pyplot().get_cmap("viridis")
     for i, layer in enumerate(data["layers"]):
@@ -180,7 +180,7 @@ def draw_by_length(axes: Any, data: dict[str, Any], name: str) -> None:
     axes.set_xlabel("keys in the row")
 
 
-def draw_slopes(picture: Any, axes: Any, data: dict[str, Any]) -> None:
+def draw_slopes(picture: Figure, axes: Axes, data: JsonObject) -> None:
     widest = max(len(layer["heads"]) for layer in data["layers"])
     table = [[math.nan] * len(data["layers"]) for _ in range(widest)]
     for i, layer in enumerate(data["layers"]):

@@ -25,19 +25,19 @@ def print_sweep(found: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
-def markdown(found: Sequence[Row]) -> str:
+def markdown(table: Sequence[Row]) -> str:
     lines = ["| variant | parameters | bits per byte | runs | failed |", "| --- | --- | --- | --- | --- |"]
     lines += [
         f"| {r.variant} | {'' if r.parameters is None else f'{r.parameters:,}'} | {r.words} | {len(r.values)} | "
         f"{r.failed or ''} |"
-        for r in found
+        for r in table
     ]
     return "\n".join(lines) + "\n"
 
 
-def plot(found: Sequence[Row], file: Path) -> None:
+def plot(table: Sequence[Row], file: Path) -> None:
     """Mean, spread and every seed."""
-    shown = [r for r in found if r.values]
+    shown = [r for r in table if r.values]
     figure, axes = pyplot().subplots(figsize=(7.5, 1.2 + 0.4 * len(shown)), layout="constrained")
     for place, row in enumerate(shown):
         axes.errorbar(row.mean, -place, xerr=row.spread, fmt="s", color="black", capsize=4, markersize=5)

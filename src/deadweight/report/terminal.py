@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deadweight.audit.finding import Audit, Completeness
+from deadweight.laws.page import Page, pages
 from deadweight.report.groups import Doubt, Group, group_findings, group_unknown
-from deadweight.report.pages import Page, pages
 from deadweight.report.pattern import Pattern, pieces_text
 from deadweight.report.text import count, one_line, percent, plural, printable, wrap_name
 from deadweight.version import __version__
@@ -179,6 +179,8 @@ def _proof(g: Group) -> RenderableType:
     asides = [] if steps else ["no proof: measured only"]
     if g.evidence is not None:
         asides.append(f"measured: moves the output {g.evidence:.1e} times as much as a live direction does")
+    if first.unreplayed:
+        asides.append(f"not replayed by the checker: {plural(first.unreplayed, 'step')} on values too large to label")
     if len(g.findings) > 1:
         asides.append(f"likewise for all {count(len(g.findings))} findings in {printable(g.where)}")
     return RichGroup(
@@ -239,9 +241,6 @@ def _completeness(c: Completeness) -> Text:
     return text
 
 
-LEAVE_OUT = ("DW001", "DW002", "DW004", "DW003", "DW017")  # a flag or one line of the model's code removes these
-
-
 def _advice(audit: Audit, groups: list[Group]) -> str:
     """What to do first: the remedy of a law whose parameters can simply be left out, else of the first row."""
     if audit.untraced is not None:
@@ -250,9 +249,16 @@ def _advice(audit: Audit, groups: list[Group]) -> str:
         return "give it inputs on which it runs, or a smaller version of the model: see the notes above."
     if not groups:
         return "nothing to remove. `deadweight explain` lists the laws that were tried."
-    first = next((g for code in LEAVE_OUT for g in groups if g.code == code), groups[0])
+    first = next((g for code in avoidable_laws() for g in groups if g.code == code), groups[0])
     remedy = next((p.remedy for p in pages() if p.code == first.code), "")
     return f"{first.code} {printable(first.law)}: {remedy} See `deadweight explain {first.code}`."
+
+
+def avoidable_laws() -> list[str]:
+    """The laws whose parameters a flag or one line of the model's code avoids, in the order of the search."""
+    from deadweight.laws.catalogue import every_law  # imports torch, which the list of laws does not need
+
+    return list(dict.fromkeys(law.title.code for law, _ in every_law().in_search_order() if law.avoidable))
 
 
 def _labelled(rows: Iterable[tuple[str, str]], style: str = "") -> Table:

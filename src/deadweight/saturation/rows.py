@@ -12,7 +12,6 @@ what the softmax makes of its other keys alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +20,7 @@ from torch import Tensor
 from deadweight.compress.observe import Attend
 from deadweight.errors import DeadweightError
 from deadweight.saturation.softmax_norm import softmax_norm
+from deadweight.source.kinds import Keywords, Leaf
 
 KEPT = ("log_length", "log_norm", "log_norm_rest", "norm", "logit_range", "entropy", "largest")
 LEAST = 2.0**-24  # the last place of a weight in float32: to its logarithm a norm below this is this much
@@ -44,9 +44,7 @@ class Causality:
         self.paths: list[str] = []
         self.causal = True
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
+    def __call__(self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: Keywords) -> Tensor:
         self.paths += [] if path in self.paths else [path]
         places = torch.arange(query.shape[2], device=query.device)
         seen = visible(how, places, key.shape[2])
@@ -62,9 +60,7 @@ class Rows:
         self.places, self.causal = places, causal
         self.found: dict[str, dict[int, list[Tensor]]] = {}  # windows × heads × rows × KEPT
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
+    def __call__(self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: Keywords) -> Tensor:
         if not bool(torch.isfinite(query).all() and torch.isfinite(key).all()):
             raise DeadweightError(
                 f"{path} has queries or keys that are not finite on this text; expected a model that works: nothing "
@@ -82,7 +78,7 @@ class Rows:
         return attend(query, key, value)
 
 
-def visible(how: Mapping[str, Any], places: Tensor, n_keys: int) -> Bool[Tensor, "b h rows keys"]:
+def visible(how: Mapping[str, Leaf], places: Tensor, n_keys: int) -> Bool[Tensor, "b h rows keys"]:
     """Which keys the queries at these places see; batch and heads may be 1 where all see the same."""
     mask: Tensor | None = how["mask"]
     if mask is not None:
@@ -95,18 +91,18 @@ def visible(how: Mapping[str, Any], places: Tensor, n_keys: int) -> Bool[Tensor,
 
 
 def scores(
-    query: Float[Tensor, "b h rows d"], key: Float[Tensor, "b g keys d"], how: Mapping[str, Any], places: Tensor
+    query: Float[Tensor, "b h rows d"], key: Float[Tensor, "b g keys d"], how: Mapping[str, Leaf], places: Tensor
 ) -> Float[Tensor, "b h rows keys"]:
     """What goes into the softmax, in float64, hidden keys included."""
     shared = query.double().unflatten(1, (key.shape[1], -1))  # the query heads of a key head side by side
-    found = torch.einsum("bgmrd,bgkd->bgmrk", shared, key.double()).flatten(1, 2) * how["scaling"]
+    result = torch.einsum("bgmrd,bgkd->bgmrk", shared, key.double()).flatten(1, 2) * how["scaling"]
     if how["softcap"] is not None:
-        found = how["softcap"] * torch.tanh(found / how["softcap"])
+        result = how["softcap"] * torch.tanh(result / how["softcap"])
     mask: Tensor | None = how["mask"]
     if mask is None or mask.dtype == torch.bool:
-        return found
+        return result
     rows = mask[:, :, places] if mask.shape[2] > 1 else mask
-    return found + rows[..., : key.shape[2]].double()
+    return result + rows[..., : key.shape[2]].double()
 
 
 def kept(logits: Float[Tensor, "b h rows keys"], seen: Tensor, length: int) -> Float[Tensor, "b h rows kept"]:

@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +21,7 @@ from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.saturation.rows import Causality, Rows, drawn_places
 from deadweight.saturation.slopes import FEWEST, Layer, factors, layer_of
+from deadweight.source.kinds import Keywords, ModelLike
 from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
 
@@ -57,7 +56,7 @@ class Reading:
 
 
 def saturation(
-    model: Any,
+    model: ModelLike,
     text: str = "embedded",
     *,
     length: int | None = None,
@@ -76,11 +75,12 @@ def saturation(
     lengths = lengths_up_to(length or usual_length(source))
     check_counts(windows, rows)
     ids = token_windows(source, model, text, windows, lengths[-1])
-    plan = readings(source, model, ids, lengths, rows, seed, causal=causal)
+    places = {n: drawn_places(n, rows, seed, causal=causal) for n in lengths}
+    plan = readings(source, model, ids, places, causal=causal)
     if torch.cuda.is_available():
         source.module.to("cuda")
-    found = measured(source, plan, causal, progress)
-    layers = tuple(layer_of(path, {n: torch.cat(parts) for n, parts in by.items()}) for path, by in found.items())
+    by_path = measured(source, plan, causal, progress)
+    layers = tuple(layer_of(path, {n: torch.cat(parts) for n, parts in by.items()}) for path, by in by_path.items())
     notes = noted(text, windows, ids, layers)
     return Saturation(source.name, text, lengths, len(ids), rows, seed, layers, notes)
 
@@ -103,18 +103,18 @@ def probed(source: Source) -> bool:
         raise DeadweightError(
             f"{printable(source.name)} reads no tokens; expected a model of text, which can be read at many lengths"
         )
-    found = Causality()
-    run(source, found, source.kwargs)
-    if not found.paths:
+    causality = Causality()
+    run(source, causality, source.kwargs)
+    if not causality.paths:
         raise DeadweightError(
             f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
             "expected one: there are no heads to look at"
         )
-    return found.causal
+    return causality.causal
 
 
 @torch.no_grad()
-def run(source: Source, observer: Observer, kwargs: dict[str, Any]) -> None:
+def run(source: Source, observer: Observer, kwargs: Keywords) -> None:
     """The model on one batch, watched, without logits that nobody reads."""
     accepted = inspect.signature(source.module.forward).parameters
     fewer = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -155,16 +155,15 @@ def check_counts(windows: int, rows: int) -> None:
 
 
 def readings(
-    source: Source, spec: str | Path, ids: Tensor, lengths: tuple[int, ...], rows: int, seed: int, *, causal: bool
+    source: Source, model: ModelLike, ids: Tensor, places: dict[int, Tensor], *, causal: bool
 ) -> tuple[Reading, ...]:
-    """What is read: long windows once, or the beginning of each for every length."""
-    places = {n: drawn_places(n, rows, seed, causal=causal) for n in lengths}
+    """What is read: long windows once, or the beginning of each for every length of `places`."""
     if causal:
         return (Reading(batches(source, ids), places),)
-    tail = len(edges(source, tokenizer_for(source, spec)[0])[1])
+    tail = len(edges(source, tokenizer_for(source, model)[0])[1])
     longest = ids.shape[1]
-    short = {n: torch.cat([ids[:, : n - tail], ids[:, longest - tail :]], 1) for n in lengths}
-    return tuple(Reading(batches(source, short[n]), {n: places[n]}) for n in lengths)
+    short = {n: torch.cat([ids[:, : n - tail], ids[:, longest - tail :]], 1) for n in places}
+    return tuple(Reading(batches(source, short[n]), {n: places[n]}) for n in places)
 
 
 def batches(source: Source, ids: Tensor) -> tuple[dict[str, Tensor], ...]:
@@ -178,16 +177,16 @@ def measured(
 ) -> dict[str, dict[int, list[Tensor]]]:
     """The rows of every attention, by length."""
     total = sum(len(reading.batches) for reading in plan)
-    found: dict[str, dict[int, list[Tensor]]] = {}
+    result: dict[str, dict[int, list[Tensor]]] = {}
     for done, (reading, batch) in enumerate(each(plan)):
         progress("reading", done, total)
         rows = Rows(reading.places, causal=causal)
         run(source, rows, {name: t.to(device_of(source.module)) for name, t in batch.items()})
         for path, by_length in rows.found.items():
             for length, parts in by_length.items():
-                found.setdefault(path, {}).setdefault(length, []).extend(parts)
+                result.setdefault(path, {}).setdefault(length, []).extend(parts)
     progress("reading", total, total)
-    return found
+    return result
 
 
 def each(plan: tuple[Reading, ...]) -> Iterator[tuple[Reading, dict[str, Tensor]]]:

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from deadweight.source.kinds import Arguments, Keywords, Leaf
+from deadweight.source.private import OpOverload
 
 LEAST = 3  # blocks: a first, a middle and a last
 List = nn.ModuleList | nn.Sequential
@@ -38,12 +41,12 @@ class Blocks:
 
     def represented(self, kept: int) -> list[int]:
         """Every block that a kept one stands for."""
-        return [i for i, found in enumerate(self.representatives) if found == kept]
+        return [i for i, representative in enumerate(self.representatives) if representative == kept]
 
     def index_in(self, name: str) -> int | None:
         """Which block of this list a parameter belongs to."""
-        found = re.match(re.escape(self.path) + r"\.(\d+)\.", name)
-        return int(found[1]) if found else None
+        match = re.match(re.escape(self.path) + r"\.(\d+)\.", name)
+        return int(match[1]) if match else None
 
     def shifted(self, text: str, offset: int) -> str:
         """The same words about blocks that stand so many places on."""
@@ -82,9 +85,9 @@ def outermost_lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, 
             yield from outermost_lists(child, f"{path}.")
 
 
-def is_long_list(found: List) -> bool:
+def is_long_list(result: List) -> bool:
     """More blocks than are kept, in a plain list: a class of its own may do more than run through them."""
-    return type(found) in (nn.ModuleList, nn.Sequential) and len(found) > LEAST and all(map(is_block, found))
+    return type(result) in (nn.ModuleList, nn.Sequential) and len(result) > LEAST and all(map(is_block, result))
 
 
 def is_block(module: nn.Module | None) -> bool:
@@ -107,7 +110,7 @@ class Record(TorchDispatchMode):
         self.lists = dict(outermost_lists(module))
         self.places = {id(b): (path, i) for path, blocks in self.lists.items() for i, b in enumerate(blocks)}
         self.signatures = {id(b): signature(b) for blocks in self.lists.values() for b in blocks}
-        self.results: dict[str, Any] = {}
+        self.results: dict[str, Leaf] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -119,7 +122,9 @@ class Record(TorchDispatchMode):
         self.tapped: set[str] = set()
         self.depth = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Leaf:
         if self.depth == 0:
             for leaf in pytree.tree_leaves((args, kwargs)):
                 self.read(leaf)
@@ -127,13 +132,13 @@ class Record(TorchDispatchMode):
                 gaps[-1].append(str(func))
         return func(*args, **(kwargs or {}))
 
-    def read(self, leaf: Any) -> None:
+    def read(self, leaf: Leaf) -> None:
         """Remember which list has a block in its middle whose output is read outside the blocks."""
         path, place = self.made.get(id(leaf), ("", -1)) if isinstance(leaf, Tensor) else ("", -1)
         if path and place < self.last[path]:
             self.tapped.add(path)
 
-    def watch(self, run: Callable[[Record], Any]) -> None:
+    def watch(self, run: Callable[[Record], object]) -> None:
         """One run of the model; its outputs count as read."""
         self.reset()
         for leaf in pytree.tree_leaves(run(self)):
@@ -153,7 +158,7 @@ class Record(TorchDispatchMode):
                 if forward is not None:
                     block.forward = forward
 
-    def call(self, block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, block: nn.Module, forward: Callable[..., Leaf], *args: Leaf, **kwargs: Leaf) -> Leaf:
         path, place = self.places[id(block)]
         outermost = self.depth == 0
         leaves = pytree.tree_leaves((args, kwargs))
@@ -170,7 +175,7 @@ class Record(TorchDispatchMode):
             self.note(path, place, output)
         return output
 
-    def described(self, leaf: Any, path: str, place: int, *, first: bool) -> str:
+    def described(self, leaf: Leaf, path: str, place: int, *, first: bool) -> str:
         """A value by its kind, or by how many blocks back it was made; the first block's own input counts as one."""
         if not isinstance(leaf, Tensor):
             return repr(leaf) if isinstance(leaf, (int, float, str, bool, type(None))) else type(leaf).__qualname__
@@ -181,7 +186,7 @@ class Record(TorchDispatchMode):
             return f"block-1{tuple(leaf.shape)}"
         return f"{leaf.dtype}{tuple(leaf.shape)}"
 
-    def note(self, path: str, place: int, output: Any) -> None:
+    def note(self, path: str, place: int, output: Leaf) -> None:
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, Tensor):
                 self.made[id(leaf)] = (path, place)
@@ -198,7 +203,7 @@ class Record(TorchDispatchMode):
         return [f"{inputs}{gaps[i - 1] if i else []}" for i, (_, inputs) in enumerate(calls)]
 
 
-def copied(output: Any) -> Any:
+def copied(output: Leaf) -> Leaf:
     return pytree.tree_map_only(Tensor, lambda t: t.clone(), output)
 
 
@@ -213,7 +218,7 @@ def signature(block: nn.Module) -> str:
     return "\n".join(parts)
 
 
-def setting(value: Any) -> str:
+def setting(value: object) -> str:
     """Plain values by what they say; everything else by what it is: one object shared by all blocks, or not."""
     if isinstance(value, (int, float, str, bool, type(None), tuple, list, dict, set, frozenset, torch.dtype)):
         return repr(value)

@@ -158,9 +158,9 @@ class FileCheckpoint(Checkpoint):
                 pages = mmap.mmap(opened.fileno(), before + size, access=mmap.ACCESS_COPY, offset=start - before)
         except OSError as error:
             raise DeadweightError(f"{printable(outer)} cannot be read ({reason(error)})") from error
-        found = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=before)
-        found = found if start % dtype.itemsize == 0 else found.clone()  # some files lay numbers at odd places
-        return found.view(dtype).reshape(shape)
+        tensor = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=before)
+        tensor = tensor if start % dtype.itemsize == 0 else tensor.clone()  # some files lay numbers at odd places
+        return tensor.view(dtype).reshape(shape)
 
     def dtype(self, name: str) -> torch.dtype:
         return self.slices[self.outer(name)][0]
@@ -182,24 +182,26 @@ def open_checkpoint(
     plain = FileCheckpoint(folder)
     stored = set(plain.places)
     for prefix in ("", *prefixes(wanted, stored)):
-        found = FileCheckpoint(folder, prefix) if prefix else plain
-        if wanted - spare <= set(found.names):
-            check_shapes(found, shapes)
-            return found
+        result = FileCheckpoint(folder, prefix) if prefix else plain
+        if wanted - spare <= set(result.names):
+            check_shapes(result, shapes)
+            return result
     return None
 
 
-def forget_copies(found: FileCheckpoint, tied: Mapping[str, Iterable[str]]) -> None:
+def forget_copies(file_checkpoint: FileCheckpoint, tied: Mapping[str, Iterable[str]]) -> None:
     """Of a tied weight that is stored under several names, keep one: two that differ later would no longer be tied."""
     for first, others in tied.items():
-        kept, *copies = [name for name in (first, *others) if name in found] or [first]
+        kept, *copies = [name for name in (first, *others) if name in file_checkpoint] or [first]
         for name in copies:
-            if found.shape(name) != found.shape(kept) or not torch.equal(found.read(name), found.read(kept)):
+            if file_checkpoint.shape(name) != file_checkpoint.shape(kept) or not torch.equal(
+                file_checkpoint.read(name), file_checkpoint.read(kept)
+            ):
                 raise DeadweightError(
                     f"{printable(name)} and {printable(kept)} are tied by the config, and differ in the checkpoint; "
                     "expected one weight: set tie_word_embeddings to false in config.json if they are two"
                 )
-            found.forget(name)
+            file_checkpoint.forget(name)
 
 
 def prefixes(wanted: set[str], stored: set[str]) -> list[str]:
@@ -209,17 +211,17 @@ def prefixes(wanted: set[str], stored: set[str]) -> list[str]:
     return sorted(first) + ["-" + p for p in sorted(outer)]
 
 
-def check_shapes(found: Checkpoint, shapes: dict[str, tuple[int, ...]]) -> None:
+def check_shapes(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
-        if name not in found:
+        if name not in checkpoint:
             continue
-        if found.shape(name) != tuple(shape):
+        if checkpoint.shape(name) != tuple(shape):
             raise DeadweightError(
-                f"{printable(name)} has shape {list(found.shape(name))} in the checkpoint; "
+                f"{printable(name)} has shape {list(checkpoint.shape(name))} in the checkpoint; "
                 f"expected {list(shape)}, which the config says"
             )
-        if found.dtype(name) not in FLOATS:
+        if checkpoint.dtype(name) not in FLOATS:
             raise DeadweightError(
-                f"{printable(name)} is stored as {found.dtype(name)}; expected floating-point numbers, "
+                f"{printable(name)} is stored as {checkpoint.dtype(name)}; expected floating-point numbers, "
                 "which alone can be rewritten exactly"
             )

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Memo = dict[int, Any]
+from deadweight.source.kinds import Leaf
+
+Memo = dict[int, Leaf]
 DEEPEST = 5  # containers and functions in each other that are looked through for what they hold
 
 
@@ -61,7 +62,7 @@ def rebind_closures(module: nn.Module, memo: Memo) -> None:
                 vars(part)[name] = rebound(value, memo, 0)
 
 
-def rebound(value: Any, memo: Memo, depth: int) -> Any:
+def rebound(value: Leaf, memo: Memo, depth: int) -> Leaf:
     """The value with copies in place of originals, also in closures; the value itself where nothing changes."""
     if isinstance(value, (nn.Module, Tensor)):
         return memo.get(id(value), value)
@@ -75,7 +76,7 @@ def rebound(value: Any, memo: Memo, depth: int) -> Any:
         return with_closure(value, [again(cell_contents(cell)) for cell in value.__closure__ or ()])
     if isinstance(value, partial):
         old = [value.func, *value.args, *value.keywords.values()]
-        parts: list[Any] = [again(v) for v in old]
+        parts: list[Leaf] = [again(v) for v in old]
         named = dict(zip(value.keywords, parts[1 + len(value.args) :], strict=True))
         given = parts[1 : 1 + len(value.args)]
         return value if same_objects(parts, old) else partial(parts[0], *given, **named)
@@ -88,7 +89,7 @@ def rebound(value: Any, memo: Memo, depth: int) -> Any:
     return value
 
 
-def with_closure(function: FunctionType, contents: list[Any]) -> FunctionType:
+def with_closure(function: FunctionType, contents: list[Leaf]) -> FunctionType:
     cells = function.__closure__ or ()
     if same_objects(contents, [cell_contents(cell) for cell in cells]):
         return function
@@ -100,14 +101,14 @@ def with_closure(function: FunctionType, contents: list[Any]) -> FunctionType:
     return made
 
 
-def cell_contents(cell: CellType) -> Any:
+def cell_contents(cell: CellType) -> Leaf:
     try:
         return cell.cell_contents
     except ValueError:  # the name is bound later, or never
         return None
 
 
-def same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
+def same_objects(some: Iterable[object], others: Iterable[object]) -> bool:
     return all(a is b for a, b in zip(some, others, strict=True))
 
 

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +20,7 @@ from torch.utils import _pytree as pytree
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
 from deadweight.source.inputs import Inputs
+from deadweight.source.kinds import Config, Leaf
 from deadweight.source.makers import COMPANIONS, MAKERS, PARTNERS, SIGNALS, Example, Need, first, setting
 from deadweight.source.text import reason
 
@@ -34,7 +34,7 @@ NO_NAME = "no known input name in the signature of its forward"
 REQUIRED = "its forward requires {}, of which no example can be made from the config"
 
 
-def text_length(config: Any, length: int | None) -> int:
+def text_length(config: Config, length: int | None) -> int:
     """The asked length, or a short one that the model's positions allow."""
     positions = first(setting(config, *POSITIONS, default=None))
     limit = positions if isinstance(positions, int) and positions > 0 else None
@@ -44,7 +44,7 @@ def text_length(config: Any, length: int | None) -> int:
 
 
 def candidates(
-    module: nn.Module, config: Any, length: int | None = None, only: tuple[str, ...] = ()
+    module: nn.Module, config: Config, length: int | None = None, only: tuple[str, ...] = ()
 ) -> Iterator[Inputs]:
     """Inputs worth trying, the plainest first; of these names where they are known."""
     accepted = inspect.signature(module.forward).parameters
@@ -56,7 +56,7 @@ def candidates(
             yield Inputs((), {n: e.value for n, e in made.items()} | flags, spans)
 
 
-def name_sets(module: nn.Module, config: Any, accepted: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def name_sets(module: nn.Module, config: Config, accepted: Mapping[str, inspect.Parameter]) -> list[tuple[str, ...]]:
     """The main input alone, then with a mask, with what describes it, with other signals, and with all of them."""
     alone = _plain_names(module, config, accepted)
     main = [*alone, *(other for name in alone for other in PARTNERS.get(name, ()))]
@@ -73,7 +73,7 @@ def _described(names: list[str]) -> list[str]:
     return [*names, *(other for name in names for other in COMPANIONS.get(name, ()))]
 
 
-def _plain_names(module: nn.Module, config: Any, accepted: Mapping[str, Any]) -> list[str]:
+def _plain_names(module: nn.Module, config: Config, accepted: Mapping[str, inspect.Parameter]) -> list[str]:
     main = getattr(module, "main_input_name", "input_ids")
     names = [n for n in (main if isinstance(main, (list, tuple)) else [main]) if n in MAKERS and n in accepted]
     required = [n for n, p in accepted.items() if p.default is p.empty and n in MAKERS]
@@ -94,14 +94,14 @@ def _shapes(need: Need) -> Iterator[dict[str, Example]]:
 
 def _distinct(name: str, need: Need) -> list[Example]:
     """What the makers of this name make, each shape and type once."""
-    found: dict[tuple[torch.Size, torch.dtype], Example] = {}
+    distinct: dict[tuple[torch.Size, torch.dtype], Example] = {}
     for maker in MAKERS[name]:
         if (example := maker(need)) is not None:
-            found.setdefault((example.value.shape, example.value.dtype), example)
-    return list(found.values())
+            distinct.setdefault((example.value.shape, example.value.dtype), example)
+    return list(distinct.values())
 
 
-def example_inputs(module: nn.Module, config: Any, length: int | None = None) -> tuple[Inputs, str | None]:
+def example_inputs(module: nn.Module, config: Config, length: int | None = None) -> tuple[Inputs, str | None]:
     """The first inputs with which the model runs, and None; or the likeliest ones, and why the model refuses them."""
     if not has_forward(module):
         return Inputs(), NO_FORWARD
@@ -148,7 +148,7 @@ def left_out(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextManager[Any] | None = None) -> Any:
+def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextManager[object] | None = None) -> Leaf:
     """The model's output for these inputs, on the model's own device and precision; on the meta device, its shapes.
 
     `watch` is entered last, around the model alone.

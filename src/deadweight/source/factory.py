@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from deadweight.errors import DeadweightError
 from deadweight.source.copies import share_tensors
 from deadweight.source.hugging import Built, eager
+from deadweight.source.kinds import ExampleInputs, Leaf
 from deadweight.source.text import printable, reason
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -36,7 +37,7 @@ def from_spec(spec: str) -> Built:
     return from_module(module, name=spec, inputs=inputs)
 
 
-def from_module(module: nn.Module, *, name: str = "", inputs: Any = None) -> Built:
+def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = None) -> Built:
     """A copy that shares its parameters: switching it to eager attention and eval leaves the user's own alone."""
     module = _eager(module, name)
     _refuse_lazy(module, name)
@@ -69,38 +70,38 @@ def _refuse_lazy(module: nn.Module, name: str) -> None:
             )
 
 
-def _find(spec: str) -> Any:
+def _find(spec: str) -> Leaf:
     place, _, attribute = spec.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(place)
+        result: Any = importlib.import_module(place)
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise DeadweightError(
             f"{printable(place)} cannot be imported ({reason(error)}); expected package.module:callable, "
             f"importable from {printable(here)}"
         ) from error
     for name in attribute.split("."):
-        if not hasattr(found, name):
+        if not hasattr(result, name):
             raise DeadweightError(f"{printable(place)} has no {printable(attribute)}; expected a callable of that name")
-        found = getattr(found, name)
-    return found
+        result = getattr(result, name)
+    return result
 
 
-def _call(spec: str, found: Any) -> Any:
-    if isinstance(found, nn.Module):
-        return found
-    if not callable(found):
-        raise DeadweightError(f"{printable(spec)} is {_kind(found)}; expected a callable that returns an nn.Module")
+def _call(spec: str, target: Leaf) -> Leaf:
+    if isinstance(target, nn.Module):
+        return target
+    if not callable(target):
+        raise DeadweightError(f"{printable(spec)} is {_kind(target)}; expected a callable that returns an nn.Module")
     try:
-        return found()
+        return target()
     except (Exception, SystemExit) as error:  # the user's code
         raise DeadweightError(
             f"{printable(spec)} failed ({reason(error)}); expected to call it without arguments and get an nn.Module"
         ) from error
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     inside = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
     return f"a {type(value).__name__}{inside}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import Tensor
+
+from deadweight.source.kinds import Config
+from deadweight.source.kinds import Setting as Value
 
 PLAIN = {
     "gelu": "gelu",
@@ -46,7 +48,7 @@ class Origin:
         return rows.chunk(self.parts)[self.part][self.first :]
 
 
-Setting = str | Callable[[Any], Any]  # the name of a field of theirs, or what to make of their config
+Setting = str | Callable[[Config], Value]  # the name of a field of theirs, or what to make of their config
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ class Family:
     prefix: str  # of the base model's parameters in the causal model
     names: Mapping[str, Origin]
     settings: Mapping[str, Setting]
-    fixed: Mapping[str, Any]
+    fixed: Mapping[str, Value]
     activations: Mapping[str, str]
-    first_position: Callable[[Any], int] = lambda config: 0  # the row of the position table that the first token reads
+    first_position: Callable[[Config], int] = lambda config: (
+        0
+    )  # the row of the position table that the first token reads
     spare: tuple[str, ...] = ()  # parts behind the hidden states that are left out
-    options: Mapping[str, Any] = field(default_factory=dict)  # for from_pretrained
+    options: Mapping[str, Value] = field(default_factory=dict)  # for from_pretrained
 
 
 COMMON: dict[str, Setting] = {
@@ -186,23 +190,23 @@ class Limit:
     """A setting that must be as we have it: how to read it (None: absent), what is expected, and what else it means."""
 
     name: str
-    read: Callable[[Any], Any]
-    expected: tuple[Any, ...]
+    read: Callable[[Config], Value]
+    expected: tuple[Value, ...]
     why: str
 
 
-def rope(config: Any, name: str, default: Any = None) -> Any:
+def rope(config: Config, name: str, default: Value = None) -> Value:
     return (getattr(config, "rope_parameters", None) or {}).get(name, default)
 
 
-def window(config: Any) -> int | None:
+def window(config: Config) -> int | None:
     """The sliding window, where some layer has one that is shorter than the context."""
     found, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     sliding = kinds is None or any("sliding" in kind for kind in kinds)
     return found if found is not None and sliding and found < config.max_position_embeddings else None
 
 
-def attribute(name: str) -> Callable[[Any], Any]:
+def attribute(name: str) -> Callable[[Config], Value]:
     return lambda config: getattr(config, name, None)
 
 

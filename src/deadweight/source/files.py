@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from deadweight.errors import DeadweightError
+from deadweight.source.kinds import JsonObject
 from deadweight.source.text import printable, reason
 
 WEIGHTS = "model.safetensors"
@@ -20,7 +20,7 @@ CONVERT = (
 )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """The object in a JSON file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def check_header(file: Path) -> None:
         ) from error
 
 
-def _shards(folder: Path, index: dict[str, Any]) -> tuple[Path, ...]:
+def _shards(folder: Path, index: JsonObject) -> tuple[Path, ...]:
     names = index.get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise DeadweightError(f"{printable(folder / INDEX)} has no weight_map from parameters to file names")

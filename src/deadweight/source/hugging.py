@@ -20,6 +20,8 @@ from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
 from deadweight.slim.load import is_slim, slim_class
 from deadweight.source.files import check_weights, read_json
+from deadweight.source.kinds import Config, ExampleInputs, Options, RawConfig, Setting
+from deadweight.source.private import model_classes
 from deadweight.source.text import printable, reason
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
@@ -47,9 +49,9 @@ class Built:
 
     name: str
     module: nn.Module
-    config: Any | None
+    config: Config | None
     notes: tuple[str, ...] = ()
-    inputs: Any = None
+    inputs: ExampleInputs = None
     missing: tuple[str, ...] = ()  # parameters that the checkpoint does not hold: they are random
 
 
@@ -109,7 +111,7 @@ def _gguf(spec: str, path: Path) -> Place:
     return Place(spec, str(path.parent), gguf=path.name)
 
 
-def read_config(place: Place, trust_remote_code: bool = False) -> Any:
+def read_config(place: Place, trust_remote_code: bool = False) -> Config:
     """The config, checked to name an architecture that transformers knows."""
     root = Path(place.root)
     local = root if root.is_file() else root / "config.json" if place.folder else None
@@ -123,7 +125,7 @@ def read_config(place: Place, trust_remote_code: bool = False) -> Any:
         raise DeadweightError(_refusal(place, error)) from error
 
 
-def _check_type(place: Place, raw: dict[str, Any], trust_remote_code: bool) -> None:
+def _check_type(place: Place, raw: RawConfig, trust_remote_code: bool) -> None:
     kind = raw.get("model_type")
     known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
     if known or (raw.get("auto_map") and trust_remote_code):
@@ -170,43 +172,43 @@ def local_folder(spec: str) -> Path | None:
         raise DeadweightError(f"{printable(spec)} could not be fetched from the hub ({reason(error)})") from error
 
 
-def model_class(config: Any) -> type[PreTrainedModel] | None:
+def model_class(config: Config) -> type[PreTrainedModel] | None:
     """The class that the config names, or else the one that transformers keeps for its type."""
     for name in getattr(config, "architectures", None) or ():
-        found = _named(config, name.removeprefix("Slim")) if isinstance(name, str) else None
-        if isinstance(found, type) and issubclass(found, PreTrainedModel):
-            return _slim_or_not(found, config)
+        known = _named(config, name.removeprefix("Slim")) if isinstance(name, str) else None
+        if isinstance(known, type) and issubclass(known, PreTrainedModel):
+            return _slim_or_not(known, config)
     for auto in _autos(config):
-        if type(config) in auto._model_mapping:
-            found = auto._model_mapping[type(config)]
-            return _slim_or_not(found[0] if isinstance(found, (tuple, list)) else found, config)
+        if type(config) in model_classes(auto):
+            known = model_classes(auto)[type(config)]
+            return _slim_or_not(known[0] if isinstance(known, (tuple, list)) else known, config)
     return None
 
 
-def trusted_class(config: Any) -> Any:
+def trusted_class(config: Config) -> Any:
     """The Auto class that finds a model in the code of its own folder."""
     return next((auto for auto in _autos(config) if _remote(config, auto.__name__)), None)
 
 
-def _named(config: Any, name: str) -> Any:
+def _named(config: Config, name: str) -> Any:
     """A class of transformers; of our own transformer always ours, whatever code lies beside the weights."""
     return OWN.get(name) if isinstance(config, TransformerConfig) else getattr(transformers, name, None)
 
 
-def _slim_or_not(cls: type[PreTrainedModel], config: Any) -> type[PreTrainedModel]:
+def _slim_or_not(cls: type[PreTrainedModel], config: Config) -> type[PreTrainedModel]:
     """A slim checkpoint of ours has the same class with smaller layers."""
     return slim_class(cls) if is_slim(config) else cls
 
 
-def _autos(config: Any) -> tuple[Any, ...]:
+def _autos(config: Config) -> tuple[Any, ...]:
     if getattr(config, "is_encoder_decoder", False):
         return BOTH
-    masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping
+    masked = type(config) in model_classes(transformers.AutoModelForMaskedLM)
     decoder = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
     return ENCODER if masked and not decoder else DECODER
 
 
-def configs(config: Any) -> Iterator[Any]:
+def configs(config: Config) -> Iterator[Config]:
     """The config and every config nested in it."""
     yield config
     for key in getattr(config, "sub_configs", None) or ():
@@ -215,12 +217,12 @@ def configs(config: Any) -> Iterator[Any]:
 
 
 def build(
-    config: Any,
+    config: Config,
     *,
     cls: type[PreTrainedModel] | None = None,
     device: str = "meta",
     trust_remote_code: bool = False,
-    **options: Any,
+    **options: Setting,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """The module that a config describes, in float32 with no weights read; the config itself is left alone."""
     plain, notes = _plain(config)
@@ -246,18 +248,18 @@ def _settled(module: nn.Module, device: str) -> nn.Module:
     return (module.to(device) if stray else module).eval()
 
 
-def _construct(cls: type[PreTrainedModel] | None, config: Any, trust_remote_code: bool, options: dict) -> nn.Module:
+def _construct(cls: type[PreTrainedModel] | None, config: Config, trust_remote_code: bool, options: dict) -> nn.Module:
     if cls is None:
         auto = transformers.AutoModelForCausalLM if _remote(config, "AutoModelForCausalLM") else transformers.AutoModel
         return auto.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32, **options)
     return cls._from_config(_own(cls, config), dtype=torch.float32, **options)
 
 
-def _remote(config: Any, auto: str) -> bool:
+def _remote(config: Config, auto: str) -> bool:
     return auto in (getattr(config, "auto_map", None) or {})
 
 
-def _own(cls: type[PreTrainedModel], config: Any) -> Any:
+def _own(cls: type[PreTrainedModel], config: Config) -> Any:
     """The part of a composite config that the class is made for."""
     if cls.config_class is not None and not isinstance(config, cls.config_class):
         for inner in configs(config):
@@ -266,7 +268,7 @@ def _own(cls: type[PreTrainedModel], config: Any) -> Any:
     return config
 
 
-def _plain(config: Any) -> tuple[Any, tuple[str, ...]]:
+def _plain(config: Config) -> tuple[Config, tuple[str, ...]]:
     """A copy without cache and without quantisation."""
     plain, notes = copy.deepcopy(config), tuple[str, ...]()
     for inner in configs(plain):
@@ -283,7 +285,7 @@ def _note(readable: dict[str, str]) -> tuple[str, ...]:
     return (f"the model refuses {' and '.join(missing)} as we set it",) if missing else ()
 
 
-def eager(module: Any) -> None:
+def eager(module: nn.Module) -> None:
     """Switch a live Hugging Face module to eager attention, batched experts and no cache."""
     for switch, choice in (("set_attn_implementation", "eager"), ("set_experts_implementation", "batched_mm")):
         try:
@@ -308,10 +310,10 @@ def without_bars() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def load(place: Place, config: Any, trust_remote_code: bool = False) -> Built:
+def load(place: Place, config: Config, trust_remote_code: bool = False) -> Built:
     """The model with its weights in their own precision, from safetensors or GGUF, never from a pickle."""
     cls = model_class(config) or transformers.AutoModel
-    options: dict[str, Any] = {"dtype": "auto"} | READABLE
+    options: Options = {"dtype": "auto"} | READABLE
     options |= {"gguf_file": place.gguf} if place.gguf else {"use_safetensors": True, "config": _cacheless(config)}
     options |= {"trust_remote_code": True} if trust_remote_code else {}
     try:
@@ -328,7 +330,7 @@ def load(place: Place, config: Any, trust_remote_code: bool = False) -> Built:
     return Built(place.name, module, module.config, _random(missing), missing=missing)
 
 
-def _cacheless(config: Any) -> Any:
+def _cacheless(config: Config) -> Config:
     plain = copy.deepcopy(config)
     for inner in configs(plain):
         if hasattr(inner, "use_cache"):

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from deadweight.errors import DeadweightError
+from deadweight.source.kinds import Arguments, ExampleInputs, Keywords, Leaf
 
 Path = tuple[Any, ...]
 PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, range)
@@ -41,24 +42,24 @@ class Span:
 class Inputs:
     """One call's inputs on the CPU; `spans` says for which of them, by keyword, which integers are legal."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    args: Arguments = ()
+    kwargs: Keywords = field(default_factory=dict)
     spans: Mapping[str, Span | None] = field(default_factory=dict)  # None: this input stays as it is
 
-    def on(self, device: torch.device, dtype: torch.dtype | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def on(self, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Arguments, Keywords]:
         """The inputs on a device, their floats in a precision."""
 
-        def move(leaf: Any) -> Any:
+        def move(leaf: Leaf) -> Leaf:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             return leaf.to(device, dtype if leaf.is_floating_point() else None)
 
         return pytree.tree_map(move, (self.args, self.kwargs))
 
-    def draw(self, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def draw(self, generator: torch.Generator) -> tuple[Arguments, Keywords]:
         """Fresh random inputs of the same shapes and types."""
 
-        def fresh(path: Path, leaf: Any) -> Any:
+        def fresh(path: Path, leaf: Leaf) -> Leaf:
             key = str(getattr(path[1], "key", "")) if len(path) > 1 else ""
             if not isinstance(leaf, torch.Tensor) or (key in self.spans and self.spans[key] is None):
                 return leaf
@@ -81,7 +82,7 @@ def _redrawn(leaf: torch.Tensor, span: Span | None, generator: torch.Generator) 
     return span.draw(leaf.shape, generator).to(leaf.dtype)
 
 
-def as_inputs(given: Any) -> Inputs:
+def as_inputs(given: ExampleInputs | Inputs) -> Inputs:
     """What a user passes: a tensor, a tuple or list of positional inputs, or a dict of keywords."""
     if isinstance(given, Inputs):
         return given
@@ -92,7 +93,7 @@ def as_inputs(given: Any) -> Inputs:
     return refuse_hidden_tensors(Inputs(args=(_on_cpu(given),)))
 
 
-def _on_cpu(tree: Any) -> Any:
+def _on_cpu(tree: Leaf) -> Leaf:
     return pytree.tree_map(lambda leaf: _with_values(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
@@ -115,7 +116,7 @@ def refuse_hidden_tensors(inputs: Inputs) -> Inputs:
     return inputs
 
 
-def fields_of(leaf: Any) -> dict[str, Any]:
+def fields_of(leaf: Leaf) -> Keywords:
     """The fields of an object that pytree does not look into."""
     if isinstance(leaf, (*PLAIN, torch.Tensor, type)) or callable(leaf):
         return {}
@@ -126,7 +127,7 @@ def fields_of(leaf: Any) -> dict[str, Any]:
     return dict(vars(leaf)) if hasattr(leaf, "__dict__") else {}
 
 
-def path_name(path: Any) -> str:
+def path_name(path: Path) -> str:
     """The place of a leaf in words that may be part of a name."""
     words = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
     return "_".join("".join(c if c.isalnum() else "_" for c in word) for word in words)

@@ -8,24 +8,22 @@ few refusals among n changes cost few times log n trials. Trials are built on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from deadweight.source.kinds import RawConfig, Setting
 from deadweight.source.table import TABLE
 
 Path = tuple[str, ...]
-Change = tuple[Path, Any]  # where, and the new value (GONE: the setting is left out)
+Change = tuple[Path, Setting]  # where, and the new value (GONE: the setting is left out)
 GONE = object()
 TRIALS = 24
 ORDER = {name: rank for rank, name in enumerate(TABLE)}
 
 
-def loosen(
-    wide: dict[str, Any], narrow: dict[str, Any], runs: Callable[[dict[str, Any]], bool], trials: int = TRIALS
-) -> dict[str, Any]:
+def loosen(wide: RawConfig, narrow: RawConfig, runs: Callable[[RawConfig], bool], trials: int = TRIALS) -> RawConfig:
     """The wide config, which runs, with as many settings of the narrow one as leave it running."""
     left = trials
 
-    def settle(config: dict[str, Any], group: list[Change]) -> dict[str, Any]:
+    def settle(config: RawConfig, group: list[Change]) -> RawConfig:
         nonlocal left
         if not group or left <= 0:
             return config
@@ -39,12 +37,12 @@ def loosen(
     return settle(wide, changes(wide, narrow))
 
 
-def changes(wide: dict[str, Any], narrow: dict[str, Any]) -> list[Change]:
+def changes(wide: RawConfig, narrow: RawConfig) -> list[Change]:
     """What makes the wide config narrow; heads come before the widths that they divide."""
     return sorted(_differences(wide, narrow, ()), key=lambda change: -ORDER.get(change[0][-1], len(ORDER)))
 
 
-def _differences(wide: dict[str, Any], narrow: dict[str, Any], at: Path) -> Iterator[Change]:
+def _differences(wide: RawConfig, narrow: RawConfig, at: Path) -> Iterator[Change]:
     for name in dict.fromkeys([*wide, *narrow]):
         old, new = wide.get(name, GONE), narrow.get(name, GONE)
         if isinstance(old, dict) and isinstance(new, dict):
@@ -53,13 +51,13 @@ def _differences(wide: dict[str, Any], narrow: dict[str, Any], at: Path) -> Iter
             yield (*at, name), new
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: Setting, new: Setting) -> bool:
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         return list(old) == list(new)
     return bool(old == new)
 
 
-def apply(config: dict[str, Any], group: list[Change]) -> dict[str, Any]:
+def apply(config: RawConfig, group: list[Change]) -> RawConfig:
     """A copy of the config with these changes."""
     for (name, *inner), value in group:
         if inner:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from deadweight.source.copies import copy_tensors, share_tensors
 from deadweight.source.examples import example_inputs, left_out, run
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
+from deadweight.source.kinds import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike, Options, Setting
 from deadweight.source.text import printable, reason
 from deadweight.source.trial import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
 
@@ -31,17 +31,17 @@ class Source:
 
     name: str  # what the user gave
     module: nn.Module  # eval mode unless training was asked for, eager attention, no cache
-    kwargs: dict[str, Any]  # example inputs by keyword, on the module's device
-    args: tuple[Any, ...]  # positional example inputs, on the module's device
+    kwargs: Keywords  # example inputs by keyword, on the module's device
+    args: Arguments  # positional example inputs, on the module's device
     has_weights: bool  # False: the module is on the meta device
-    config: Any | None  # the PretrainedConfig of a Hugging Face model
+    config: Config | None  # the PretrainedConfig of a Hugging Face model
     notes: tuple[str, ...] = ()
     inputs: Inputs = field(default_factory=Inputs)  # the same example on the CPU, with what may be drawn in its place
     blocks: tuple[Blocks, ...] = ()  # lists of repeated blocks that were cut short
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # every parameter of the whole model
     missing: tuple[str, ...] = ()  # parameters that the checkpoint does not hold, and that are random
 
-    def draw(self, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def draw(self, generator: torch.Generator) -> tuple[Arguments, Keywords]:
         """Fresh random inputs of the example's shapes and types, on the CPU."""
         return self.inputs.draw(generator)
 
@@ -50,7 +50,7 @@ def open_model(
     spec: str | Path | nn.Module,
     *,
     weights: bool = False,
-    inputs: Any = None,
+    inputs: ExampleInputs = None,
     training: bool = False,
     trust_remote_code: bool = False,
     length: int | None = None,
@@ -64,7 +64,7 @@ def open_model(
     """
     made = _built(spec, weights=weights, trust_remote_code=trust_remote_code)
     given = inputs if inputs is not None else made.inputs
-    options: dict[str, Any] = {"training": training, "length": length, "collapsed": collapsed}
+    options: Options = {"training": training, "length": length, "collapsed": collapsed}
     own = [] if not isinstance(spec, nn.Module) else [*spec.parameters(), *spec.buffers()]
     try:
         with Untouched(own) if own else nullcontext():
@@ -73,7 +73,9 @@ def open_model(
         return _opened(replace(made, module=copy_tensors(made.module)), given, **options)
 
 
-def _opened(made: hugging.Built, given: Any, *, training: bool, length: int | None, collapsed: bool) -> Source:
+def _opened(
+    made: hugging.Built, given: ExampleInputs, *, training: bool, length: int | None, collapsed: bool
+) -> Source:
     shapes = {name: tuple(p.shape) for name, p in made.module.named_parameters()}
     if not collapsed:
         return replace(as_source(made, given, training=training, length=length), shapes=shapes)
@@ -108,7 +110,7 @@ def tried(source: Source) -> Source:
 
 
 @torch.no_grad()
-def called(module: nn.Module, source: Source, watch: AbstractContextManager[Any] | None = None) -> Any:
+def called(module: nn.Module, source: Source, watch: AbstractContextManager[object] | None = None) -> Leaf:
     """The model's output for exactly these inputs; without weights, its shapes."""
     if not source.has_weights:
         return run(module, source.inputs, watch)
@@ -117,7 +119,7 @@ def called(module: nn.Module, source: Source, watch: AbstractContextManager[Any]
         return module(*args, **kwargs)
 
 
-def open_complete(spec: Any, **options: Any) -> Source:
+def open_complete(spec: ModelLike, **options: Setting) -> Source:
     """The model with its weights, refused if some of them are missing and would be random."""
     source = open_model(spec, weights=True, **options)
     if source.missing:
@@ -128,7 +130,7 @@ def open_complete(spec: Any, **options: Any) -> Source:
     return source
 
 
-def whole_module(spec: Any, *, trust_remote_code: bool = False) -> nn.Module:
+def whole_module(spec: ModelLike, *, trust_remote_code: bool = False) -> nn.Module:
     """The module that `spec` names with all its blocks, on shapes alone where a config says them; it is not run."""
     return _built(spec, weights=False, trust_remote_code=trust_remote_code).module.eval()
 
@@ -158,7 +160,9 @@ def refuse_unthinkable(spec: str | Path) -> None:
         ) from error
 
 
-def as_source(made: hugging.Built, given: Any, *, training: bool = False, length: int | None = None) -> Source:
+def as_source(
+    made: hugging.Built, given: ExampleInputs, *, training: bool = False, length: int | None = None
+) -> Source:
     """The source of a module that was built, with the user's inputs or with examples."""
     module, config = made.module.train(training), made.config
     notes = made.notes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +18,8 @@ from deadweight.source.examples import (
     first_that_runs,
 )
 from deadweight.source.hugging import build
+from deadweight.source.inputs import Inputs
+from deadweight.source.kinds import Config, RawConfig
 from deadweight.source.loosen import loosen
 from deadweight.source.makers import setting
 from deadweight.source.model import Source
@@ -46,16 +47,16 @@ AFFORDABLE = 1_000_000  # parameters: up to here a trial is run with numbers
 LARGEST = 20_000_000  # parameters: the gradients of a larger clone take too long
 
 
-def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int = 11) -> Source:
+def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int | None = None) -> Source:
     """A clone on the CPU, as narrow as the architecture allows, that has run forward once; in float64 if it can.
 
     Widths 8, 16, 32 and 64 are tried in turn; `hidden` names one. Where none of them runs, single settings keep their
     own value. A model of up to 20,000 parameters is cloned as it is. A first layer that sees single tokens sees as
-    many points as there are words: `vocabulary` says how many.
+    many points as there are words: `vocabulary` says how many (11 unless told; a small model keeps its own).
     """
     n_parameters = sum(p.numel() for p in source.module.parameters())
     if n_parameters <= SMALL and (source.has_weights or source.config is not None) and hidden is None:
-        return _as_it_is(source, seed)
+        return _as_it_is(source, seed) if vocabulary is None else _with_words(source, seed, vocabulary)
     if source.config is None:
         raise DeadweightError(
             f"no narrow clone is known of {printable(source.name)}, a module of {n_parameters} parameters without a "
@@ -64,7 +65,7 @@ def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabula
     refusals: list[str] = []
     for size in SIZES if hidden is None else (Size(hidden), Size(hidden, spare=2)):
         try:
-            size = replace(size, vocabulary=vocabulary)
+            size = size if vocabulary is None else replace(size, vocabulary=vocabulary)
             return _clone(source, narrow_config(source.config, size), seed, size.length)
         except Exception as error:  # noqa: BLE001 - a config that the model's own code refuses
             refusals.append(reason(error))
@@ -87,12 +88,12 @@ def _partly_narrow(source: Source, seed: int) -> Source:
     return _clone(source, config, seed, None)
 
 
-def narrow_config(config: Any, size: Size) -> Any:
+def narrow_config(config: Config, size: Size) -> Config:
     """The narrow config of the same class."""
     return _remade(config, shrink(config.to_dict(), size))
 
 
-def partly_narrow_config(source: Source) -> Any:
+def partly_narrow_config(source: Source) -> Config:
     """The config with every setting narrow that the model runs with; the others stay as they are."""
     assert source.config is not None, "a model without a config has no narrow one"
     config = source.config.to_dict()
@@ -105,7 +106,7 @@ def partly_narrow_config(source: Source) -> Any:
     return _remade(source.config, kept)
 
 
-def _smaller(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _smaller(kept: RawConfig, other: RawConfig) -> RawConfig:
     """The other config, but nothing in it larger than it is already."""
     out = dict(other)
     for name, old in kept.items():
@@ -117,7 +118,7 @@ def _smaller(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _runs(source: Source, values: dict[str, Any]) -> bool:
+def _runs(source: Source, values: RawConfig) -> bool:
     """Whether the model runs with this config: with numbers if it is small, else on the meta device."""
     names = tuple(name for name, value in source.inputs.kwargs.items() if isinstance(value, torch.Tensor))
     try:
@@ -132,12 +133,12 @@ def _runs(source: Source, values: dict[str, Any]) -> bool:
     return error is None or (not small and depends_on_data(error))
 
 
-def shallow_config(config: Any, repeat: int = 1) -> Any:
+def shallow_config(config: Config, repeat: int = 1) -> Config:
     """The config with its own widths and as few layers as show every kind of them, each `repeat` times."""
     return _remade(config, shallow(config.to_dict(), Size(repeat=repeat)))
 
 
-def _remade(config: Any, values: dict[str, Any]) -> Any:
+def _remade(config: Config, values: RawConfig) -> Config:
     values.pop("quantization_config", None)
     return type(config).from_dict(values)
 
@@ -155,7 +156,18 @@ def _as_it_is(source: Source, seed: int) -> Source:
             f"{printable(source.name)} does not run on its example inputs ({reason(error)}); expected inputs that its "
             "forward takes"
         ) from error
+    assert inputs is not None
     return _source(source, module, inputs, "the model itself, with random parameters")
+
+
+def _with_words(source: Source, seed: int, vocabulary: int) -> Source:
+    """The same small model with more words, where its config says how many there are."""
+    values = source.config.to_dict() if source.config is not None else {}
+    old = values.get("vocab_size")
+    if not isinstance(old, int) or old >= vocabulary:
+        return _as_it_is(source, seed)
+    wider = replace(source, config=_remade(source.config, values | {"vocab_size": vocabulary}))
+    return _clone_at_full_length(wider, seed)
 
 
 def _clone_at_full_length(source: Source, seed: int) -> Source:
@@ -170,7 +182,7 @@ def _clone_at_full_length(source: Source, seed: int) -> Source:
     return _clone(source, source.config, seed, 1)
 
 
-def _clone(source: Source, config: Any, seed: int, length: int | None) -> Source:
+def _clone(source: Source, config: Config, seed: int, length: int | None) -> Source:
     module, _ = build(config, cls=type(source.module), device="cpu", **_options(source.module))
     module = randomise(module, seed).train(source.module.training)
     inputs, refusal = example_inputs(module, module.config, length)
@@ -184,13 +196,13 @@ def _clone(source: Source, config: Any, seed: int, length: int | None) -> Source
     return _source(source, module, inputs.cast(dtype), f"a narrow clone of {n_parameters} parameters")
 
 
-def _options(module: nn.Module) -> dict[str, Any]:
+def _options(module: nn.Module) -> RawConfig:
     """Choices made outside the config that the clone must repeat: a model without its pooler stays without."""
     asks = "add_pooling_layer" in inspect.signature(type(module).__init__).parameters
     return {"add_pooling_layer": getattr(module, "pooler", None) is not None} if asks else {}
 
 
-def _source(source: Source, module: nn.Module, inputs: Any, what: str) -> Source:
+def _source(source: Source, module: nn.Module, inputs: Inputs, what: str) -> Source:
     return Source(
         name=source.name,
         module=module,

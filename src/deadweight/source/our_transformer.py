@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.source.families import BIASED, FAMILIES, LIMITS, NORMED, Family, Origin
+from deadweight.source.kinds import Config, Options
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerForCausalLM, TransformerModel
 
@@ -53,15 +54,15 @@ def origins(ours: nn.Module, theirs: Any) -> dict[str, tuple[str, Origin]]:
     """For each parameter of ours, the parameter of theirs that holds it, and where in it."""
     family = family_of(theirs)
     causal = type(theirs).__name__ == family.causal
-    found = {}
+    result = {}
     for name, _ in ours.named_parameters(remove_duplicate=False):
         module, _, kind = name.removeprefix("transformer.").rpartition(".")
         origin = origin_of(family, module, theirs.config, causal)
-        found[name] = (f"{origin.path}.{kind}", origin)
-    return found
+        result[name] = (f"{origin.path}.{kind}", origin)
+    return result
 
 
-def origin_of(family: Family, module: str, config: Any, causal: bool) -> Origin:
+def origin_of(family: Family, module: str, config: Config, causal: bool) -> Origin:
     """The origin of one module of ours, by its full path in theirs."""
     if module == "readout":
         return Origin("lm_head")
@@ -71,7 +72,7 @@ def origin_of(family: Family, module: str, config: Any, causal: bool) -> Origin:
     return replace(row, path=path, first=family.first_position(config) if module == "places" else 0)
 
 
-def config_of(family: Family, config: Any, tensors: Mapping[str, Tensor], causal: bool) -> TransformerConfig:
+def config_of(family: Family, config: Config, tensors: Mapping[str, Tensor], causal: bool) -> TransformerConfig:
     """Our config: settings by name, and what their parameters show to be there."""
 
     def has(module: str, kind: str) -> bool:
@@ -91,7 +92,7 @@ def config_of(family: Family, config: Any, tensors: Mapping[str, Tensor], causal
     )
 
 
-def row_of(config: Any) -> Family:
+def row_of(config: Config) -> Family:
     """The row of a model's type."""
     kind = getattr(config, "model_type", None)
     if kind not in FAMILIES:
@@ -110,7 +111,7 @@ def family_of(model: Any) -> Family:
     return family
 
 
-def check(config: Any) -> None:
+def check(config: Config) -> None:
     """Raise for a setting that would make our transformer another function."""
     for limit in LIMITS:
         value = limit.read(config)
@@ -152,7 +153,7 @@ def opened(spec: str) -> Any:
     family = row_of(config)
     wanted = (getattr(config, "architectures", None) or [None])[0]
     name = family.base if family.causal is None or wanted == family.base else family.causal
-    options: dict[str, Any] = {"config": config, "dtype": "auto", "use_safetensors": True, **family.options}
+    options: Options = {"config": config, "dtype": "auto", "use_safetensors": True, **family.options}
     with without_bars():
         model, info = getattr(transformers, name).from_pretrained(place.root, output_loading_info=True, **options)
     if missing := sorted(info["missing_keys"]):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
+from deadweight.source.kinds import RawConfig, Setting
 from deadweight.source.table import (
     DEPTH,
     DERIVED,
@@ -22,7 +22,7 @@ from deadweight.source.table import (
 )
 
 
-def shrink(config: dict[str, Any], size: Size, kind: str = "") -> dict[str, Any]:
+def shrink(config: RawConfig, size: Size, kind: str = "") -> RawConfig:
     """The narrow form of a config's dict, nested configs included; `kind` names one without a type."""
     kind = config.get("model_type") or kind
     rules = TABLE | EXCEPTIONS.get(kind, {})
@@ -30,15 +30,15 @@ def shrink(config: dict[str, Any], size: Size, kind: str = "") -> dict[str, Any]
     return narrow | {name: value for name, value in MISSING.get(kind, {}).items() if not config.get(name)}
 
 
-def shallow(config: dict[str, Any], size: Size, kind: str = "") -> dict[str, Any]:
+def shallow(config: RawConfig, size: Size, kind: str = "") -> RawConfig:
     """The same widths, but only as many layers as there are kinds of them (and at least two)."""
     return _shrink(config, size, DEPTH, {})
 
 
-def _shrink(config: dict[str, Any], size: Size, rules: dict[str, Shrunk], moved: dict[int, int]) -> dict[str, Any]:
+def _shrink(config: RawConfig, size: Size, rules: dict[str, Shrunk], moved: dict[int, int]) -> RawConfig:
     layers = _chosen_layers(config, size)
     whole = rules is not DEPTH
-    out: dict[str, Any] = {}
+    out: RawConfig = {}
     for name, old in config.items():
         if name in DERIVED:
             continue
@@ -63,14 +63,16 @@ def _shrink(config: dict[str, Any], size: Size, rules: dict[str, Shrunk], moved:
     return out
 
 
-def _by_layer(old: dict[Any, Any], layers: tuple[int, ...], change: Callable[..., Any], size: Size) -> dict[Any, Any]:
+def _by_layer(
+    old: dict[Setting, Setting], layers: tuple[int, ...], change: Callable[..., Setting], size: Size
+) -> dict[Setting, Setting]:
     """Settings of single layers, by their number: those of the chosen layers, renumbered."""
     settings = {int(key): value for key, value in old.items()}
     kept = {new: settings[layer] for new, layer in enumerate(layers) if layer in settings}
     return {new: change(value, size) if isinstance(value, dict) else value for new, value in kept.items()}
 
 
-def _value(rule: Shrunk | None, old: Any, size: Size, around: dict[str, Any]) -> Any:
+def _value(rule: Shrunk | None, old: Setting, size: Size, around: RawConfig) -> Setting:
     if isinstance(old, (list, tuple)):
         return [_value(rule, inner, size, around) for inner in old]
     if rule is None or isinstance(old, (bool, str)) or not isinstance(old, (int, float)):
@@ -78,7 +80,7 @@ def _value(rule: Shrunk | None, old: Any, size: Size, around: dict[str, Any]) ->
     return min(old, rule(size, old, around))
 
 
-def _each(old: Any, change: Callable[[Any], Any]) -> Any:
+def _each(old: Setting, change: Callable[[Setting], Setting]) -> Setting:
     return [change(i) if isinstance(i, int) else i for i in old] if isinstance(old, (list, tuple)) else old
 
 
@@ -86,7 +88,7 @@ def _is_id(name: str) -> bool:
     return name.endswith(("_token_id", "_token_index", "_token_ids", "_index", "_idx"))
 
 
-def _moved_ids(config: dict[str, Any]) -> dict[int, int]:
+def _moved_ids(config: RawConfig) -> dict[int, int]:
     """Token ids beyond the narrow vocabulary move to its end, distinct ones to distinct places while there are any."""
     values = [config[name] for name in sorted(config) if _is_id(name)]
     flat = [i for value in values for i in (value if isinstance(value, (list, tuple)) else [value])]
@@ -96,21 +98,21 @@ def _moved_ids(config: dict[str, Any]) -> dict[int, int]:
     return {old: free[k % len(free)] for k, old in enumerate(i for i in ids if i >= VOCABULARY)}
 
 
-def _n_layers(config: dict[str, Any]) -> int:
+def _n_layers(config: RawConfig) -> int:
     return next((config[name] for name in LAYERS if isinstance(config.get(name), int)), 0)
 
 
-def _is_by_layer(name: str, value: Any, n_layers: int) -> bool:
+def _is_by_layer(name: str, value: Setting, n_layers: int) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == n_layers and name not in NOT_BY_LAYER
 
 
-def _at_layer(config: dict[str, Any], layer: int) -> dict[str, Any]:
+def _at_layer(config: RawConfig, layer: int) -> RawConfig:
     """The config as one layer sees it."""
     n_layers = _n_layers(config)
     return {k: v[layer] if _is_by_layer(k, v, n_layers) else v for k, v in config.items()}
 
 
-def _chosen_layers(config: dict[str, Any], size: Size) -> tuple[int, ...]:
+def _chosen_layers(config: RawConfig, size: Size) -> tuple[int, ...]:
     """One layer of each kind that the per-layer lists tell apart, at least two; empty where no list does."""
     n_layers = _n_layers(config)
     lists = [v for k, v in config.items() if _is_by_layer(k, v, n_layers) and not _is_id(k)]
@@ -124,10 +126,10 @@ def _chosen_layers(config: dict[str, Any], size: Size) -> tuple[int, ...]:
     return tuple(sorted(chosen + spare[: max(0, size.layers - len(chosen))]))
 
 
-def _shrink_rope(rope: dict[str, Any], size: Size, around: dict[str, Any]) -> dict[str, Any]:
+def _shrink_rope(rope: RawConfig, size: Size, around: RawConfig) -> RawConfig:
     """Rotary settings: per-frequency lists are cut, and sections shared out over the frequencies that are left."""
     n_frequencies = size.head // 2
-    out: dict[str, Any] = {}
+    out: RawConfig = {}
     if size.sections and "rope_type" in rope and "mrope_section" not in rope:
         rope = rope | {"mrope_section": [0, 0, 0]}
         n_frequencies //= 2 if _is_partial(rope, around) else 1
@@ -143,5 +145,5 @@ def _shrink_rope(rope: dict[str, Any], size: Size, around: dict[str, Any]) -> di
     return out
 
 
-def _is_partial(rope: dict[str, Any], around: dict[str, Any]) -> bool:
+def _is_partial(rope: RawConfig, around: RawConfig) -> bool:
     return (rope.get("partial_rotary_factor") or around.get("partial_rotary_factor") or 1.0) < 1

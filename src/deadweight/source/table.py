@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from deadweight.source.kinds import RawConfig, Setting
 
 
 @dataclass(frozen=True)
@@ -33,26 +34,26 @@ class Size:
         return self.width // 2
 
 
-Shrunk = Callable[[Size, Any, dict[str, Any]], Any]  # the size, the old value, the config around it
+Shrunk = Callable[[Size, Setting, RawConfig], Setting]  # the size, the old value, the config around it
 
 
-def _kv_heads(size: Size, old: Any, around: dict[str, Any]) -> int:
+def _kv_heads(size: Size, old: Setting, around: RawConfig) -> int:
     """Grouped queries stay grouped: one key-value head for both heads where the model shares them."""
     n_heads = next((around[name] for name in HEADS if isinstance(around.get(name), int)), old)
     return 1 if isinstance(old, int) and isinstance(n_heads, int) and old < n_heads else size.heads
 
 
-def _head_dim(size: Size, old: Any, around: dict[str, Any]) -> int:
+def _head_dim(size: Size, old: Setting, around: RawConfig) -> int:
     """With latent attention, the head dimension that a config names is that of the rotated part."""
     return size.head // 2 if "qk_rope_head_dim" in around else size.head
 
 
-def _partial(size: Size, old: float, around: dict[str, Any]) -> float:
+def _partial(size: Size, old: float, around: RawConfig) -> float:
     """Part of a head is rotated where part of it was; a half is the only even part of four."""
     return 1.0 if old >= 1 else 0.5
 
 
-def _own_head(size: Size, old: int, around: dict[str, Any]) -> int:
+def _own_head(size: Size, old: int, around: RawConfig) -> int:
     """A head of our transformer: all of them as wide as the stream where they were, else narrower or wider than it."""
     heads, groups = around["heads"], around.get("key_heads") or around["heads"]
     if old * heads == around["d_model"]:
@@ -62,7 +63,7 @@ def _own_head(size: Size, old: int, around: dict[str, Any]) -> int:
     return size.head - 2 if old * heads < around["d_model"] else size.head + 2
 
 
-def _own_key_heads(size: Size, old: int, around: dict[str, Any]) -> int:
+def _own_key_heads(size: Size, old: int, around: RawConfig) -> int:
     return 1 if old < around["heads"] else size.heads
 
 
@@ -237,7 +238,7 @@ EXCEPTIONS: dict[str, dict[str, Shrunk]] = {
 }
 
 # What a family's own default config leaves out and its code cannot do without; by type, or type.nested.
-MISSING: dict[str, dict[str, Any]] = {
+MISSING: dict[str, RawConfig] = {
     "dbrx.attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "deepseek_v2": {"num_experts_per_tok": 2},

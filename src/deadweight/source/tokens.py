@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
+from deadweight.source.kinds import Tokenizer
 from deadweight.source.text import printable, reason
 
 PROSE = (
@@ -34,7 +34,7 @@ def text_pieces(folder: Path) -> tuple[Tensor, ...]:
         return ()
 
 
-def tokenizer_of(folder: str) -> Any:
+def tokenizer_of(folder: str) -> Tokenizer | None:
     """The tokenizer beside a checkpoint; None if there is none."""
     from transformers import AutoTokenizer
 
@@ -47,13 +47,13 @@ def tokenizer_of(folder: str) -> Any:
         raise DeadweightError(f"the tokenizer of {printable(folder)} cannot be read ({reason(error)})") from error
 
 
-def encoded(text: bytes, tokenizer: Any, vocabulary: int, name: str) -> list[int]:
+def encoded(text: bytes, tokenizer: Tokenizer, vocabulary: int, name: str) -> list[int]:
     """The text in the tokens of a model of this name; without a tokenizer, in bytes."""
     return first_tokens(text, tokenizer, vocabulary, name, len(text), piece=len(text))
 
 
 def first_tokens(
-    text: bytes, tokenizer: Any, vocabulary: int, name: str, wanted: int, *, piece: int = PIECE
+    text: bytes, tokenizer: Tokenizer, vocabulary: int, name: str, wanted: int, *, piece: int = PIECE
 ) -> list[int]:
     """The same for as much of the text as gives so many tokens, or all: pieces of it, cut behind a line, at once."""
     if tokenizer is None:
@@ -72,8 +72,8 @@ def first_tokens(
             end = text.find(b"\n", at + piece) + 1 or len(text)
             pieces.append(text[at:end].decode("utf-8", errors="replace"))
             at = end
-        for found in tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]:
-            ids += found
+        for piece_ids in tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]:
+            ids += piece_ids
     if ids and max(ids) >= vocabulary:
         raise DeadweightError(
             f"{printable(name)} has {vocabulary:,} tokens and its tokenizer gives {max(ids):,}; expected the tokenizer "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deadweight.errors import DeadweightError
+from deadweight.source.kinds import Arguments, Keywords, Leaf
+from deadweight.source.private import OpOverload, forward_pre_hooks, schema
 from deadweight.source.text import printable, reason
 
 TORCH = str(Path(torch.__file__).parent)
@@ -31,12 +32,14 @@ class Untouched(TorchDispatchMode):
         super().__init__()
         self.storages = {storage(t) for t in tensors if not t.is_meta} - {None}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable and any(map(self.is_users, written(func, args, kwargs or {}))):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Leaf:
+        if schema(func).is_mutable and any(map(self.is_users, written(func, args, kwargs or {}))):
             raise WrittenTo(str(func))
         return func(*args, **(kwargs or {}))
 
-    def is_users(self, leaf: Any) -> bool:
+    def is_users(self, leaf: Leaf) -> bool:
         return isinstance(leaf, Tensor) and leaf.numel() > 0 and storage(leaf) in self.storages
 
 
@@ -48,11 +51,11 @@ def storage(tensor: Tensor) -> int | None:
         return None
 
 
-def written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+def written(func: OpOverload, args: Arguments, kwargs: Keywords) -> list[Leaf]:
     """The arguments that an operation writes to."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema(func).arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
-    marked = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    marked = [a.name for a in schema(func).arguments if a.alias_info is not None and a.alias_info.is_write]
     return pytree.tree_leaves([given.get(name) for name in marked])
 
 
@@ -61,16 +64,16 @@ Held = dict[str, tuple[int, ...]]  # attribute to the identities of the tensors 
 
 def held_tensors(module: nn.Module) -> Held:
     """Attributes of all modules that hold tensors, alone or in containers; not those that a hook computes anew."""
-    found: Held = {}
+    result: Held = {}
     for path, owner in module.named_modules():
-        computed = {getattr(hook, "name", None) for hook in owner._forward_pre_hooks.values()}
+        computed = {getattr(hook, "name", None) for hook in forward_pre_hooks(owner)}
         for name, value in vars(owner).items():
             if name in OF_TORCH or name in computed:
                 continue
             leaves = [id(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
             if leaves:
-                found[f"{path}.{name}".lstrip(".")] = tuple(leaves)
-    return found
+                result[f"{path}.{name}".lstrip(".")] = tuple(leaves)
+    return result
 
 
 def kept_note(before: Held, after: Held) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ def kept_note(before: Held, after: Held) -> tuple[str, ...]:
     return (f"forward keeps tensors after the call ({names}): findings are about what one call returns",)
 
 
-def run_or_refuse(name: str, run: Callable[[], Any]) -> Any:
+def run_or_refuse(name: str, run: Callable[[], Leaf]) -> Leaf:
     """The result of a run; raises DeadweightError with the exception and the line of code that raised it."""
     try:
         return run()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from deadweight.train.settings import Data
 
 PIECE = 1 << 22  # characters that are tokenized at a time
 
+TokenArray: TypeAlias = np.ndarray[Any, Any]  # token ids, in memory or mapped from a file
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -36,14 +38,14 @@ class Corpus:
     tokenizer: Path | None  # None: one token per byte
 
     @cached_property
-    def train(self) -> np.memmap[Any, Any]:
+    def train(self) -> TokenArray:
         return self.mapped("train")
 
     @cached_property
-    def valid(self) -> np.memmap[Any, Any]:
+    def valid(self) -> TokenArray:
         return self.mapped("valid")
 
-    def mapped(self, name: str) -> np.memmap[Any, Any]:
+    def mapped(self, name: str) -> TokenArray:
         return np.memmap(self.folder / f"{name}.bin", dtype=kind(self.vocabulary), mode="r")
 
     @property
@@ -72,9 +74,9 @@ def prepare(data: Data, cache: Path, *, context: int, say: Progress = silent) ->
             write_whole(folder, data, text, valid, say)
         except OSError as error:
             raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
-    found = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    about = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     tokenizer = folder / "tokenizer.json"
-    corpus = Corpus(folder, found["vocabulary"], len(valid), len(text), tokenizer if tokenizer.is_file() else None)
+    corpus = Corpus(folder, about["vocabulary"], len(valid), len(text), tokenizer if tokenizer.is_file() else None)
     for name, tokens in (("training", corpus.train), ("validation", corpus.valid)):
         if len(tokens) < context + 1:
             raise DeadweightError(
@@ -169,14 +171,14 @@ def trained_bpe(name: str, text: bytes, say: Progress) -> Any:
     return made._tokenizer
 
 
-def batch(tokens: np.ndarray[Any, Any], step: int, seed: int, size: int, context: int) -> Tensor:
+def batch(tokens: TokenArray, step: int, seed: int, size: int, context: int) -> Tensor:
     """`size` windows of context + 1 tokens. The draw depends on the seed and the step alone, so a run that is resumed,
     or spread over processes, sees what it would have seen."""
     starts = np.random.default_rng((seed, step)).integers(0, len(tokens) - context, size=size)
     return torch.from_numpy(np.stack([tokens[s : s + context + 1] for s in starts]).astype(np.int64))
 
 
-def windows(tokens: np.ndarray[Any, Any], context: int, limit: int | None = None) -> Tensor:
+def windows(tokens: TokenArray, context: int, limit: int | None = None) -> Tensor:
     """The text from its beginning, in windows of context + 1 tokens that share one token: each is predicted once."""
     count = (len(tokens) - 1) // context
     count = min(count, max(1, limit // context)) if limit else count

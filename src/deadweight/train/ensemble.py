@@ -10,16 +10,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deadweight.progress import Progress, silent
-from deadweight.train.data import batch, windows
+from deadweight.train.data import TokenArray, batch, windows
 from deadweight.train.objective import Objective
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Train
@@ -78,15 +76,15 @@ class Ensemble:
 
     def stacked(self) -> Weights:
         """Each member as it would be alone with its seed."""
-        found: list[Weights] = []
+        weights: list[Weights] = []
         for member in self.members:
             torch.manual_seed(member.seed)
             model = TransformerForCausalLM(self.config)
             for name, weight in model.named_parameters():
                 if name.endswith("log_scale"):
                     weight.data.fill_(math.log(member.scale))
-            found.append({f"model.{n}": p.detach() for n, p in model.named_parameters()})
-        return {n: torch.stack([f[n] for f in found]).to(self.device).requires_grad_() for n in found[0]}
+            weights.append({f"model.{n}": p.detach() for n, p in model.named_parameters()})
+        return {n: torch.stack([f[n] for f in weights]).to(self.device).requires_grad_() for n in weights[0]}
 
     def all_losses(self, weights: Weights, tokens: Tensor) -> Tensor:
         """The loss of every member on its own windows."""
@@ -141,8 +139,8 @@ def train_together(
     config: TransformerConfig,
     members: Sequence[Member],
     train: Train,
-    text: np.ndarray[Any, Any],
-    valid: np.ndarray[Any, Any],
+    text: TokenArray,
+    valid: TokenArray,
     *,
     device: torch.device | None = None,
     say: Progress = silent,

@@ -8,7 +8,7 @@ its error is below 1e-7, a thousandth of what bfloat16 rounds off, and the gradi
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from deadweight.transformer.modeling import MLP
 
 P = 0.3275911 / math.sqrt(2)
 POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0)
+
+
+Context: TypeAlias = Any  # what torch.autograd.Function keeps between forward and backward
 
 
 def normal(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,13 +38,13 @@ class FastGelu(torch.autograd.Function):
     """x·Φ(x); what is saved for the gradient is x alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         wide = x.float()
         return (wide * normal(wide)[0]).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Tensor:
+    def backward(ctx: Context, *outer: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         wide = x.float()
         below, density = normal(wide)
@@ -50,8 +53,8 @@ class FastGelu(torch.autograd.Function):
 
 def fast_gelu(x: Tensor) -> Tensor:
     """A function of its own: torch.compile looks into one, and not into `FastGelu.apply` as an attribute."""
-    found: Tensor = FastGelu.apply(x)
-    return found
+    result: Tensor = FastGelu.apply(x)
+    return result
 
 
 def with_fast_gelu(model: TransformerForCausalLM) -> TransformerForCausalLM:

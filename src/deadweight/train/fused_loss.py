@@ -7,12 +7,15 @@ visits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 LARGE = 4096  # tokens: below, the logits are small beside the rest
+
+
+Context: TypeAlias = Any  # what torch.autograd.Function keeps between forward and backward
 
 
 def is_fused(hidden: Tensor, readout: nn.Linear, precision: torch.dtype) -> bool:
@@ -30,7 +33,7 @@ class ReadoutLoss(torch.autograd.Function):
     """The gradient of the logits is made with the loss, in the memory of the logits themselves."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Context, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         rounded = weight.to(hidden.dtype)
         gradient = hidden @ rounded.T
         losses = kernel()(gradient, targets)
@@ -38,7 +41,7 @@ class ReadoutLoss(torch.autograd.Function):
         return losses.mean()
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Context, *outer: Tensor) -> tuple[Tensor, Tensor, None]:
         gradient, hidden, rounded = ctx.saved_tensors
         factor = outer[0]
         return (gradient @ rounded) * factor.to(hidden.dtype), (gradient.T @ hidden).float() * factor, None

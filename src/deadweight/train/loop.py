@@ -190,13 +190,13 @@ class Trainer:
     @torch.no_grad()
     def first_not_finite(self) -> str | None:
         """The first module whose output is not finite."""
-        found: list[str] = []
+        names: list[str] = []
         model = self.accelerator.unwrap_model(self.objective).model
 
         def watch(name: str) -> Any:
             def hook(_: Any, __: Any, output: Any) -> None:
                 if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
-                    found.append(name)
+                    names.append(name)
 
             return hook
 
@@ -204,7 +204,7 @@ class Trainer:
         self.next_loss()
         for handle in hooks:
             handle.remove()
-        return found[0] if found else None
+        return names[0] if names else None
 
     def log(self, losses: list[Tensor], speed: float) -> None:
         values = self.finite(losses)

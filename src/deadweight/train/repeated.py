@@ -13,11 +13,10 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from deadweight.train.data import batch, windows
+from deadweight.train.data import TokenArray, batch, windows
 from deadweight.train.ensemble import Curve, Member
 from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.loop import make_optimizer, precision_of
@@ -25,8 +24,6 @@ from deadweight.train.objective import Objective
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
-
-Text = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Repeated:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
-    def run(self, member: Member, steps: int, text: Text, valid: Text) -> Outcome:
+    def run(self, member: Member, steps: int, text: TokenArray, valid: TokenArray) -> Outcome:
         """Train from the beginning, and judge on the whole of the validation text."""
         train = settings_of(self.train, member, steps)
         self.model.load_state_dict(first_weights(self.fresh, member))
@@ -83,7 +80,7 @@ class Repeated:
         return Outcome(curve, seconds, speed(at, seconds) * train.batch * self.config.context, held)
 
     def train_steps(
-        self, member: Member, train: Train, text: Text
+        self, member: Member, train: Train, text: TokenArray
     ) -> tuple[list[tuple[int, float, float]], int | None]:
         """(step, mean loss since the line before, seconds), and the step at which a loss was found not finite."""
         optimizer = make_optimizer(self.model, train, self.device)
@@ -102,7 +99,7 @@ class Repeated:
                 total, last = torch.zeros_like(total), step
         return logged, None
 
-    def tokens(self, text: Text, number: int, train: Train) -> Tensor:
+    def tokens(self, text: TokenArray, number: int, train: Train) -> Tensor:
         drawn = batch(text, number, train.seed, train.batch, self.config.context)
         drawn = drawn.pin_memory() if self.device.type == "cuda" else drawn
         return drawn.to(self.device, non_blocking=True)
@@ -121,7 +118,7 @@ class Repeated:
         return loss.detach()
 
     @torch.no_grad()
-    def valid_loss(self, valid: Text) -> float:
+    def valid_loss(self, valid: TokenArray) -> float:
         """Nats per token over all windows of the text, by the plain model: nothing is compiled for it."""
         self.judge.model.load_state_dict(self.model.state_dict())
         total = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from deadweight.errors import DeadweightError
+from deadweight.source.kinds import Setting
 from deadweight.source.text import printable
 from deadweight.transformer import TransformerConfig
 from deadweight.transformer.configuration import BIASES, PER_LAYER
@@ -21,6 +22,8 @@ MODEL_KEYS = tuple(
     for name in TransformerConfig.__annotations__
     if name not in NOT_OURS and not str(TransformerConfig.__annotations__[name]).startswith("ClassVar")
 )
+
+Table: TypeAlias = dict[str, Setting]  # of a TOML file
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Train:
 class Run:
     """A whole training run."""
 
-    model: dict[str, Any] = field(default_factory=dict)
+    model: Table = field(default_factory=dict)
     data: Data = field(default_factory=Data)
     train: Train = field(default_factory=Train)
 
@@ -83,7 +86,7 @@ def read_run(file: str | Path) -> Run:
     return make_run(read_toml(file), where=f"{printable(file)}: ")
 
 
-def read_toml(file: str | Path) -> dict[str, Any]:
+def read_toml(file: str | Path) -> Table:
     try:
         return tomllib.loads(Path(file).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
@@ -92,7 +95,7 @@ def read_toml(file: str | Path) -> dict[str, Any]:
         raise DeadweightError(f"{printable(file)} is no TOML: {error}") from error
 
 
-def make_run(tables: Mapping[str, Any], where: str = "") -> Run:
+def make_run(tables: Mapping[str, Setting], where: str = "") -> Run:
     """A checked run from nested tables; the shape is built once, so that nothing impossible waits in the queue."""
     known(tables, ("model", "data", "train"), "table", where)
     for name, table in tables.items():
@@ -111,21 +114,21 @@ def make_run(tables: Mapping[str, Any], where: str = "") -> Run:
     return run
 
 
-def normal(key: str, value: Any) -> Any:
+def normal(key: str, value: Setting) -> Setting:
     if key == "biases" and isinstance(value, (bool, str)):
         return {"all": list(BIASES), True: list(BIASES), "none": [], False: []}.get(value, [value])
     return list(value) if key in PER_LAYER and isinstance(value, tuple) else value
 
 
-def known(found: Mapping[str, Any], expected: Any, what: str, where: str = "") -> None:
-    for key in found:
+def known(table: Mapping[str, Setting], expected: Setting, what: str, where: str = "") -> None:
+    for key in table:
         if key not in expected:
             close = get_close_matches(key, expected, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(expected)}"
             raise DeadweightError(f"{where}unknown {what} {printable(key)}{hint}")
 
 
-def made(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
+def made(kind: type[Any], table: Mapping[str, Setting], where: str) -> Any:
     """A dataclass from a table, with types as declared."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
     known(table, tuple(fields), "key", where)
@@ -165,7 +168,7 @@ def check_data(data: Data, where: str) -> None:
     require(0 < data.valid_share < 1, where, "valid_share", data, "a share between 0 and 1")
 
 
-def require(holds: bool, where: str, key: str, table: Any, expected: str) -> None:
+def require(holds: bool, where: str, key: str, table: Setting, expected: str) -> None:
     if not holds:
         raise DeadweightError(f"{where}found {key} = {getattr(table, key)!r}; expected {expected}")
 
@@ -180,11 +183,11 @@ def as_toml(run: Run) -> str:
     return "\n".join(lines)
 
 
-def changed(found: Any, default: Any) -> dict[str, Any]:
-    return {k: v for k, v in dataclasses.asdict(found).items() if v != getattr(default, k)}
+def changed(settings: Setting, default: Setting) -> Table:
+    return {k: v for k, v in dataclasses.asdict(settings).items() if v != getattr(default, k)}
 
 
-def toml_value(value: Any) -> str:
+def toml_value(value: Setting) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):

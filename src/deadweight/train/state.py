@@ -29,8 +29,8 @@ def save_state(
 ) -> None:
     """Every process calls it, one writes: beside the last state first, then in its place. `text`: what was read."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found: Any = get_state_dict(model, optimizer, options=options)
-    weights, moments = found
+    states: Any = get_state_dict(model, optimizer, options=options)
+    weights, moments = states
     if not main:
         return
     tensors = {f"model/{name}": value for name, value in weights.items()}
@@ -50,8 +50,8 @@ def save_state(
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights on the CPU of the main process, however they are spread; every process calls it."""
-    found: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    return dict(found)
+    weights: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return dict(weights)
 
 
 def saved_step(out: Path) -> int | None:
@@ -73,10 +73,10 @@ def place_of(out: Path) -> Path | None:
 
 def about(place: Path) -> dict[str, Any]:
     try:
-        found = json.loads((place / ABOUT).read_text(encoding="utf-8"))
-        if isinstance(found["step"], int):
-            return dict(found)
-        raise ValueError(f"step = {found['step']!r}")
+        data = json.loads((place / ABOUT).read_text(encoding="utf-8"))
+        if isinstance(data["step"], int):
+            return dict(data)
+        raise ValueError(f"step = {data['step']!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DeadweightError(unreadable(place, error)) from error
 

@@ -12,12 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from deadweight.errors import DeadweightError
+from deadweight.source.kinds import Setting
 from deadweight.source.text import printable, reason
 from deadweight.train.loop import train
-from deadweight.train.settings import Run, known, make_run, read_toml
+from deadweight.train.settings import Run, Table, known, make_run, read_toml
 
 TABLES = ("model", "data", "train", "grid", "variant", "seeds")
 Tell = Callable[["Outcome"], None]
@@ -60,7 +60,7 @@ def read_sweep(file: str | Path) -> list[Job]:
     return make_sweep(read_toml(file), where=f"{printable(file)}: ")
 
 
-def make_sweep(tables: Mapping[str, Any], where: str = "") -> list[Job]:
+def make_sweep(tables: Mapping[str, Setting], where: str = "") -> list[Job]:
     known(tables, TABLES, "table", where)
     seeds = tables.get("seeds", [0, 1, 2])
     if not isinstance(seeds, list) or not seeds or not all(type(s) is int and s >= 0 for s in seeds):
@@ -74,18 +74,18 @@ def make_sweep(tables: Mapping[str, Any], where: str = "") -> list[Job]:
     if not isinstance(listed, list) or not listed or not all(isinstance(v, Mapping) for v in listed):
         raise DeadweightError(f"{where}found variant = {listed!r}; expected tables [[variant]], one or more")
     base = {name: dict(tables.get(name, {})) for name in ("model", "data", "train")}
-    found = [
+    result = [
         Job(name, seed, make_run(changed(base, {**changes, "train.seed": seed}, where), where=where))
         for name, changes in variants(tables, where)
         for seed in seeds
     ]
-    names = [job.folder for job in found]
+    names = [job.folder for job in result]
     if len(set(names)) < len(names):
         raise DeadweightError(f"{where}two variants have one name; expected different names")
-    return found
+    return result
 
 
-def variants(tables: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def variants(tables: Mapping[str, Setting], where: str) -> Iterator[tuple[str, Table]]:
     grid = tables.get("grid", {})
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -99,14 +99,14 @@ def variants(tables: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[
             yield ", ".join([*([name] if name else []), *words]) or "run", {**own, **chosen}
 
 
-def changed(base: dict[str, dict[str, Any]], changes: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    found = copy.deepcopy(base)
+def changed(base: dict[str, Table], changes: Mapping[str, Setting], where: str) -> dict[str, Table]:
+    result = copy.deepcopy(base)
     for key, value in changes.items():
         table, dot, name = key.partition(".")
-        if not dot or table not in found:
+        if not dot or table not in result:
             raise DeadweightError(f"{where}found {printable(key)}; expected table.key, as in train.weight_decay")
-        found[table][name] = value
-    return found
+        result[table][name] = value
+    return result
 
 
 def sweep(
@@ -171,15 +171,15 @@ def one(job: Job, folder: Path) -> Outcome:
     place = folder / "runs" / job.folder
     (place / "result.json").unlink(missing_ok=True)  # of a run that failed before it began
     try:
-        found = train(job.run, place, cache=folder / "data")
+        result = train(job.run, place, cache=folder / "data")
         outcome = Outcome(
             job.variant,
             job.seed,
-            found.parameters,
-            found.bits_per_byte,
-            found.valid_loss,
-            found.tokens,
-            found.tokens_per_second,
+            result.parameters,
+            result.bits_per_byte,
+            result.valid_loss,
+            result.tokens,
+            result.tokens_per_second,
         )
     except DeadweightError as error:
         outcome = Outcome(job.variant, job.seed, error=str(error))
@@ -233,10 +233,10 @@ class Row:
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """One row per variant, in order."""
-    found = []
+    result = []
     for variant in dict.fromkeys(o.variant for o in outcomes):
         mine = [o for o in outcomes if o.variant == variant]
         values = tuple(o.bits_per_byte for o in mine if o.bits_per_byte is not None)
         size = next((o.parameters for o in mine if o.parameters is not None), None)
-        found.append(Row(variant, size, values, len(mine) - len(values)))
-    return found
+        result.append(Row(variant, size, values, len(mine) - len(values)))
+    return result

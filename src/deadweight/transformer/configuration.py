@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from transformers import PretrainedConfig
 
@@ -34,6 +34,10 @@ YES_OR_NO = (
     "tie_word_embeddings",
 )
 PER_LAYER = ("heads", "key_heads", "d_qk", "d_v", "hidden", "query", "key", "value")
+
+
+PerLayer: TypeAlias = Any  # one value for all layers, or a list with one for each
+TokenId: TypeAlias = Any  # a number, several, or None
 
 
 @dataclass(frozen=True)
@@ -70,19 +74,19 @@ class TransformerConfig(PretrainedConfig):
     context: int = 256
     d_model: int = 256
     n_layers: int = 4
-    heads: Any = 4
-    key_heads: Any = None
-    d_qk: Any = None
-    d_v: Any = None
-    hidden: Any = None
-    query: Any = "full"  # full: a weight of its own; identity: x itself
-    key: Any = "full"
-    value: Any = "full"
+    heads: PerLayer = 4
+    key_heads: PerLayer = None
+    d_qk: PerLayer = None
+    d_v: PerLayer = None
+    hidden: PerLayer = None
+    query: PerLayer = "full"  # full: a weight of its own; identity: x itself
+    key: PerLayer = "full"
+    value: PerLayer = "full"
     scale: float | None = None  # what the scores are multiplied by
     learned_scale: bool = False  # times a number per head that is trained
     query_norm: bool = False  # an RMSNorm on every query
     key_norm: bool = False
-    biases: Any = ()  # those of BIASES that the model has
+    biases: PerLayer = ()  # those of BIASES that the model has
     norm: str = "layer"
     norm_place: str = "pre"
     norm_gain: bool = True
@@ -99,9 +103,9 @@ class TransformerConfig(PretrainedConfig):
     init_std: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True
-    bos_token_id: Any = None
-    eos_token_id: Any = None
-    pad_token_id: Any = None
+    bos_token_id: TokenId = None
+    eos_token_id: TokenId = None
+    pad_token_id: TokenId = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
@@ -213,11 +217,11 @@ def not_given(config: TransformerConfig, index: int) -> bool:
     return given is None
 
 
-def each(value: Any) -> tuple[Any, ...]:
+def each(value: PerLayer) -> tuple[PerLayer, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def is_size(value: Any) -> bool:
+def is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from deadweight.source.kinds import Config
 from deadweight.source.makers.need import Example, Need, first, setting
 from deadweight.source.makers.text import N_FRAMES
 
@@ -32,13 +31,13 @@ def image_size(need: Need) -> tuple[int, int]:
     return int(height) // stacked, int(width)
 
 
-def vision(need: Need) -> Any:
+def vision(need: Need) -> Config:
     return getattr(need.config, "vision_config", None) or need.config
 
 
 def n_channels(need: Need) -> int:
-    found = first(setting(vision(need), *CHANNELS, default=3))
-    return int(found) if isinstance(found, int) else 3
+    channels = first(setting(vision(need), *CHANNELS, default=3))
+    return int(channels) if isinstance(channels, int) else 3
 
 
 def default_image(need: Need) -> Example:

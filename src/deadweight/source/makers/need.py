@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from deadweight.source.inputs import Span
+from deadweight.source.kinds import Config, Setting
 
 NESTED = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "thinker_config", "llm_config")
 
@@ -17,11 +17,11 @@ NESTED = ("text_config", "vision_config", "audio_config", "encoder", "decoder", 
 class Need:
     """The config, how many tokens there shall be, and the names of all inputs that are made together."""
 
-    config: Any
+    config: Config
     length: int
     names: tuple[str, ...] = ()
 
-    def get(self, *names: str, default: Any = None) -> Any:
+    def get(self, *names: str, default: Setting = None) -> Setting:
         return setting(self.config, *names, default=default)
 
     def number(self, *names: str, default: int) -> int:
@@ -40,7 +40,7 @@ class Example:
 Maker = Callable[[Need], Example | None]  # None: not for such a config
 
 
-def holders(config: Any) -> Iterator[Any]:
+def holders(config: Config) -> Iterator[Config]:
     """The config and those nested in it, the best known names first."""
     yield config
     others = [key for key in getattr(config, "sub_configs", None) or () if key not in NESTED]
@@ -49,7 +49,7 @@ def holders(config: Any) -> Iterator[Any]:
             yield inner
 
 
-def setting(config: Any, *names: str, default: Any = None) -> Any:
+def setting(config: Config, *names: str, default: Setting = None) -> Setting:
     """The first of these attributes that the config, or a config nested in it, holds."""
     for holder in holders(config):
         for name in names:
@@ -59,6 +59,6 @@ def setting(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
-def first(value: Any) -> Any:
+def first(value: Setting) -> Setting:
     """A number from a number or from the first of a list of them."""
     return value[0] if isinstance(value, (list, tuple)) and value else value

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from deadweight.source.inputs import Span
+from deadweight.source.kinds import Config
 from deadweight.source.makers.need import Example, Need, holders
 
 PLACEHOLDERS = ("image", "video", "audio", "vision", "speech", "boi", "eoi", "boa", "eoa", "img")
@@ -14,15 +13,15 @@ N_FRAMES = 2  # of a video whose config does not say it
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 
 
-def special_ids(config: Any) -> dict[str, tuple[int, ...]]:
+def special_ids(config: Config) -> dict[str, tuple[int, ...]]:
     """Every token id that the config gives a meaning, by its name."""
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
     for holder in holders(config):
         for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
             if "token_id" in name or "token_index" in name:
                 ids = value if isinstance(value, (list, tuple)) else (value,)
-                found[name] = found.get(name, ()) + tuple(i for i in ids if isinstance(i, int))
-    return found
+                result[name] = result.get(name, ()) + tuple(i for i in ids if isinstance(i, int))
+    return result
 
 
 def tokens(need: Need) -> Example:

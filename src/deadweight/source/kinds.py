@@ -1,0 +1,23 @@
+"""Names for values whose types only a model's own code knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:  # help and explain do without torch
+    from torch import Tensor, nn
+    from transformers import PretrainedConfig
+
+ModelLike: TypeAlias = "nn.Module | str | Path"  # a module; a folder, a hub id, a file; package.module:name
+ExampleInputs: TypeAlias = "Tensor | Sequence[Any] | Mapping[str, Any] | None"  # one tensor, or arguments
+Config: TypeAlias = "PretrainedConfig"  # of whichever class
+Setting: TypeAlias = Any  # one value of a config: a number, a word, a list, or settings again
+RawConfig: TypeAlias = dict[str, Setting]  # config.json as it is read
+Leaf: TypeAlias = Any  # a tensor, or anything else, among the arguments or results of a call
+Arguments: TypeAlias = tuple[Leaf, ...]  # of a call, by position
+Keywords: TypeAlias = dict[str, Leaf]  # of a call, by name
+Options: TypeAlias = dict[str, Any]  # of one of our own functions, by name
+JsonObject: TypeAlias = dict[str, Any]  # plain data, as it is written to a file
+Tokenizer: TypeAlias = Any  # a tokenizer of transformers, of whichever class
