@@ -91,7 +91,7 @@ def train(
     report = JsonReport(json)
     from deadweight.train import make_run
     from deadweight.train import train as run_training
-    from deadweight.train.launch import first_process
+    from deadweight.train.launch import exit_if_launched, first_process
 
     data: Table = {"text": text, "tokenizer": tokenizer}
     model: Table = {"context": context, "d_model": width, "n_layers": layers, "heads": heads, "query": query}
@@ -103,6 +103,7 @@ def train(
         result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
     if first_process():  # of many one speaks
         report.deliver(lambda: {**asdict(result), "out": str(result.out)}, lambda _: show(result))
+    exit_if_launched()
 
 
 def tables_from(config: Path | None, flags: Table, settings: list[str]) -> Table:

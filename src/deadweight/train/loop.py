@@ -123,6 +123,8 @@ class Trainer:
         seconds = time.perf_counter() - self.begin
         valid_loss, bits = self.evaluate(None)
         self.save_model()
+        if self.board is not None:
+            self.board.close()
         trained = self.step * self.tokens_per_step
         speed = (self.step - first) * self.tokens_per_step / max(seconds, 1e-9)
         return Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed)
