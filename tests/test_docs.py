@@ -1,0 +1,104 @@
+"""Pages lead somewhere: each is in the index, each file they name exists, and the law of CONTRIBUTING runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import deadweight
+from deadweight.laws.catalogue import every_law
+from deadweight.laws.page import pages
+from deadweight.proof.verdict import Tier, Verdict
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "LOG.md", "CHANGELOG.md"))]
+FILE = re.compile(
+    r"(?<![\w/.-])((?:src|docs|studies|benchmarks|tests|scripts)/[\w./-]*\w\.(?:py|md|json|jsonl|svg|toml))\b"
+)
+TO_WRITE = {"tests/laws/test_cancelled.py"}  # what CONTRIBUTING tells its reader to create
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)#:\s]+)\)", text_of(page))
+
+
+def missing(page: Path) -> list[str]:
+    """What a page links to, or names by its path from the root, and is not there."""
+    broken = [link for link in links(page) if not (page.parent / link).exists()]
+    return broken + [
+        name for name in FILE.findall(text_of(page)) if not (ROOT / name).exists() and name not in TO_WRITE
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_links_to_or_names_exists(page: Path) -> None:
+    assert missing(page) == []
+
+
+def test_a_link_and_a_name_that_lead_nowhere_are_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[gone](gone.md), `docs/gone.md`, but [here](page.md) and `docs/index.md`")
+    assert missing(page) == ["gone.md", "docs/gone.md"]
+
+
+def test_every_page_is_in_the_index_once_and_readme_links_the_index() -> None:
+    listed = sorted(link for link in links(ROOT / "docs" / "index.md"))
+    assert listed == [page.name for page in DOCS if page.name != "index.md"]
+    assert "docs/index.md" in links(ROOT / "README.md")
+
+
+def test_readme_counts_the_laws() -> None:
+    assert f"The {len(pages())} laws" in text_of(ROOT / "README.md")
+
+
+def test_the_glossary_has_every_verdict_and_tier() -> None:
+    glossary = text_of(ROOT / "docs" / "glossary.md")
+    assert all(re.search(rf"^\| {verdict} \|", glossary, re.M) for verdict in get_args(Verdict))
+    assert all(f"*{tier}*" in glossary for tier in get_args(Tier))
+
+
+class Offset(nn.Module):
+    """The module of the law in CONTRIBUTING."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.proj, self.between, self.read = nn.Linear(8, 8, bias=False), between, nn.Linear(8, 3)
+        self.offset = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(torch.tanh(self.between(self.proj(x) + self.offset) - self.offset))
+
+
+def test_the_law_of_contributing_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("dw020_cancelled")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    (source,) = re.findall(r"^ +```python\n( +\"\"\"DW020.*?)^ +```", text_of(ROOT / "CONTRIBUTING.md"), re.M | re.S)
+    exec(textwrap.dedent(source), module.__dict__)
+    laws, inputs = every_law().with_law(module.LAW), (torch.randn(4, 8),)
+    found = deadweight.audit(Offset(nn.Identity()), inputs, complete=True, laws=laws)
+    assert [(f.code, f.parameter, f.dof, f.verdict) for f in found.findings] == [("DW020", "offset", 8, "dead")]
+    assert found.completeness is not None
+    assert found.completeness.measured == found.completeness.explained == 8
+    reduced = deadweight.reduce(Offset(nn.Identity()), layout="stock", inputs=inputs, laws=laws, select=["DW020"])
+    assert [(s.code, s.saves) for s in reduced.steps] == [("DW020", 8)]
+    assert not deadweight.audit(Offset(nn.GELU()), inputs, laws=laws).findings
+
+
+def test_the_numbers_of_that_law_are_free() -> None:
+    turns = {search.order for _, search in every_law().in_search_order()}
+    rewritings = {law.order_of_rewriting for law in every_law().laws}
+    assert 75 not in turns
+    assert 65 not in rewritings
