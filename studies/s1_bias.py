@@ -46,7 +46,7 @@ from deadweight.train.data import batch, windows
 from deadweight.train.ensemble import Ensemble, Member
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig
-from deadweight.transformer.configuration import BIASES
+from deadweight.transformer.shape import BIASES
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Weights = dict[str, Tensor]

@@ -33,7 +33,7 @@ import typer
 from torch import Tensor
 from torch.nn import functional as F
 
-from deadweight.allocate.bound import Group, Task, curve
+from deadweight.allocate.bound import HeadGroup, Task, curve
 from deadweight.allocate.rules import Rules
 from deadweight.allocate.solver import solve
 from deadweight.report.figure import pyplot, save
@@ -43,7 +43,7 @@ from deadweight.threads import one_thread
 app = typer.Typer(add_completion=False, help=__doc__)
 CURVE = {1: 1.326, 8: 0.166, 9: 0.481, 10: 0.580, 20: 0.841, 80: 0.965}  # published, D = 128
 TRAINED = {1: 0.3197, 2: 0.3174, 4: 0.1129, 8: 0.0167, 16: 0.0234, 32: 0.0559}  # published, D = 256, validation
-LAGS, CLAIMED = 4, (Group(8, 8),) * 4
+LAGS, CLAIMED = 4, (HeadGroup(8, 8),) * 4
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 READINGS = {"in total": 1, "per lag": LAGS}  # heads in total for one on the published axis
 SCORES = ("standard", "by lag")

@@ -29,8 +29,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from deadweight.allocate.pilot import pilot
-from deadweight.allocate.plan import Shape, plan
+from deadweight.allocate.pilot import PilotSettings, pilot
+from deadweight.allocate.plan import UniformShape, plan
 from deadweight.allocate.profile import read_profile
 from deadweight.allocate.rules import Rules
 from deadweight.compress.run import compress
@@ -42,7 +42,7 @@ from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig
 
 app = typer.Typer(add_completion=False, help=__doc__)
-SHAPE = Shape(256, 6, 4, 256)
+SHAPE = UniformShape(256, 6, 4, 256)
 RATE = 1.5e-3
 Layers = list[tuple[int, int]]  # heads and their size
 EQUAL = "equal heads, 4 × 64"
@@ -70,7 +70,7 @@ def plans(
         read = read_text(text, print)
         file.write_bytes(read[: len(read) * 95 // 100][: 20 << 20])
         known = read_profile(f"text:{file}", None, "bytes", print)
-        seen = pilot(SHAPE, str(file), steps=steps, keep=Path(folder) / "pilot", progress=tell)
+        seen = pilot(SHAPE, PilotSettings(str(file), steps=steps), keep=Path(folder) / "pilot", progress=tell)
         small = compress(Path(folder) / "pilot", cache="low-rank", keep_kv=0.5, text=str(file), length=SHAPE.context)
     rules = Rules(multiple=8, one_size=True)
     made = {

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from deadweight.allocate.bound import Group, Task, curve, error, lag_errors
+from deadweight.allocate.bound import HeadGroup, Task, curve, error, lag_errors
 from deadweight.errors import DeadweightError
 
 PUBLISHED = {1: 1.326, 8: 0.166, 9: 0.481, 10: 0.580, 20: 0.841, 80: 0.965}  # D = 128, d = 16, one lag
@@ -18,7 +18,7 @@ def test_the_published_curve_comes_out_to_three_digits() -> None:
 
 
 def test_whole_sizes_would_give_another_curve() -> None:
-    assert error(ONE_LAG, [Group(9, 128 // 9)]) == pytest.approx(0.501, abs=1e-3)
+    assert error(ONE_LAG, [HeadGroup(9, 128 // 9)]) == pytest.approx(0.501, abs=1e-3)
 
 
 def test_the_curve_is_u_shaped_with_its_minimum_at_eight_heads() -> None:
@@ -30,12 +30,12 @@ def test_the_curve_is_u_shaped_with_its_minimum_at_eight_heads() -> None:
 def test_every_term_of_the_bound_is_there() -> None:
     task = Task((2.0, 1.0, 0.5), d_token=4, scale=3.0, epsilon=0.1)
     expected = 6 * (1.1 * math.sqrt(3 / 4) + 1.3 * math.exp(0.02) / 2) + 3 * 1.3 * math.exp(0.04) / 5 + 1.5
-    assert error(task, [Group(2, 1), Group(5, 7)]) == pytest.approx(expected, rel=1e-14)
-    assert lag_errors(task, [Group(2, 1), Group(5, 7)])[2] == 1.5  # a lag without heads
+    assert error(task, [HeadGroup(2, 1), HeadGroup(5, 7)]) == pytest.approx(expected, rel=1e-14)
+    assert lag_errors(task, [HeadGroup(2, 1), HeadGroup(5, 7)])[2] == 1.5  # a lag without heads
 
 
 def test_heads_larger_than_a_token_cut_nothing_off() -> None:
-    assert error(ONE_LAG, [Group(3, 16)]) == error(ONE_LAG, [Group(3, 17)]) < error(ONE_LAG, [Group(3, 15)])
+    assert error(ONE_LAG, [HeadGroup(3, 16)]) == error(ONE_LAG, [HeadGroup(3, 17)]) < error(ONE_LAG, [HeadGroup(3, 15)])
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_what_is_no_task_is_refused_by_name(change: dict, words: str) -> None:
 
 def test_more_groups_than_lags_are_refused() -> None:
     with pytest.raises(DeadweightError, match="heads for 2 lags; expected at most the 1"):
-        error(ONE_LAG, [Group(1, 1), Group(1, 1)])
+        error(ONE_LAG, [HeadGroup(1, 1), HeadGroup(1, 1)])

@@ -10,7 +10,7 @@ import pytest
 
 import deadweight
 from deadweight.allocate.bound import Task
-from deadweight.allocate.plan import Plan, Shape, plan
+from deadweight.allocate.plan import HeadPlan, UniformShape, plan
 from deadweight.allocate.rules import Rules
 from deadweight.allocate.solver import solve
 from deadweight.allocate.toml import plan_toml
@@ -19,10 +19,10 @@ from deadweight.train import make_run, train
 from deadweight.transformer import TransformerForCausalLM
 
 PROFILE = tuple(1 / m for m in range(1, 17))
-SMALL = Shape(d_model=64, n_layers=4, heads=4, context=16)
+SMALL = UniformShape(d_model=64, n_layers=4, heads=4, context=16)
 
 
-def widths(found: Plan) -> list[int]:
+def widths(found: HeadPlan) -> list[int]:
     return [layer.width for layer in found.layers]
 
 
@@ -50,7 +50,7 @@ def test_parameters_and_cache_are_those_of_the_model_itself() -> None:
 
 
 def test_without_saturation_every_layer_is_the_best_one_by_the_bound() -> None:
-    shape = Shape(d_model=128, n_layers=3, heads=4)
+    shape = UniformShape(d_model=128, n_layers=3, heads=4)
     found = plan(shape, PROFILE, d_token=16, rules=Rules(multiple=8))
     alone = solve(Task(PROFILE, 16), 128, Rules(multiple=8, one_size=True))
     for layer in found.layers:
@@ -73,7 +73,7 @@ def test_later_layers_shrink_and_early_ones_grow() -> None:
         ({"saturation": [1, 1, 1, 1.5]}, "factor of 1.5 at layer 3"),
         ({"saturation": [1, float("nan"), 1, 1]}, "factor of nan at layer 1"),
         ({"rules": Rules(multiple=128)}, "expected 512 or more"),
-        ({"rules": Rules(sharing=3)}, "found 4 heads, 3 to a key head"),
+        ({"rules": Rules(sharing=3)}, "found 4 heads with 3 per key head"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
@@ -83,13 +83,15 @@ def test_a_plan_that_cannot_be_is_refused(options: dict[str, Any], words: str) -
 
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(DeadweightError, match="found 5 heads for d_model = 64"):
-        Shape(64, 2, 5)
+        UniformShape(64, 2, 5)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_file_trains_and_the_model_is_audited_and_loaded(tmp_path: Path) -> None:
-    found = plan(Shape(16, 2, 2, 16), PROFILE, d_token=4, saturation=[1, 0.5], rules=Rules(multiple=2, sharing=2))
+    found = plan(
+        UniformShape(16, 2, 2, 16), PROFILE, d_token=4, saturation=[1, 0.5], rules=Rules(multiple=2, sharing=2)
+    )
     tables = tomllib.loads(plan_toml(found))
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat, and the dog sat on the log.\n" * 20, encoding="utf-8")

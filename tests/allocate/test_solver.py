@@ -9,20 +9,20 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from deadweight.allocate.bound import Group, Task, error
+from deadweight.allocate.bound import HeadGroup, Task, error
 from deadweight.allocate.dual import Problem, at_price
 from deadweight.allocate.relaxed import relaxed
-from deadweight.allocate.rules import Budget, Rules
+from deadweight.allocate.rules import LayerBudget, Rules
 from deadweight.allocate.solver import solve
 from deadweight.errors import DeadweightError
 
 FOUR_GRAM = Task((1.0,) * 4, d_token=8)
 
 
-def every_allocation(n_lags: int, width: int, rules: Rules, widest: int) -> Iterator[tuple[Group, ...]]:
+def every_allocation(n_lags: int, width: int, rules: Rules, widest: int) -> Iterator[tuple[HeadGroup, ...]]:
     """All of them, by trying: sizes up to `widest`, whatever the token's size."""
     groups = [
-        Group(heads, size)
+        HeadGroup(heads, size)
         for size in range(rules.multiple, widest + 1, rules.multiple)
         for heads in range(rules.sharing, width // size + 1, rules.sharing)
     ]
@@ -30,7 +30,7 @@ def every_allocation(n_lags: int, width: int, rules: Rules, widest: int) -> Iter
         yield from within(groups, lags, width, rules.one_size)
 
 
-def within(groups: list[Group], lags: int, width: float, one_size: bool) -> Iterator[tuple[Group, ...]]:
+def within(groups: list[HeadGroup], lags: int, width: float, one_size: bool) -> Iterator[tuple[HeadGroup, ...]]:
     if lags == 0:
         yield ()
         return
@@ -70,7 +70,7 @@ def test_the_optimum_is_that_of_trying_everything(batch: int) -> None:
         assert keeps(found.groups, width, rules), (seed, found)
 
 
-def keeps(groups: tuple[Group, ...], width: int, rules: Rules) -> bool:
+def keeps(groups: tuple[HeadGroup, ...], width: int, rules: Rules) -> bool:
     sizes = {g.size for g in groups}
     return (
         sum(g.width for g in groups) <= width
@@ -134,19 +134,19 @@ def test_a_large_budget_with_many_lags_takes_less_than_two_seconds(profile: str,
 
 
 def test_the_four_gram_optimum_is_eight_heads_of_eight_for_each_of_four_lags() -> None:
-    assert solve(FOUR_GRAM, 256).groups == (Group(8, 8),) * 4
+    assert solve(FOUR_GRAM, 256).groups == (HeadGroup(8, 8),) * 4
 
 
 @pytest.mark.parametrize(
     ("task", "groups"),
     [
-        (Task((1.0,) * 4, 16), (Group(4, 16),) * 4),  # larger tokens need larger heads
-        (Task((1.0,) * 4, 4), (Group(16, 4),) * 4),
-        (Task((1.0, 0.5, 0.25, 0.125), 8), (Group(12, 8), Group(9, 8), Group(6, 8), Group(5, 8))),
-        (Task((1.0,) * 2, 8), (Group(16, 8),) * 2),
+        (Task((1.0,) * 4, 16), (HeadGroup(4, 16),) * 4),  # larger tokens need larger heads
+        (Task((1.0,) * 4, 4), (HeadGroup(16, 4),) * 4),
+        (Task((1.0, 0.5, 0.25, 0.125), 8), (HeadGroup(12, 8), HeadGroup(9, 8), HeadGroup(6, 8), HeadGroup(5, 8))),
+        (Task((1.0,) * 2, 8), (HeadGroup(16, 8),) * 2),
     ],
 )
-def test_it_is_another_optimum_for_other_tokens_and_profiles(task: Task, groups: tuple[Group, ...]) -> None:
+def test_it_is_another_optimum_for_other_tokens_and_profiles(task: Task, groups: tuple[HeadGroup, ...]) -> None:
     assert solve(task, 256).groups == groups
 
 
@@ -155,7 +155,7 @@ def test_a_price_never_chooses_a_size_between_the_ends(price: float) -> None:
     """The concavity that `dual` rests on, by trying all sizes and many heads."""
     task = Task((0.7,), 20)
     problem = Problem(task, tuple(range(3, 31, 3)), 1, 1000)  # 18 and 21 are next to 20
-    value = at_price(problem, 1, price)[1][0]
+    value = at_price(problem, 1, price).phi[0]
     tried = min(
         0.7 * float(task.truncation(d)) + 0.7 * task.placing[0] / h + price * d * h
         for d, h in itertools.product(problem.sizes, range(1, 2000))
@@ -176,15 +176,25 @@ def test_no_whole_numbers_beat_the_relaxation_at_the_tokens_size() -> None:
 @pytest.mark.parametrize(
     ("budget", "rules", "words"),
     [
-        (Budget(7), Rules(multiple=8), ["budget D of 7", "expected 8 or more", "1 head of size 8", "budget D is 8"]),
-        (Budget(100), Rules(multiple=8, sharing=4, lags=4), ["expected 128 or more", "4 heads that share keys"]),
-        (Budget(256, kv_bytes=20), Rules(multiple=8), ["cache budget", "bytes per token is 32"]),
-        (Budget(256, flops=5e3, d_model=64, context=100), Rules(multiple=8), ["FLOP budget", "per token is 7,296"]),
-        (Budget(-3), Rules(), ["budget D of -3", "budget D is 1"]),
-        (Budget(256), Rules(lags=9), ["lags = 9", "at most the 4 lags"]),
+        (
+            LayerBudget(7),
+            Rules(multiple=8),
+            ["budget D of 7", "expected 8 or more", "1 head of size 8", "budget D is 8"],
+        ),
+        (LayerBudget(100), Rules(multiple=8, sharing=4, lags=4), ["expected 128 or more", "4 heads that share keys"]),
+        (LayerBudget(256, kv_bytes=20), Rules(multiple=8), ["cache budget", "bytes per token is 32"]),
+        (
+            LayerBudget(256, flops=5e3, d_model=64, context=100),
+            Rules(multiple=8),
+            ["FLOP budget", "per token is 7,296"],
+        ),
+        (LayerBudget(-3), Rules(), ["budget D of -3", "budget D is 1"]),
+        (LayerBudget(256), Rules(lags=9), ["lags = 9", "at most the 4 lags"]),
     ],
 )
-def test_what_does_not_fit_is_named_with_the_nearest_that_does(budget: Budget, rules: Rules, words: list[str]) -> None:
+def test_what_does_not_fit_is_named_with_the_nearest_that_does(
+    budget: LayerBudget, rules: Rules, words: list[str]
+) -> None:
     with pytest.raises(DeadweightError) as refused:
         solve(FOUR_GRAM, budget, rules)
     for word in words:
@@ -193,15 +203,15 @@ def test_what_does_not_fit_is_named_with_the_nearest_that_does(budget: Budget, r
 
 def test_the_nearest_feasible_budget_is_feasible() -> None:
     rules = Rules(multiple=8, sharing=2, lags=2)
-    assert solve(FOUR_GRAM, Budget(256, kv_bytes=64), rules).width == 32
-    assert solve(FOUR_GRAM, Budget(256, flops=4 * 32 * (64 * 1.5 + 10), d_model=64, context=10), rules).width == 32
+    assert solve(FOUR_GRAM, LayerBudget(256, kv_bytes=64), rules).width == 32
+    assert solve(FOUR_GRAM, LayerBudget(256, flops=4 * 32 * (64 * 1.5 + 10), d_model=64, context=10), rules).width == 32
 
 
 def test_the_tightest_budget_decides() -> None:
-    free, cached = solve(FOUR_GRAM, 256), solve(FOUR_GRAM, Budget(256, kv_bytes=400))
+    free, cached = solve(FOUR_GRAM, 256), solve(FOUR_GRAM, LayerBudget(256, kv_bytes=400))
     assert cached.limit.name.startswith("cache") and 2 * 2 * cached.width <= 400 < 2 * 2 * free.width
     assert cached.error > free.error
-    assert solve(FOUR_GRAM, Budget(256, kv_bytes=400), Rules(sharing=4)).width > cached.width
+    assert solve(FOUR_GRAM, LayerBudget(256, kv_bytes=400), Rules(sharing=4)).width > cached.width
 
 
 @pytest.mark.parametrize("options", [{"multiple": 0}, {"sharing": -1}, {"lags": 0}])

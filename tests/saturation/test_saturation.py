@@ -19,7 +19,7 @@ from deadweight.errors import DeadweightError
 from deadweight.saturation import rows as rows_module
 from deadweight.saturation.rows import KEPT, LEAST, drawn_places
 from deadweight.saturation.run import lengths_up_to, saturation
-from deadweight.saturation.slopes import AtLength, Head, Layer, factors, layer_of, verdict_of
+from deadweight.saturation.slopes import AtLength, Head, LayerSlopes, factors, layer_of, verdict_of
 
 SIZE = {
     "hidden_size": 32,
@@ -181,9 +181,9 @@ def test_verdicts_change_where_the_criterion_says(slope: float, verdict: str) ->
 
 
 def test_factors_are_one_for_the_most_sensitive_layer_and_fall_with_the_norm() -> None:
-    def layer(norm: float) -> Layer:
+    def layer(norm: float) -> LayerSlopes:
         at = AtLength(64, 1, norm, 0, (), 0, 0, 0, 0)
-        return Layer("a", (Head(0, 0, 0, 0, 0, (at,)),))
+        return LayerSlopes("a", (Head(0, 0, 0, 0, 0, (at,)),))
 
     found = factors([layer(n) for n in (0.25, 0.25 / 5, 0.25 / 25, 0.0)], decay=25, least=0.125)
     assert found == pytest.approx((1, 0.5, 0.125, 0.125))

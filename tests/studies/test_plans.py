@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from deadweight.allocate.plan import Shape
+from deadweight.allocate.plan import UniformShape
 from deadweight.transformer import TransformerForCausalLM
 
 
@@ -31,7 +31,7 @@ def test_it_plans_trains_goes_on_and_tells(
     study: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3 = study("s3_plans")
-    monkeypatch.setattr(s3, "SHAPE", Shape(32, 2, 2, 16))
+    monkeypatch.setattr(s3, "SHAPE", UniformShape(32, 2, 2, 16))
     monkeypatch.setattr(s3, "RIVALS", {s3.EQUAL: [(2, 16)] * 2, "small heads early": [(4, 8), (2, 16)]})
     text, out = tmp_path / "t.txt", tmp_path / "plans.json"
     text.write_text("the cat sat on the mat, and the dog lay by the door. " * 900)

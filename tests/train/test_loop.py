@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import deadweight
+from deadweight.cli.train import show
 from deadweight.errors import DeadweightError
 from deadweight.evaluate.run import evaluate
-from deadweight.train import Run, train
+from deadweight.train import Listener, Run, train
 from deadweight.train.loop import Trainer
 from deadweight.train.settings import as_toml
 
@@ -33,7 +35,9 @@ def losses(out: Path) -> list[float]:
 
 def test_it_learns_and_writes_what_every_command_reads(tmp_path: Path, tiny: Tiny) -> None:
     told: list = []
-    result = train(tiny(train__steps=60, train__learning_rate=1e-2), tmp_path / "out", tell=told.append)
+    result = train(
+        tiny(train__steps=60, train__learning_rate=1e-2), tmp_path / "out", listener=Listener(tell=told.append)
+    )
     assert result.bits_per_byte < 4 < 7.9 < told[0].loss / 0.6931
     assert result.tokens == 60 * 4 * 16 and told[-1].valid_loss == result.valid_loss
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -60,20 +64,46 @@ def test_a_run_that_was_stopped_has_the_losses_of_one_that_was_not(
         train(run, tmp_path / "parts")
     monkeypatch.undo()
     said: list[str] = []
-    train(run, tmp_path / "parts", say=said.append)
-    assert "going on at step 4" in said
+    train(run, tmp_path / "parts", listener=Listener(say=said.append))
+    assert "resuming at step 4" in said
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert weights[0] == weights[1]
     assert losses(tmp_path / "whole") != losses_of_another_seed(tmp_path, tiny)
 
 
+def test_a_finished_run_is_not_trained_again(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train(tiny(), tmp_path / "out")
+    show(first)
+    assert "is finished:" not in capsys.readouterr().out
+    weights = (tmp_path / "out" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(Trainer, "__init__", lambda *_: pytest.fail("a finished run was opened"))
+    again = train(tiny(), tmp_path / "out")
+    show(again)
+    assert "is finished: 6 steps done, 0 steps left" in " ".join(capsys.readouterr().out.split())
+    assert again == replace(first, finished_before=True) and not first.finished_before
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
+    monkeypatch.undo()
+    assert not train(tiny(), tmp_path / "out", overwrite=True).finished_before
+    (tmp_path / "out" / "model.safetensors").unlink()
+    assert not train(tiny(), tmp_path / "out").finished_before, "a run without its weights is not finished"
+
+
+@pytest.mark.parametrize("width", [10**7, 10**9])
+def test_a_model_larger_than_memory_is_refused_before_a_folder_is_made(tmp_path: Path, tiny: Tiny, width: int) -> None:
+    with pytest.raises(DeadweightError, match=r"found a (model of [\d,]+ parameters|weight of more than)") as error:
+        train(tiny(model__d_model=width), tmp_path / "out")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
 def test_a_run_does_not_go_on_with_another_text(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny()
-    monkeypatch.setattr(Trainer, "save_model", lambda _: None)
+    monkeypatch.setattr(Trainer, "save_model", lambda *_: None)
     train(run, tmp_path / "out")
     Path(run.data.text).write_text("something else altogether, again and again. " * 200)
-    with pytest.raises(DeadweightError, match=r"the text is not the one that .* was trained on up to step"):
+    with pytest.raises(DeadweightError, match=r"another text than the one .* was trained on up to step"):
         train(run, tmp_path / "out")
     train(run, tmp_path / "out", overwrite=True)
 
@@ -130,12 +160,12 @@ def test_a_killed_process_leaves_a_state_to_go_on_with(tmp_path: Path, tiny: Tin
     short = tiny(train__steps=400, train__save_every=1, train__log_every=1)
     monkey = Stop(after=3)
     with pytest.raises(Stop):
-        train(short, tmp_path / "killed", say=said.append, tell=monkey.told)
-    assert any(line.startswith("going on at step") for line in said)
+        train(short, tmp_path / "killed", listener=Listener(tell=monkey.told, say=said.append))
+    assert any(line.startswith("resuming at step") for line in said)
     again = losses(tmp_path / "killed")
     whole = Stop(after=len(again))
     with pytest.raises(Stop):
-        train(short, tmp_path / "whole", tell=whole.told)
+        train(short, tmp_path / "whole", listener=Listener(tell=whole.told))
     assert again == losses(tmp_path / "whole")[: len(again)]
 
 
@@ -172,7 +202,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Stop(after=4)
     with pytest.raises(Stop):
-        train(tiny(), tmp_path / "out", tell=stop.told)
+        train(tiny(), tmp_path / "out", listener=Listener(tell=stop.told))
     file = tmp_path / "out" / "state" / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DeadweightError, match=r"cannot be read .*remove it to begin anew"):

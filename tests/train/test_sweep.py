@@ -12,8 +12,9 @@ import torch
 from deadweight.errors import DeadweightError
 from deadweight.report.sweep import markdown, plot
 from deadweight.train import sweep as package
+from deadweight.train.grid import make_sweep
 from deadweight.train.loop import Trainer
-from deadweight.train.sweep import Outcome, make_sweep, rows, sweep
+from deadweight.train.sweep import RunResult, summarise, sweep
 
 BASE: dict[str, Any] = {
     "seeds": [0, 1],
@@ -35,7 +36,7 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path, text: str, monkeypatch
     jobs = make_sweep({**BASE, "data": {"text": text}, "grid": {}})
     real, started = package.one, []
 
-    def stops(job: Any, folder: Path) -> Outcome:
+    def stops(job: Any, folder: Path) -> RunResult:
         if len(started) == 2:
             raise KeyboardInterrupt
         started.append(job.folder)
@@ -48,7 +49,7 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path, text: str, monkeypatch
     outcomes = sweep(jobs, tmp_path)
     assert len(started) == len(set(started)) == 4
     assert [o.seed for o in outcomes] == [0, 1, 0, 1] and all(o.error is None for o in outcomes)
-    found = rows(outcomes)
+    found = summarise(outcomes)
     assert found[0].mean == pytest.approx(statistics.mean(o.bits_per_byte or 0 for o in outcomes[:2]))
     assert found[1].parameters == (found[0].parameters or 0) - 16 * 16
     plot(found, tmp_path / "p.svg")
@@ -67,7 +68,7 @@ def test_a_run_that_fails_is_counted_and_the_others_go_on(tmp_path: Path, text: 
         "variant": [{"name": "full"}],
         "train": {**BASE["train"], "steps": 8},
     }
-    good, bad = rows(sweep(make_sweep(tables), tmp_path))
+    good, bad = summarise(sweep(make_sweep(tables), tmp_path))
     assert (good.failed, len(good.values)) == (0, 1) and (bad.failed, bad.words) == (1, "none finished")
 
 
@@ -104,17 +105,17 @@ def test_a_run_that_could_not_begin_is_tried_again(tmp_path: Path, text: str) ->
 
 WRONG = {
     "no seeds": ({"seeds": []}, "expected a list of whole numbers"),
-    "one seed twice": ({"seeds": [1, 1]}, "expected different ones"),
+    "one seed twice": ({"seeds": [1, 1]}, "expected every seed once"),
     "a grid without a list": ({"grid": {"train.steps": 3}}, "expected a list of values"),
     "a grid over nothing": ({"grid": {"steps": [3]}}, "expected table.key"),
     "a misspelt key": ({"grid": {"train.step": [3]}}, "did you mean steps?"),
     "an impossible shape": ({"grid": {"model.heads": [2, 3]}}, "3 heads for d_model = 16"),
-    "one name twice": ({"variant": [{"name": "a"}, {"name": "A"}]}, "two variants have one name"),
+    "one name twice": ({"variant": [{"name": "a"}, {"name": "A"}]}, "found two variants with the same name"),
     "a number for a table": ({"model": 3}, "expected a table [model]"),
     "a list for the grid": ({"grid": [1]}, "expected a table [grid]"),
-    "one bracket too few": ({"variant": {"name": "a"}}, "expected tables [[variant]]"),
-    "a number for a variant": ({"variant": [1]}, "expected tables [[variant]]"),
-    "no variants": ({"variant": []}, "expected tables [[variant]]"),
+    "one bracket too few": ({"variant": {"name": "a"}}, "expected one or more tables [[variant]]"),
+    "a number for a variant": ({"variant": [1]}, "expected one or more tables [[variant]]"),
+    "no variants": ({"variant": []}, "expected one or more tables [[variant]]"),
     "a misspelt table": ({"grids": {}}, "did you mean grid?"),
 }
 

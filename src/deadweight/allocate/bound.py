@@ -2,8 +2,8 @@
 
     E_D ≤ Σ_{m≤M} ‖ρ_m‖B [(1+ε)·1{d_m ≤ d}·√(1 − d_m/d) + 1.3·e^{0.02m}/H_m] + Σ_{k>M} ‖ρ_k‖B,    Σ H_m·d_m ≤ D
 
-Lag m has H_m heads of size d_m. The first term is what heads narrower than a token (d numbers) cut off, the second how
-badly H_m heads single out one place m tokens back, the last the lags that nothing looks at.
+Lag m has H_m heads of dimension d_m. The first term is the part of a token (d numbers) that narrower heads cut off, the
+second the error of H_m heads in singling out the token m back, and the last the lags without heads.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from deadweight.errors import DeadweightError
 
 Floats = NDArray[np.float64]
-PLACING, GROWTH = 1.3, 0.02  # of what it takes to single out one lag: 1.3·e^{0.02m} / heads
+PLACING, GROWTH = 1.3, 0.02  # the error of singling out lag m is 1.3·e^{0.02m} / heads
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a layer has to do: how much depends on each lag (‖ρ_m‖ for m = 1, 2, …), and how large a token is."""
+    """The task of a layer: how much depends on each lag (‖ρ_m‖ for m = 1, 2, …), and the dimension of a token."""
 
     profile: tuple[float, ...]
-    d_token: int  # d: numbers in a token that matter
-    scale: float = 1.0  # B: the size of the tokens
+    d_token: int  # d: effective dimension of a token
+    scale: float = 1.0  # B: bound on the norm of a token
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "profile", checked(self.profile))
+        object.__setattr__(self, "profile", check_profile(self.profile))
         if not isinstance(self.d_token, int) or self.d_token < 1:
             raise DeadweightError(f"found a token dimension of {self.d_token!r}; expected a whole number above zero")
         for name, value, least in (("B", self.scale, "above zero"), ("epsilon", self.epsilon, "zero or more")):
@@ -46,22 +45,22 @@ class Task:
 
     @property
     def placing(self) -> Floats:
-        """1.3·e^{0.02m}: the error of one head that is to single out lag m."""
+        """1.3·e^{0.02m}: the error of one head in singling out lag m."""
         return PLACING * np.exp(GROWTH * np.arange(1, len(self.profile) + 1))
 
     @property
     def tails(self) -> Floats:
-        """What it costs to stop after M lags, for M = 0, 1, …"""
+        """The error of the lags after M, which have no heads, for M = 0, 1, …"""
         return np.append(np.cumsum(self.weights[::-1])[::-1], 0.0)
 
-    def truncation(self, size: Any) -> Any:
-        """(1+ε)·√(1 − size/d), and nothing for heads as large as a token: both sides of 1{size ≤ d} are zero there."""
-        return (1 + self.epsilon) * np.sqrt(np.maximum(0.0, 1 - np.asarray(size) / self.d_token))
+    def truncation(self, size: ArrayLike) -> Floats:
+        """(1+ε)·√(1 − size/d), and zero for heads as large as a token or larger."""
+        return np.asarray((1 + self.epsilon) * np.sqrt(np.maximum(0.0, 1 - np.asarray(size) / self.d_token)))
 
 
 @dataclass(frozen=True)
-class Group:
-    """The heads that look at one lag. The bound takes any size above zero; a model takes whole numbers."""
+class HeadGroup:
+    """The heads that attend to one lag. The bound takes any size above zero; a model takes whole numbers."""
 
     heads: int
     size: float
@@ -71,20 +70,22 @@ class Group:
         return self.heads * self.size
 
 
-def checked(profile: Sequence[float]) -> tuple[float, ...]:
-    """The profile as floats, if it is one."""
+def check_profile(profile: Sequence[float]) -> tuple[float, ...]:
+    """The profile as floats; an error unless all are finite, none is negative, and one is above zero."""
     values = tuple(float(v) for v in profile)
     for lag, value in enumerate(values, 1):
         if not math.isfinite(value) or value < 0:
-            raise DeadweightError(f"found {value!r} at lag {lag} of the profile; expected a number, zero or more")
+            raise DeadweightError(
+                f"found {value!r} at lag {lag} of the profile; expected a finite number, zero or more"
+            )
     if not any(values):
         given = "no lags" if not values else f"{len(values)} lags, all zero,"
         raise DeadweightError(f"found {given} in the profile; expected at least one number above zero")
     return values
 
 
-def lag_errors(task: Task, groups: Sequence[Group]) -> Floats:
-    """What each lag adds to the bound: first those with heads, then those without."""
+def lag_errors(task: Task, groups: Sequence[HeadGroup]) -> Floats:
+    """The term of each lag in the bound: first the lags with heads, then those without."""
     if len(groups) > len(task.profile):
         raise DeadweightError(
             f"found heads for {len(groups)} lags; expected at most the {len(task.profile)} of the profile"
@@ -95,7 +96,7 @@ def lag_errors(task: Task, groups: Sequence[Group]) -> Floats:
     return task.weights * brackets
 
 
-def error(task: Task, groups: Sequence[Group]) -> float:
+def error(task: Task, groups: Sequence[HeadGroup]) -> float:
     """The bound for these groups of heads, the first for lag 1."""
     return float(lag_errors(task, groups).sum())
 
@@ -105,4 +106,4 @@ def curve(task: Task, width: int, heads: Sequence[int], lags: int = 1) -> list[f
 
     Whole sizes would give another curve: 128/9 rounded down is 14, and √(1 − 14/16) is not √(1 − 128/9/16).
     """
-    return [error(task, [Group(h, width / (lags * h))] * lags) for h in heads]
+    return [error(task, [HeadGroup(h, width / (lags * h))] * lags) for h in heads]

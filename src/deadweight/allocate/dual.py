@@ -1,4 +1,4 @@
-"""The allocation with a price on width: lags no longer compete, and each has its answer in closed form.
+"""The allocation with a price on width: every lag is optimised on its own, in closed form.
 
 Let lag m have k blocks of G heads that share their keys, of size d. It costs w[(1+ε)·√(1 − d/d_token)] + α/k, with
 w = ‖ρ_m‖B and α = w·1.3e^{0.02m}/G, and takes G·d·k of the width. At a price λ per unit,
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from deadweight.allocate.bound import Floats, Task
 
 GRID = 512  # prices tried for all M at once
-HALVINGS = 50  # of the interval between two of them: to the last digit
+HALVINGS = 50  # of the interval between two of them: to float64's last digit
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The whole numbers to find: blocks of `sharing` heads of one of these sizes for every lag, within a width."""
+    """The integer problem: blocks of `sharing` heads of one of these sizes for every lag, within a width."""
 
     task: Task
     sizes: tuple[int, ...]  # ascending
@@ -48,8 +48,8 @@ class Problem:
 
     @cached_property
     def cut(self) -> Floats:
-        """What each size cuts off a token."""
-        return np.asarray(self.task.truncation(np.array(self.sizes)), dtype=float)
+        """The truncation error of each size."""
+        return self.task.truncation(np.array(self.sizes))
 
     @cached_property
     def prices(self) -> Floats:
@@ -58,15 +58,15 @@ class Problem:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Places of the sizes that a price can choose."""
+        """Indices of the sizes that can be optimal at a price."""
         below = [i for i, size in enumerate(self.sizes) if size <= self.task.d_token]
         above = [i for i, size in enumerate(self.sizes) if size > self.task.d_token]
         return sorted({*below[:1], *below[-1:], *above[:1]})
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Blocks and size (its place among the sizes) of every lag."""
+class LagBlocks:
+    """For every lag its number of blocks, and the index of its size."""
 
     blocks: Floats
     places: NDArray[np.intp]
@@ -75,7 +75,7 @@ class Choice:
         return float((self.blocks * problem.prices[self.places]).sum())
 
     def error(self, problem: Problem) -> float:
-        """Of these lags, without those that nothing looks at."""
+        """The bound of these lags, without the lags that have no heads."""
         n = len(self.blocks)
         return float((problem.weights[:n] * problem.cut[self.places] + problem.alpha[:n] / self.blocks).sum())
 
@@ -85,19 +85,28 @@ def blocks_at(alpha: Floats, cost: Floats | float) -> Floats:
     return np.maximum(1.0, np.floor(0.5 + np.sqrt(0.25 + alpha / cost)))
 
 
-def at_price(problem: Problem, lags: int, price: float) -> tuple[Choice, Floats]:
-    """What each of the first lags chooses at this price, and φ_m."""
+@dataclass(frozen=True)
+class PricedLags:
+    """The optimum of each lag at a price: its blocks, and φ_m."""
+
+    price: float
+    choice: LagBlocks
+    phi: Floats
+
+
+def at_price(problem: Problem, lags: int, price: float) -> PricedLags:
+    """The optimum of each of the first lags at this price."""
     alpha, weights = problem.alpha[:lags, None], problem.weights[:lags, None]
     ends = np.array(problem.ends, dtype=np.intp)
     cost = price * problem.prices[ends]
     blocks = blocks_at(alpha, cost)
     values = weights * problem.cut[ends] + alpha / blocks + cost * blocks
     best, rows = values.argmin(1), np.arange(lags)
-    return Choice(blocks[rows, best], ends[best]), values[rows, best]
+    return PricedLags(price, LagBlocks(blocks[rows, best], ends[best]), values[rows, best])
 
 
 def price_range(problem: Problem) -> tuple[float, float]:
-    """At the first price some lag alone would take more than the whole width; at the second all take the least."""
+    """A price so low that one lag alone takes more than the whole width, and one so high that all take the least."""
     positive = problem.alpha[problem.alpha > 0]
     low = positive.min() / problem.prices.max() / (problem.width + 1.0) ** 2 / 4
     high = (problem.weights * problem.cut.max() + problem.alpha).max() / problem.prices.min() * 2
@@ -105,7 +114,7 @@ def price_range(problem: Problem) -> tuple[float, float]:
 
 
 def floors(problem: Problem) -> tuple[Floats, Floats]:
-    """For M = 1, 2, … a number that no allocation to M lags falls below, and the price that gives it."""
+    """For M = 1, 2, … a lower bound of all allocations to M lags, and the price that proves it."""
     prices = np.geomspace(*price_range(problem), GRID)
     values = np.full((len(problem.weights), GRID), np.inf)
     for place in problem.ends:
@@ -119,28 +128,28 @@ def floors(problem: Problem) -> tuple[Floats, Floats]:
 
 
 def floors_at(problem: Problem, lags: int, price: float) -> Floats:
-    """For M = 1, …, lags the number that this price proves no allocation to M lags to fall below."""
-    values = at_price(problem, lags, price)[1]
+    """For M = 1, …, lags the lower bound of all allocations to M lags that this price proves."""
+    values = at_price(problem, lags, price).phi
     return np.cumsum(values) - price * problem.width + problem.tails[1 : lags + 1]
 
 
 @dataclass(frozen=True)
 class Priced:
-    """The best price for M lags: the floor that it proves, and a choice within the width."""
+    """The best price for M lags: the lower bound that it proves, and a choice within the width."""
 
     price: float
     floor: float
-    choice: Choice
+    choice: LagBlocks
 
 
 def best_price(problem: Problem, lags: int, near: float) -> Priced:
-    """Halve the prices around `near` until what is taken just fits. The least that so many lags take must fit."""
+    """Bisect the prices around `near` until the optimum just fits. The smallest allocation to so many lags must fit."""
     step = (price_range(problem)[1] / price_range(problem)[0]) ** (2 / (GRID - 1))
     low, high = near / step, near * step
-    while at_price(problem, lags, high)[0].width(problem) > problem.width:
+    while at_price(problem, lags, high).choice.width(problem) > problem.width:
         low, high = high, high * 2
     for _ in range(HALVINGS):
         middle = (low * high) ** 0.5
-        fits = at_price(problem, lags, middle)[0].width(problem) <= problem.width
+        fits = at_price(problem, lags, middle).choice.width(problem) <= problem.width
         low, high = (low, middle) if fits else (middle, high)
-    return Priced(high, float(floors_at(problem, lags, high)[-1]), at_price(problem, lags, high)[0])
+    return Priced(high, float(floors_at(problem, lags, high)[-1]), at_price(problem, lags, high).choice)

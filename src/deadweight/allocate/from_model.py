@@ -1,13 +1,13 @@
 """The lag profile of a trained model: how much attention its early layers pay to the token m back.
 
-Every call of scaled_dot_product_attention is watched while the model reads short windows, so this works for any model
-that transformers or this package runs; the weights are formed again from queries and keys, a few windows at a time,
-and only their means by lag are kept. A query at place t predicts token t + 1, so lag m is the key at place t − m + 1.
-Queries see all lags, and the first key of a window is none of them: models park attention there that they have no use
-for.
+Every call of scaled_dot_product_attention is observed while the model reads short windows, so this works for any model
+that transformers or this package runs. The attention weights are computed again from queries and keys, a few windows
+at a time, and only their means by lag are kept. A query at position t predicts token t + 1, so lag m is the key at
+position t − m + 1. Only queries that see all lags count. The first key of a window is no lag: models use it as an
+attention sink.
 
-Attention says where a layer looks, not what it makes of it, and lag 1 is what the skip connection carries anyway: a
-profile of the text itself (`from_text`) is about the task.
+Attention shows where a layer looks, not what it does with it, and the skip connection carries lag 1 anyway. A profile
+of the text itself (`from_text`) describes the task.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def measure_model(
     n = layers or max(1, len(masses) // 3)
     if n > len(masses):
         raise DeadweightError(f"found layers = {n}; {printable(model)} has {len(masses)}")
-    told = f"attention of the first {n} of {len(masses)} layers of {printable(model)}"
-    return Profile(tuple(masses[:n].mean(0).tolist()), told, effective_tokens(ids.numpy()))
+    source = f"attention of the first {n} of {len(masses)} layers of {printable(model)}"
+    return Profile(tuple(masses[:n].mean(0).tolist()), source, effective_tokens(ids.numpy()))
 
 
 def windows(ids: Tensor, length: int, name: str) -> Tensor:
@@ -69,23 +69,23 @@ def attention_by_lag(module: nn.Module, ids: Tensor, lags: int, say: Progress = 
     totals, parts = [], ids.split(AT_A_TIME)
     for number, part in enumerate(parts):
         say(f"reading: {number / len(parts):.0%}")
-        with Watch(lambda q, k, options: by_lag(weights(q, k, **options), lags)) as watch:
+        with AttentionWatch(lags) as watch:
             module(part.to(device), use_cache=False)
-        if not watch.seen:
+        if not watch.means:
             raise DeadweightError(
                 f"{type(module).__name__} calls no scaled_dot_product_attention; expected a model that does (in "
                 "transformers: attn_implementation='sdpa')"
             )
-        totals.append(torch.stack(watch.seen) * len(part))
+        totals.append(torch.stack(watch.means) * len(part))
     return torch.stack(totals).sum(0) / len(ids)
 
 
 @dataclass
-class Watch(TorchFunctionMode):
-    """What `look` makes of the queries and keys of every attention, in the order of the layers."""
+class AttentionWatch(TorchFunctionMode):
+    """The mean attention by lag of every call of scaled_dot_product_attention, in the order of the layers."""
 
-    look: Callable[[Tensor, Tensor, Keywords], Tensor]
-    seen: list[Tensor] = field(default_factory=list)
+    lags: int
+    means: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -94,22 +94,33 @@ class Watch(TorchFunctionMode):
         self, func: Callable[..., Leaf], types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> Leaf:
         if func is F.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-            options = {name: given.get(name) for name in ("attn_mask", "is_causal", "scale")}
-            self.seen.append(self.look(given["query"], given["key"], options))
+            self.means.append(by_lag(AttentionCall(*args, **(kwargs or {})).weights(), self.lags))
         return func(*args, **(kwargs or {}))
 
 
-def weights(q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool | None, scale: float | None) -> Tensor:
-    """softmax(scale · QKᵀ + mask), in float32: batch × heads × queries × keys."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    scores = q.float() @ k.float().mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    return scores.softmax(-1)
+@dataclass(frozen=True)
+class AttentionCall:
+    """The arguments of scaled_dot_product_attention."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def weights(self) -> Tensor:
+        """softmax(scale · QKᵀ + mask), in float32: batch × heads × queries × keys."""
+        q, k, mask = self.query, self.key, self.attn_mask
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        scores = q.float() @ k.float().mT * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        if self.is_causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1)
 
 
 def by_lag(attention: Tensor, lags: int) -> Tensor:

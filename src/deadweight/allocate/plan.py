@@ -3,10 +3,10 @@
 Every layer has one d_qk and one d_v, so its heads are of one size. Layer l comes with a factor s_l in (0, 1], its
 *saturation*: the share of a token's dimensions that its heads can still use. Early layers have 1 and take their shape
 from the bound. A later layer has as many heads, of s_l times the size (rounded up to what the rules allow), and its
-bound is that of tokens of s_l·d numbers. What this frees buys heads in all layers; what is left after that, too little
-for one more head in each, goes to the layers where the sum of the bounds gains most.
+bound is that of tokens of s_l·d numbers. The width that this saves pays for more heads in all layers. A rest too small
+for one more head in every layer goes to the layers where it lowers the sum of the bounds most.
 
-Of all head sizes that the rules allow, the one with the least sum of bounds is taken.
+Of all head sizes that the rules allow, the plan uses the one with the smallest sum of bounds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from deadweight.allocate.bound import Group, Task, error
+from deadweight.allocate.bound import HeadGroup, Task, error
 from deadweight.allocate.rules import Rules, kv_bytes
 from deadweight.allocate.solver import split
 from deadweight.errors import DeadweightError
 
-FURTHER = 2  # groups of heads that a layer may have more than others, where the budget does not come out even
+FURTHER = 2  # additional groups of heads that single layers may have, to use the rest of the budget
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The transformer to plan, as it would be with equal heads everywhere."""
+class UniformShape:
+    """A transformer with equal heads in all layers: the one that a plan replaces."""
 
     d_model: int
     n_layers: int
@@ -53,11 +53,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """One layer, and the bound of what its heads do when they are shared out over lags as well as can be."""
+    """One layer, and its error bound with the best distribution of its heads over lags."""
 
     heads: int
     size: int
-    groups: tuple[Group, ...]
+    groups: tuple[HeadGroup, ...]
     error: float
 
     @property
@@ -66,10 +66,10 @@ class PlannedLayer:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All layers, beside those of equal heads."""
+class HeadPlan:
+    """All layers, and those with equal heads for comparison."""
 
-    shape: Shape
+    shape: UniformShape
     rules: Rules
     d_token: int
     saturation: tuple[float, ...]
@@ -77,29 +77,28 @@ class Plan:
     default: tuple[PlannedLayer, ...]
 
     def parameters(self, layer: PlannedLayer) -> int:
-        """Of the four projections."""
+        """Parameters of the four projections."""
         return 2 * self.shape.d_model * (layer.width + layer.width // self.rules.sharing)
 
     def kv_bytes(self, layer: PlannedLayer) -> int:
-        """Per token, at two bytes a number."""
+        """Bytes of the key-value cache per token, at two bytes per number."""
         return int(kv_bytes(layer.width, self.rules))
 
 
 def plan(
-    shape: Shape,
+    shape: UniformShape,
     profile: Sequence[float],
     *,
     d_token: int | None = None,
     saturation: Sequence[float] | None = None,
     rules: Rules | None = None,
-) -> Plan:
-    """Heads and sizes by layer. Without a token dimension, tokens are as large as the heads of the default; without
-    saturation all layers are early ones."""
+) -> HeadPlan:
+    """Heads and sizes by layer. Default: `d_token` is the head dimension of `shape`, saturation factors are 1."""
     rules, d_token = rules or Rules(multiple=8), d_token or shape.size
-    factors = checked_saturation(saturation if saturation is not None else [1.0] * shape.n_layers, shape)
+    factors = check_saturation(saturation if saturation is not None else [1.0] * shape.n_layers, shape)
     if shape.heads % rules.sharing:
         raise DeadweightError(
-            f"found {shape.heads} heads, {rules.sharing} to a key head; expected a multiple of {rules.sharing}"
+            f"found {shape.heads} heads with {rules.sharing} per key head; expected a multiple of {rules.sharing}"
         )
     tasks = [Task(tuple(profile), max(1, round(s * d_token))) for s in factors]
     candidates = [candidate(shape, tasks, factors, size, rules) for size in rules.sizes(Task(tuple(profile), d_token))]
@@ -111,11 +110,11 @@ def plan(
             f"{rules.sharing} heads of size {rules.multiple} in each: the nearest feasible d_model is {rules.least}"
         )
     best = min(fitting, key=lambda layers: sum(layer.error for layer in layers))
-    default = [planned(task, shape.heads, shape.size, rules.sharing) for task in tasks]
-    return Plan(shape, rules, d_token, factors, tuple(best), tuple(default))
+    default = [plan_layer(task, shape.heads, shape.size, rules.sharing) for task in tasks]
+    return HeadPlan(shape, rules, d_token, factors, tuple(best), tuple(default))
 
 
-def checked_saturation(factors: Sequence[float], shape: Shape) -> tuple[float, ...]:
+def check_saturation(factors: Sequence[float], shape: UniformShape) -> tuple[float, ...]:
     result = tuple(float(f) for f in factors)
     if len(result) != shape.n_layers:
         raise DeadweightError(f"found {len(result)} saturation factors for {shape.n_layers} layers; expected one each")
@@ -125,30 +124,30 @@ def checked_saturation(factors: Sequence[float], shape: Shape) -> tuple[float, .
     return result
 
 
-@lru_cache(maxsize=4096)  # layers are alike, and are asked about again and again
-def planned(task: Task, heads: int, size: int, sharing: int) -> PlannedLayer:
+@lru_cache(maxsize=4096)  # layers of equal shape are planned once
+def plan_layer(task: Task, heads: int, size: int, sharing: int) -> PlannedLayer:
     groups = split(task, heads, size, sharing)
     return PlannedLayer(heads, size, groups, error(task, groups))
 
 
 def candidate(
-    shape: Shape, tasks: Sequence[Task], factors: Sequence[float], size: int, rules: Rules
+    shape: UniformShape, tasks: Sequence[Task], factors: Sequence[float], size: int, rules: Rules
 ) -> list[PlannedLayer] | None:
-    """Heads of this size in early layers, smaller ones later, as many everywhere as fit; None if not even one does."""
+    """Heads of this size in early layers, smaller ones later, as many in each layer as fit; None if not one does."""
     sizes = [rules.multiple * max(1, math.ceil(s * size / rules.multiple - 1e-9)) for s in factors]
     blocks = shape.width // (rules.sharing * sum(sizes))
     if blocks == 0:
         return None
     left = shape.width - blocks * rules.sharing * sum(sizes)
     choices = [
-        [planned(task, (blocks + more) * rules.sharing, d, rules.sharing) for more in range(FURTHER + 1)]
+        [plan_layer(task, (blocks + more) * rules.sharing, d, rules.sharing) for more in range(FURTHER + 1)]
         for task, d in zip(tasks, sizes, strict=True)
     ]
-    return filled(choices, left)
+    return fill_budget(choices, left)
 
 
-def filled(choices: Sequence[Sequence[PlannedLayer]], left: int) -> list[PlannedLayer]:
-    """One choice per layer: as much of what is left is used as can be, and of the ways to do that the best is taken."""
+def fill_budget(choices: Sequence[Sequence[PlannedLayer]], left: int) -> list[PlannedLayer]:
+    """One choice per layer: the one with the smallest sum of bounds among those that use most of the rest."""
     ways: dict[int, tuple[float, list[PlannedLayer]]] = {0: (0.0, [])}
     for layer in choices:
         longer: dict[int, tuple[float, list[PlannedLayer]]] = {}

@@ -1,4 +1,4 @@
-"""How much depends on each lag: assumed, read from a file, or measured. Only the ratios matter for an optimum."""
+"""How much depends on each lag: assumed, read from a file, or measured. Only ratios matter for an optimum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from deadweight.allocate.bound import checked
+from deadweight.allocate.bound import check_profile
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.source.kinds import JsonObject, Setting
 from deadweight.source.text import printable
 
 FORMS = "flat, power:EXPONENT, exponential:LAGS, FILE.csv, FILE.json, text:FILE or model:MODEL"
-MEASURED_LAGS = 32  # unless asked for more
+MEASURED_LAGS = 32  # by default
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ def from_file(file: str | Path) -> Profile:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DeadweightError(f"{printable(file)} cannot be read ({why})") from error
     values = from_json(text, printable(file)) if path.suffix == ".json" else from_csv(text, printable(file))
     try:
-        return Profile(checked(values), printable(path.name))
+        return Profile(check_profile(values), printable(path.name))
     except DeadweightError as error:
         raise DeadweightError(f"{printable(file)}: {error}") from error
 
@@ -68,7 +68,7 @@ def from_json(text: str, where: str) -> list[float]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise DeadweightError(f"{where} is no JSON ({error})") from error
+        raise DeadweightError(f"{where} is not valid JSON ({error})") from error
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         return in_order(data, list(data[0]), where)
     if not isinstance(data, list):
@@ -77,7 +77,7 @@ def from_json(text: str, where: str) -> list[float]:
 
 
 def in_order(rows: list[JsonObject], columns: list[str], where: str) -> list[float]:
-    """The norms by lag. Every lag from 1 on is there once."""
+    """The norms by lag. Every lag from 1 on must occur once."""
     if sorted(columns) != ["lag", "norm"]:
         shown = ", ".join(map(printable, columns)) or "none"
         raise DeadweightError(f"{where} has the columns {shown}; expected lag and norm")
@@ -109,7 +109,7 @@ def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", s
     if kind in ("power", "exponential") and colon:
         value = number(rest, kind, "its number")
         if value < 0 or (kind == "exponential" and value == 0):
-            raise DeadweightError(f"found {printable(name)}; expected a number above zero behind the colon")
+            raise DeadweightError(f"found {printable(name)}; expected a number above zero after the colon")
         return (power if kind == "power" else exponential)(value, lags or MEASURED_LAGS)
     if name == "flat":
         return flat(lags or 1)

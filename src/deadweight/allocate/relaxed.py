@@ -1,11 +1,12 @@
-"""The bound without whole numbers, for insight: how heads spread over lags, and what a budget buys.
+"""The bound with real numbers of heads, in closed form: how heads spread over lags, and what a budget buys.
 
 Let every group have heads as large as a token, d_m = d, and any real number of them. By Cauchy and Schwarz the best is
 
     H_m = (D/d)·√β_m / Σ_{k≤M} √β_k,    E = (d/D)·(Σ_{m≤M} √β_m)² + Σ_{k>M} ‖ρ_k‖B,    β_m = ‖ρ_m‖B·1.3e^{0.02m}:
 
-heads go as the square root of how much depends on a lag, and the error that heads can mend falls as 1/D. Narrower heads
-are no help in between: for a given number of heads the bound is concave in their size, so a size is all or nothing.
+the number of heads grows like the square root of how much depends on a lag, and the error that heads can reduce falls
+as 1/D. Narrower heads do not help: for a given number of heads the bound is concave in their size, so the best size is
+at an end of the range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a designer has to keep to: budgets, and what heads must have in common."""
+"""The constraints of a design: budgets, and rules for the sizes of heads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from deadweight.errors import DeadweightError
 
 @dataclass(frozen=True)
 class Rules:
-    """What heads must have in common.
+    """Rules for the heads of a layer.
 
-    Query heads that share a key-value head look at one lag. The bound allows that: its heads of one lag differ in where
-    they look, not in what they carry.
+    Query heads that share a key-value head attend to the same lag. The bound allows that: its heads of one lag differ
+    in their attention, not in their values.
     """
 
-    multiple: int = 1  # sizes are multiples of this
+    multiple: int = 1  # head sizes are multiples of this
     one_size: bool = False  # all heads of the layer have one size, as in any model with one d_qk and one d_v per layer
-    sharing: int = 1  # query heads per key-value head; every lag has a multiple of this
-    lags: int | None = None  # exactly so many; None: as many as is best
+    sharing: int = 1  # query heads per key-value head; the number of heads of every lag is a multiple of this
+    lags: int | None = None  # number of lags with heads; None: the best number
 
     def __post_init__(self) -> None:
         for name in ("multiple", "sharing", "lags"):
@@ -30,19 +30,19 @@ class Rules:
                 raise DeadweightError(f"found {name} = {value!r}; expected a whole number above zero")
 
     def sizes(self, task: Task) -> list[int]:
-        """All sizes worth trying: up to the first that is as large as a token. A larger one costs more for nothing."""
+        """The head sizes to try, up to the first that is as large as a token; larger ones cannot lower the bound."""
         steps = -(-task.d_token // self.multiple)
         return [self.multiple * i for i in range(1, steps + 1)]
 
     @property
     def least(self) -> int:
-        """The narrowest group there is."""
+        """The width of the narrowest group of heads."""
         return self.multiple * self.sharing
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What a layer may cost. Each limit is so much per unit of Σ heads × size, so the tightest one decides.
+class LayerBudget:
+    """What a layer may cost. Every limit is proportional to Σ heads × size, so the tightest one decides.
 
     Parameters are proportional to that sum, and so are the cache, 2·Σ H·d/sharing numbers per token, and the
     multiplications per token, 2·(d_model·(1 + 1/sharing) + context)·Σ H·d of two FLOPs each (the softmax itself is
@@ -52,8 +52,8 @@ class Budget:
     width: int  # D
     kv_bytes: float | None = None  # per token
     flops: float | None = None  # per token
-    d_model: int = 0  # what the heads read and write; with the context it makes the FLOPs
-    context: int = 0
+    d_model: int = 0  # for FLOPs: width of the residual stream
+    context: int = 0  # for FLOPs: tokens that a token attends to
     bytes_per_number: int = 2
 
     def __post_init__(self) -> None:
@@ -62,32 +62,36 @@ class Budget:
             if value is not None and not math.isfinite(value):
                 raise DeadweightError(f"found {name} = {value!r}; expected a number")
         if self.flops is not None and self.d_model < 1:
-            raise DeadweightError("found a FLOP budget without d_model; expected the width that heads read and write")
+            raise DeadweightError(
+                "found a FLOP budget without d_model; expected the width of the residual stream (--width)"
+            )
 
-    def limits(self, rules: Rules) -> Iterator[Limit]:
-        yield Limit("budget D", self.width, 1.0)
+    def limits(self, rules: Rules) -> Iterator[WidthLimit]:
+        yield WidthLimit("budget D", self.width, 1.0)
         if self.kv_bytes is not None:
-            yield Limit("cache budget in bytes per token", self.kv_bytes, kv_bytes(1, rules, self.bytes_per_number))
+            yield WidthLimit(
+                "cache budget in bytes per token", self.kv_bytes, kv_bytes(1, rules, self.bytes_per_number)
+            )
         if self.flops is not None:
-            yield Limit("FLOP budget per token", self.flops, flops(1, rules, self.d_model, self.context))
+            yield WidthLimit("FLOP budget per token", self.flops, flops(1, rules, self.d_model, self.context))
 
-    def tightest(self, rules: Rules) -> Limit:
+    def tightest(self, rules: Rules) -> WidthLimit:
         return min(self.limits(rules), key=lambda limit: limit.width)
 
 
 def kv_bytes(width: int, rules: Rules, bytes_per_number: int = 2) -> float:
-    """Keys and values of one token."""
+    """Bytes of the keys and values of one token."""
     return 2 * width / rules.sharing * bytes_per_number
 
 
 def flops(width: int, rules: Rules, d_model: int, context: int) -> float:
-    """Of one token that sees `context` others: four projections, scores, and the sum of values."""
+    """FLOPs of one token that attends to `context` others: four projections, scores, and the sum of values."""
     return 4 * width * (d_model * (1 + 1 / rules.sharing) + context)
 
 
 @dataclass(frozen=True)
-class Limit:
-    """One budget, and what a unit of Σ heads × size takes of it."""
+class WidthLimit:
+    """One budget, and how much of it a unit of Σ heads × size takes."""
 
     name: str
     value: float
@@ -98,8 +102,8 @@ class Limit:
         return int(self.value / self.per_unit + 1e-9)
 
 
-def feasible(task: Task, budget: Budget, rules: Rules) -> Limit:
-    """The limit that decides. Where nothing fits, an error names it, and the nearest one by which something does."""
+def feasible(task: Task, budget: LayerBudget, rules: Rules) -> WidthLimit:
+    """The tightest limit. If nothing fits, an error names it and the nearest feasible one."""
     lags = rules.lags or 1
     if lags > len(task.profile):
         raise DeadweightError(f"found lags = {lags}; expected at most the {len(task.profile)} lags of the profile")
@@ -117,6 +121,6 @@ def needs(lags: int, rules: Rules) -> str:
     return f"{lags} lag{'s' if lags > 1 else ''} with {heads} of size {rules.multiple}"
 
 
-def nearest(need: int, limit: Limit) -> str:
+def nearest(need: int, limit: WidthLimit) -> str:
     value = need * limit.per_unit
     return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"

@@ -1,12 +1,13 @@
 """The exact minimum of the bound over whole numbers M, H_m, d_m.
 
-For every M the price of width (`dual`) gives a floor and an allocation that fits. Any allocation to M lags costs
+For every M the price of width (`dual`) gives a lower bound, the floor, and an allocation that fits. Any allocation to M
+lags costs
 
-    floor + Σ_m (what lag m pays above φ_m) + λ·(width left over),    all terms ≥ 0,
+    floor + Σ_m (cost of lag m above φ_m) + λ·(width left over),    all terms ≥ 0,
 
-so one that beats the best known by anything takes, for every lag, a pair (k, d) within best − floor of φ_m, and few
-pairs are. Dynamic programming over the width that they take then finds the best of them: nothing that could win is
-left out, and most of D and of the lags is never looked at.
+so an allocation that beats the best known one uses, for every lag, a pair (k, d) within best − floor of φ_m, and few
+pairs are that close. Dynamic programming over their widths then gives the best of them: nothing that could win is left
+out, and most widths are never visited.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deadweight.allocate.bound import Group, Task, error
-from deadweight.allocate.dual import Choice, Priced, Problem, best_price, floors, floors_at
-from deadweight.allocate.rules import Budget, Limit, Rules, feasible
-from deadweight.allocate.search import EQUAL, Question, searched
+from deadweight.allocate.bound import HeadGroup, Task, error
+from deadweight.allocate.dual import LagBlocks, Priced, Problem, best_price, floors, floors_at
+from deadweight.allocate.rules import LayerBudget, Rules, WidthLimit, feasible
+from deadweight.allocate.search import EQUAL, BoundQuery, search
 from deadweight.errors import DeadweightError
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best allocation, and what shows that there is none better."""
+    """The best allocation, and the lower bound that the price of width proves."""
 
     task: Task
     rules: Rules
-    limit: Limit  # the budget that decided
-    groups: tuple[Group, ...]  # the first for lag 1
+    limit: WidthLimit  # the budget that decided
+    groups: tuple[HeadGroup, ...]  # the first for lag 1
     error: float
-    floor: float  # what the price alone proves: no allocation to as many lags falls below
-    price: float  # what one more unit of width would be worth, near enough
+    floor: float  # lower bound of all allocations to as many lags
+    price: float  # about how much one more unit of width would lower the bound
 
     @property
     def width(self) -> int:
@@ -44,41 +45,41 @@ class Optimum:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best so far."""
+class Incumbent:
+    """The best allocation so far."""
 
     problem: Problem
-    choice: Choice
+    choice: LagBlocks
     value: float
     priced: Priced
 
 
-def solve(task: Task, budget: Budget | int, rules: Rules | None = None) -> Optimum:
-    """Minimise the bound. Raises DeadweightError where nothing fits, naming the limit and the nearest one that does.
+def solve(task: Task, budget: LayerBudget | int, rules: Rules | None = None) -> Optimum:
+    """Minimise the bound. If nothing fits, DeadweightError names the limit and the nearest feasible one.
 
-    Of a width that is left over, no part can lower the bound.
+    Width that is left over cannot lower the bound.
     """
     rules = rules or Rules()
-    limit = feasible(task, Budget(budget) if isinstance(budget, int) else budget, rules)
+    limit = feasible(task, LayerBudget(budget) if isinstance(budget, int) else budget, rules)
     sizes = tuple(rules.sizes(task))
     kinds = [(size,) for size in sizes] if rules.one_size else [sizes]
-    best: Found | None = None
-    for problem in ordered([Problem(task, kind, rules.sharing, limit.width) for kind in kinds]):
+    best: Incumbent | None = None
+    for problem in order_by_floor([Problem(task, kind, rules.sharing, limit.width) for kind in kinds]):
         best = best_of(problem, rules.lags, best)
     assert best is not None, "what feasible() lets through has an allocation"
     groups = as_groups(best.problem, best.choice)
     return Optimum(task, rules, limit, groups, error(task, groups), best.priced.floor, best.priced.price)
 
 
-def split(task: Task, heads: int, size: int, sharing: int = 1) -> tuple[Group, ...]:
-    """The best way to share out so many heads of one size over lags."""
+def split(task: Task, heads: int, size: int, sharing: int = 1) -> tuple[HeadGroup, ...]:
+    """The best distribution of so many heads of one size over lags."""
     best = best_of(Problem(task, (size,), sharing, heads * size), None, None)
     if best is None:
-        raise DeadweightError(f"found {heads} heads; expected {sharing} or more, which share their keys")
+        raise DeadweightError(f"found {heads} heads; expected at least {sharing}, which share one key head")
     return as_groups(best.problem, best.choice)
 
 
-def ordered(problems: list[Problem]) -> list[Problem]:
+def order_by_floor(problems: list[Problem]) -> list[Problem]:
     """The most promising first, so that the others are soon ruled out."""
     return sorted(problems, key=lambda p: least_floor(p)) if len(problems) > 1 else problems
 
@@ -92,12 +93,12 @@ def least_floor(problem: Problem) -> float:
     return float((weights * problem.cut.min() + roots**2 / n + problem.tails[1:]).min())
 
 
-def as_groups(problem: Problem, choice: Choice) -> tuple[Group, ...]:
+def as_groups(problem: Problem, choice: LagBlocks) -> tuple[HeadGroup, ...]:
     pairs = zip(choice.blocks, choice.places, strict=True)
-    return tuple(Group(int(blocks) * problem.sharing, problem.sizes[place]) for blocks, place in pairs)
+    return tuple(HeadGroup(int(blocks) * problem.sharing, problem.sizes[place]) for blocks, place in pairs)
 
 
-def best_of(problem: Problem, lags: int | None, best: Found | None) -> Found | None:
+def best_of(problem: Problem, lags: int | None, best: Incumbent | None) -> Incumbent | None:
     """The better of `best` and what this problem has to offer."""
     if best is not None and least_floor(problem) >= best.value:
         return best
@@ -109,12 +110,13 @@ def best_of(problem: Problem, lags: int | None, best: Found | None) -> Found | N
         if best is not None and proved[m - 1] >= best.value * (1 - EQUAL):
             break
         open_[m] = best_price(problem, m, float(prices[m - 1]))
-        best = better(best, problem, filled(problem, open_[m].choice), open_[m])
-    return closed(problem, open_, best)
+        best = better(best, problem, fill_width(problem, open_[m].choice), open_[m])
+    return close_gaps(problem, open_, best)
 
 
-def closed(problem: Problem, open_: dict[int, Priced], best: Found | None) -> Found | None:
-    """Search every number of lags whose floor is below the best. One price does for all that it proves half as well."""
+def close_gaps(problem: Problem, open_: dict[int, Priced], best: Incumbent | None) -> Incumbent | None:
+    """Search every number of lags whose floor is below the best. One price serves all numbers of lags for which its
+    floor is at least half as close."""
     while open_:
         assert best is not None
         first = min(open_, key=lambda m: open_[m].floor)
@@ -125,20 +127,20 @@ def closed(problem: Problem, open_: dict[int, Priced], best: Found | None) -> Fo
         together = [m for m, p in open_.items() if value - proved[m - 1] <= 2 * (value - p.floor)]
         asked = np.full(max(together), np.inf)
         asked[np.array(together) - 1] = proved[np.array(together) - 1]
-        choice = searched(Question(problem, priced.price, asked, value))
+        choice = search(BoundQuery(problem, priced.price, asked, value))
         if choice is not None:
             best = better(best, problem, choice, open_[len(choice.blocks)])
         open_ = {m: p for m, p in open_.items() if m not in together}
     return best
 
 
-def better(best: Found | None, problem: Problem, choice: Choice, priced: Priced) -> Found:
+def better(best: Incumbent | None, problem: Problem, choice: LagBlocks, priced: Priced) -> Incumbent:
     value = choice.error(problem) + float(problem.tails[len(choice.blocks)])
-    return Found(problem, choice, value, priced) if best is None or value < best.value else best
+    return Incumbent(problem, choice, value, priced) if best is None or value < best.value else best
 
 
-def filled(problem: Problem, choice: Choice) -> Choice:
-    """Spend what is left, each time on the lag that gains most by it."""
+def fill_width(problem: Problem, choice: LagBlocks) -> LagBlocks:
+    """Spend the width left over, each time on the lag that gains most."""
     blocks, places = choice.blocks.copy(), choice.places.copy()
     n = len(blocks)
     weights, alpha = problem.weights[:n, None], problem.alpha[:n, None]
@@ -151,5 +153,5 @@ def filled(problem: Problem, choice: Choice) -> Choice:
         gains = now - costs[np.arange(n), best]
         lag = int(gains.argmax())
         if gains[lag] <= EQUAL * max(now.sum(), 1e-300):
-            return Choice(blocks, places)
+            return LagBlocks(blocks, places)
         blocks[lag], places[lag] = room[lag, best[lag]], best[lag]

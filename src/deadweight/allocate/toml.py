@@ -1,15 +1,14 @@
-"""A plan as the file that `deadweight train --config FILE` runs as it is."""
+"""A plan as a file for `deadweight train --config FILE`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deadweight.allocate.plan import Plan
+from deadweight.allocate.plan import HeadPlan
 
 
-def plan_toml(plan: Plan, data: Mapping[str, str] | None = None) -> str:
-    """The tables [model], [data] (the text that was measured) and [train]; what is not said there is as
-    `deadweight train` has it."""
+def plan_toml(plan: HeadPlan, data: Mapping[str, str] | None = None) -> str:
+    """The tables [model], [data] (the text that was measured) and [train]; all other settings have their defaults."""
     from deadweight.train.settings import as_toml, make_run
 
     shape, sharing = plan.shape, plan.rules.sharing
@@ -24,8 +23,8 @@ def plan_toml(plan: Plan, data: Mapping[str, str] | None = None) -> str:
         "d_v": sizes,
     }
     errors = [sum(layer.error for layer in layers) for layers in (plan.layers, plan.default)]
-    told = (
+    header = (
         f"# deadweight allocate plan: {sum(map(plan.parameters, plan.layers)):,} attention parameters, bound "
         f"{errors[0]:.4g}; equal heads: {sum(map(plan.parameters, plan.default)):,}, bound {errors[1]:.4g}\n"
     )
-    return told + as_toml(make_run({"model": model, "data": data or {}}))
+    return header + as_toml(make_run({"model": model, "data": data or {}}))

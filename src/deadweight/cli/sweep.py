@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +12,21 @@ from deadweight.cli.screen import counting_bar
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="TOML: a run, and what varies.")]
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; what is there already is kept.")]
-WorkersOption = Annotated[int, typer.Option("--workers", min=1, help="Runs at a time on this machine.")]
+if TYPE_CHECKING:
+    from deadweight.train.sweep import RunResult
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="TOML file: the settings of a run, and what varies.")
+]
+OutArgument = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder to write. Runs that are finished there are kept.")
+]
+WorkersOption = Annotated[
+    int, typer.Option("--workers", min=1, help="Number of runs at the same time on this machine.")
+]
 RayOption = Annotated[
-    str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster (OUT on a shared disk), or local.")
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Address of a Ray cluster (OUT must be on a shared disk), or local."),
 ]
 
 
@@ -26,7 +36,7 @@ def sweep(
     workers: WorkersOption = 1,
     ray: RayOption = None,
 ) -> None:
-    """Train a grid of variants and seeds; OUT gets results.json, results.md and results.svg.
+    """Train every variant with every seed; OUT gets results.json, results.md and results.svg.
 
     \b
     seeds = [0, 1, 2]
@@ -34,9 +44,9 @@ def sweep(
     d_model = 128
     [train]
     steps = 300
-    [grid]                                    # every combination
+    [grid]                                    # every combination of these values
     "train.weight_decay" = [0.1, 0.03]
-    [[variant]]                               # beside each other
+    [[variant]]                               # each variant on its own
     name = "full"
     [[variant]]
     name = "identity Q"
@@ -47,25 +57,27 @@ def sweep(
     deadweight sweep grid.toml OUT --ray auto
 
     \b
-    exit status: 0 done (runs that failed are in the table), 2 wrong usage or bad input
+    exit status: 0 done (the table counts runs that failed), 2 wrong usage or bad input
     """
-    from deadweight.report.sweep import markdown, plot, print_sweep
-    from deadweight.train.sweep import read_sweep, rows
+    from deadweight.train.grid import read_sweep
+
+    runs = read_sweep(file)
+    from deadweight.report.sweep import markdown, plot, print_sweep  # imports torch: mistakes are reported before
+    from deadweight.train.sweep import summarise
     from deadweight.train.sweep import sweep as run_sweep
 
-    jobs = read_sweep(file)
     console, bar_console = make_console(), make_console(stderr=True)
     with counting_bar(bar_console) as bar:
-        task = bar.add_task("training", total=len(jobs))
+        task = bar.add_task("training", total=len(runs))
 
-        def tell(outcome: Any) -> None:
+        def tell(result: RunResult) -> None:
             bar.advance(task)
-            told = f"{outcome.bits_per_byte:.4f} bits per byte" if outcome.error is None else outcome.error
-            bar.console.print(f"{outcome.variant}, seed {outcome.seed}: {told}", markup=False, highlight=False)
+            words = f"{result.bits_per_byte:.4f} bits per byte" if result.error is None else result.error
+            bar.console.print(f"{result.variant}, seed {result.seed}: {words}", markup=False, highlight=False)
 
-        outcomes = run_sweep(jobs, out, workers=workers, ray=ray, tell=tell)
-    table = rows(outcomes)
-    (out / "results.json").write_text(as_text({"runs": [asdict(o) for o in outcomes]}), encoding="utf-8")
+        results = run_sweep(runs, out, workers=workers, ray=ray, tell=tell)
+    table = summarise(results)
+    (out / "results.json").write_text(as_text({"runs": [asdict(r) for r in results]}), encoding="utf-8")
     (out / "results.md").write_text(markdown(table), encoding="utf-8")
     print_sweep(table, console)
     plot(table, out / "results.svg")

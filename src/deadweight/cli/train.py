@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deadweight.cli.options import Json
 from deadweight.cli.screen import JsonReport, counting_bar, plain
 from deadweight.errors import DeadweightError
-from deadweight.progress import Progress, silent
 from deadweight.report.terminal import make_console
 from deadweight.source.kinds import Setting
 
-if TYPE_CHECKING:  # help does without torch
+if TYPE_CHECKING:  # help imports nothing that it does not show
+    from deadweight.train import Listener, Trained, Update
     from deadweight.train.settings import Table
 
 START = {"d_model": 128, "n_layers": 4, "heads": 4, "context": 128}  # learns something in two minutes on a laptop
@@ -25,32 +25,40 @@ START_TRAIN = {"batch": 16, "learning_rate": 2e-3, "steps": 600}
 
 
 OutArgument = Annotated[
-    Path, typer.Argument(metavar="OUT", help="The folder to write; a run that was stopped goes on.")
+    Path, typer.Argument(metavar="OUT", help="The folder to write. A run that was stopped is resumed.")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="TOML with the tables [model], [data], [train].")
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with the tables [model], [data] and [train].")
 ]
 TextOption = Annotated[
     str | None,
-    typer.Option("--text", help="A file (also .gz, .bz2, .xz), a folder, datasets:NAME, or embedded."),
+    typer.Option("--text", help="Training text: a file (also .gz, .bz2, .xz), a folder, datasets:NAME, or embedded."),
 ]
 TokenizerOption = Annotated[
-    str | None, typer.Option("--tokenizer", help="bytes, bpe:SIZE to train one, or a tokenizer.json.")
+    str | None, typer.Option("--tokenizer", help="bytes, bpe:SIZE (trained on the text), or a tokenizer.json.")
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Optimizer steps.")]
-BatchOption = Annotated[int | None, typer.Option("--batch", help="Sequences per step, over all processes.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", help="Sequences per step, all processes together.")]
 ContextOption = Annotated[int | None, typer.Option("--context", help="Tokens per sequence.")]
-WidthOption = Annotated[int | None, typer.Option("--width", help="d_model.")]
+WidthOption = Annotated[int | None, typer.Option("--width", help="Width of the residual stream (d_model).")]
 LayersOption = Annotated[int | None, typer.Option("--layers", help="Number of layers.")]
 HeadsOption = Annotated[int | None, typer.Option("--heads", help="Heads per layer.")]
-QueryOption = Annotated[str | None, typer.Option("--query", help="full or identity; also --set model.key=identity.")]
-LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="The highest one.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Of the first weights and of the order of the text.")]
+QueryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--query",
+        help="Query projection: full, or identity (no query weights). Keys and values: --set model.key=identity.",
+    ),
+]
+LearningRateOption = Annotated[
+    float | None, typer.Option("--learning-rate", help="Peak learning rate, after the warm-up.")
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the initial weights and of the batches.")]
 SettingsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting, as often as needed."),
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting. May be given several times."),
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Begin anew if OUT holds a run.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run in OUT, if there is one.")]
 
 
 def train(
@@ -74,55 +82,59 @@ def train(
     """Train a small GPT of any shape. Without options: four layers on Python's manual, two minutes on a CPU.
 
     OUT becomes a Hugging Face folder that audit, reduce, evaluate and AutoModelForCausalLM read. It also holds
-    run.toml (all settings), metrics.jsonl (one line per measurement) and state/ (to go on after a stop).
+    run.toml (the settings), metrics.jsonl (one line per measurement), trained.json (the result) and state/ (the last
+    checkpoint). Run again, a run that was stopped is resumed from there; a finished one is left as it is.
 
     \b
     deadweight train OUT                                     a first model
     deadweight train OUT --text book.txt --steps 2000        your text
     deadweight train OUT --query identity                    without query weights
-    deadweight train OUT --config run.toml                   everything from a file
+    deadweight train OUT --config run.toml                   all settings from a file
     deadweight train OUT --set model.biases='["query","value"]' --set train.weight_decay=0.03
     torchrun --nproc-per-node 8 -m deadweight train OUT --config run.toml
                                                              many GPUs; accelerate launch works too
 
     \b
-    exit status: 0 done, 2 wrong usage, bad input, or a loss that is not finite
+    exit status: 0 done; 2 wrong usage, bad input, or a loss that became NaN or infinite
     """
     report = JsonReport(json)
-    from deadweight.train import make_run
-    from deadweight.train import train as run_training
-    from deadweight.train.launch import exit_if_launched, first_process
-
     data: Table = {"text": text, "tokenizer": tokenizer}
     model: Table = {"context": context, "d_model": width, "n_layers": layers, "heads": heads, "query": query}
-    of_training: Table = {"steps": steps, "batch": batch, "learning_rate": learning_rate, "seed": seed}
-    tables = {"data": data, "train": of_training, "model": model}
-    flags = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+    training: Table = {"steps": steps, "batch": batch, "learning_rate": learning_rate, "seed": seed}
+    flags = {"data": data, "train": training, "model": model}
+    from deadweight.train.settings import make_run
+
     run = make_run(tables_from(config, flags, settings or []), where="" if config is None else f"{config}: ")
-    with training_bar(run.train.steps) as (tell, say):
-        result = run_training(run, out, overwrite=overwrite, tell=tell, say=say)
-    if first_process():  # of many one speaks
+    from deadweight.train.launch import exit_if_launched, first_process  # imports torch: mistakes are reported before
+    from deadweight.train.loop import train as run_training
+
+    with training_bar(run.train.steps) as listener:
+        result = run_training(run, out, overwrite=overwrite, listener=listener)
+    if first_process():
         report.deliver(lambda: {**asdict(result), "out": str(result.out)}, lambda _: show(result))
     exit_if_launched()
 
 
-def tables_from(config: Path | None, flags: Table, settings: list[str]) -> Table:
-    """The tables of a file, or a small run to begin with; flags and --set change them, in this order."""
+def tables_from(config: Path | None, flags: dict[str, Table], settings: list[str]) -> Table:
+    """The tables of a file, or of a small run; flags change them, and --set changes them after that."""
     from deadweight.train.settings import read_toml
 
     tables = read_toml(config) if config is not None else {"model": dict(START), "train": dict(START_TRAIN)}
-    for key, value in flags.items():
-        if value is not None:
-            put(tables, key, value)
+    for table, values in flags.items():
+        for key, value in values.items():
+            if value is not None:
+                put(tables, f"{table}.{key}", value)
     for setting in settings:
-        put(tables, *parsed(setting))
+        put(tables, *parse_setting(setting))
     return tables
 
 
-def show(result: Any) -> None:
+def show(result: Trained) -> None:
+    if result.finished_before:
+        plain(f"{result.out} is finished: {result.steps:,} steps done, 0 steps left. --overwrite trains it again.\n")
     plain(
         f"{result.parameters:,} parameters, {result.tokens:,} tokens in {result.seconds:.0f} s: "
-        f"{result.bits_per_byte:.3f} bits per byte on text it has not seen\n\n"
+        f"{result.bits_per_byte:.3f} bits per byte on the validation text\n\n"
         f"deadweight evaluate {result.out} --text FILE\ndeadweight audit {result.out}"
     )
 
@@ -135,7 +147,7 @@ def put(tables: Table, key: str, value: Setting) -> None:
     tables[table][name] = value
 
 
-def parsed(setting: str) -> tuple[str, Setting]:
+def parse_setting(setting: str) -> tuple[str, Setting]:
     """TABLE.KEY=VALUE, the value as TOML writes it; a bare word is text."""
     import tomllib
 
@@ -143,36 +155,35 @@ def parsed(setting: str) -> tuple[str, Setting]:
     if not equals or "." not in key:
         raise DeadweightError(f"found --set {setting!r}; expected TABLE.KEY=VALUE, as in train.weight_decay=0.03")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return key.strip(), *tomllib.loads(f"value = {value}").values()
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
 
 
 @contextmanager
-def training_bar(steps: int) -> Iterator[tuple[Callable[[Any], None], Progress]]:
-    """Loss, speed and time left, on standard error; one line per measurement where nobody is looking."""
+def training_bar(steps: int) -> Iterator[Listener]:
+    """Loss, speed and time left, on standard error; one line per measurement where that is no terminal."""
+    from deadweight.train.result import Listener
+
     console = make_console(stderr=True)
     if not console.is_terminal:
-        yield (
-            (lambda update: console.print(line(update), markup=False, highlight=False, soft_wrap=True)),
-            silent,
-        )
+        yield Listener(lambda update: console.print(as_line(update), markup=False, highlight=False, soft_wrap=True))
         return
     with counting_bar(console) as bar:
         task = bar.add_task("starting", total=steps)
 
-        def tell(update: Any) -> None:
-            bar.update(task, completed=update.step, description=line(update))
+        def tell(update: Update) -> None:
+            bar.update(task, completed=update.step, description=as_line(update))
             if update.valid_loss is not None:
-                bar.console.print(line(update), markup=False, highlight=False)
+                bar.console.print(as_line(update), markup=False, highlight=False)
 
         def say(stage: str, done: int = 0, total: int = 0, /) -> None:
             bar.update(task, description=stage)
 
-        yield tell, say
+        yield Listener(tell, say)
 
 
-def line(update: Any) -> str:
+def as_line(update: Update) -> str:
     if update.valid_loss is not None:
-        return f"step {update.step}: {update.bits_per_byte:.3f} bits per byte on held-out text"
+        return f"step {update.step}: {update.bits_per_byte:.3f} bits per byte on the validation text"
     return f"step {update.step}: loss {update.loss:.3f}, {update.tokens_per_second:,.0f} tokens/s"

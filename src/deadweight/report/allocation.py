@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deadweight.allocate.bound import curve, lag_errors
-from deadweight.allocate.plan import Plan, PlannedLayer
+from deadweight.allocate.plan import HeadPlan, PlannedLayer
 from deadweight.allocate.relaxed import relaxed
 from deadweight.allocate.solver import Optimum
 from deadweight.report.figure import pyplot, save
@@ -129,7 +129,7 @@ def plot_bound(optimum: Optimum, source: str, file: Path) -> None:
     save(picture, file)
 
 
-def print_plan(plan: Plan, source: str, console: Console) -> None:
+def print_plan(plan: HeadPlan, source: str, console: Console) -> None:
     """Layer by layer, the plan beside equal heads."""
     shape = plan.shape
     console.print(f"{source}: tokens of {plan.d_token} dimensions; {shape.n_layers} layers of width {shape.d_model}\n")
@@ -155,12 +155,12 @@ def print_plan(plan: Plan, source: str, console: Console) -> None:
     console.print("every layer has heads of one size: the model has one d_qk and one d_v per layer")
 
 
-def totals(plan: Plan, layers: Sequence[PlannedLayer]) -> tuple[str, str, str]:
+def totals(plan: HeadPlan, layers: Sequence[PlannedLayer]) -> tuple[str, str, str]:
     error = sum(layer.error for layer in layers)
     return f"{sum(map(plan.parameters, layers)):,}", f"{sum(map(plan.kv_bytes, layers)):,}", f"{error:.4g}"
 
 
-def plan_data(plan: Plan, source: str) -> JsonObject:
+def plan_data(plan: HeadPlan, source: str) -> JsonObject:
     def side(layers: Sequence[PlannedLayer]) -> JsonObject:
         return {
             "heads": [layer.heads for layer in layers],
@@ -187,7 +187,7 @@ PANELS = ("heads", "size", "parameters", "kv_bytes", "error")
 TITLES = ("heads", "head size", "attention parameters", "KV bytes per token", "error bound")
 
 
-def plot_plan(plan: Plan, source: str, file: Path) -> None:
+def plot_plan(plan: HeadPlan, source: str, file: Path) -> None:
     """One panel per quantity, layers from left to right, the plan beside equal heads."""
     data = plan_data(plan, source)
     picture, axes = pyplot().subplots(1, len(PANELS), figsize=(15, 3), layout="constrained")

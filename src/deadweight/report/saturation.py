@@ -14,7 +14,7 @@ from deadweight.report.allocation import plain
 from deadweight.report.figure import Axes, Figure, pyplot, save
 from deadweight.report.text import plural, printable
 from deadweight.saturation.run import Saturation
-from deadweight.saturation.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, Layer
+from deadweight.saturation.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, LayerSlopes
 from deadweight.source.kinds import JsonObject
 from deadweight.version import __version__
 
@@ -127,7 +127,7 @@ def saturation_data(saturation: Saturation) -> JsonObject:
     }
 
 
-def layer_data(layer: Layer) -> JsonObject:
+def layer_data(layer: LayerSlopes) -> JsonObject:
     return {"path": layer.path, "slope": rounded(layer.slope), "heads": [head_data(h) for h in layer.heads]}
 
 

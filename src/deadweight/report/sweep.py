@@ -9,23 +9,23 @@ from rich.console import Console
 from rich.table import Table
 
 from deadweight.report.figure import pyplot, save
-from deadweight.train.sweep import Row
+from deadweight.train.sweep import VariantSummary
 
 
-def print_sweep(found: Sequence[Row], console: Console) -> None:
+def print_sweep(summaries: Sequence[VariantSummary], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("variant")
     table.add_column("parameters", justify="right")
     table.add_column("bits per byte", justify="right")
     table.add_column("runs", justify="right")
-    for row in found:
+    for row in summaries:
         size = "" if row.parameters is None else f"{row.parameters:,}"
         runs = f"{len(row.values)}" + (f", {row.failed} failed" if row.failed else "")
         table.add_row(row.variant, size, row.words, runs)
     console.print(table)
 
 
-def markdown(table: Sequence[Row]) -> str:
+def markdown(table: Sequence[VariantSummary]) -> str:
     lines = ["| variant | parameters | bits per byte | runs | failed |", "| --- | --- | --- | --- | --- |"]
     lines += [
         f"| {r.variant} | {'' if r.parameters is None else f'{r.parameters:,}'} | {r.words} | {len(r.values)} | "
@@ -35,7 +35,7 @@ def markdown(table: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(table: Sequence[Row], file: Path) -> None:
+def plot(table: Sequence[VariantSummary], file: Path) -> None:
     """Mean, spread and every seed."""
     shown = [r for r in table if r.values]
     figure, axes = pyplot().subplots(figsize=(7.5, 1.2 + 0.4 * len(shown)), layout="constrained")

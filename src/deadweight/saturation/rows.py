@@ -53,7 +53,7 @@ class Causality:
         return attend(query, key, value)
 
 
-class Rows:
+class RowObserver:
     """An observer that keeps `KEPT` of the rows at the places of each length: by attention and length."""
 
     def __init__(self, places: Mapping[int, Tensor], *, causal: bool) -> None:

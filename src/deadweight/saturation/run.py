@@ -19,8 +19,8 @@ from deadweight.compress.observe import Observer, observing
 from deadweight.compress.streaming import device_of
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.saturation.rows import Causality, Rows, drawn_places
-from deadweight.saturation.slopes import FEWEST, Layer, factors, layer_of
+from deadweight.saturation.rows import Causality, RowObserver, drawn_places
+from deadweight.saturation.slopes import FEWEST, LayerSlopes, factors, layer_of
 from deadweight.source.kinds import Keywords, ModelLike
 from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
@@ -39,7 +39,7 @@ class Saturation:
     windows: int
     rows: int  # at most, of each window for each length
     seed: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSlopes, ...]
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -85,7 +85,7 @@ def saturation(
     return Saturation(source.name, text, lengths, len(ids), rows, seed, layers, notes)
 
 
-def noted(text: str, windows: int, ids: Tensor, layers: tuple[Layer, ...]) -> tuple[str, ...]:
+def noted(text: str, windows: int, ids: Tensor, layers: tuple[LayerSlopes, ...]) -> tuple[str, ...]:
     notes = [EMBEDDED.replace("calibrated", "measured")] if text == "embedded" else []
     if len(ids) < windows:
         notes.append(f"the text gives {len(ids)} windows of {ids.shape[1]:,} tokens, not {windows}")
@@ -180,7 +180,7 @@ def measured(
     result: dict[str, dict[int, list[Tensor]]] = {}
     for done, (reading, batch) in enumerate(each(plan)):
         progress("reading", done, total)
-        rows = Rows(reading.places, causal=causal)
+        rows = RowObserver(reading.places, causal=causal)
         run(source, rows, {name: t.to(device_of(source.module)) for name, t in batch.items()})
         for path, by_length in rows.found.items():
             for length, parts in by_length.items():

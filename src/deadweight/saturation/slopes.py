@@ -72,7 +72,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSlopes:
     """One attention."""
 
     path: str
@@ -111,7 +111,7 @@ def mean_or_none(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def layer_of(path: str, found: dict[int, Float[Tensor, "windows heads rows kept"]]) -> Layer:
+def layer_of(path: str, found: dict[int, Float[Tensor, "windows heads rows kept"]]) -> LayerSlopes:
     """Means, quantiles and slopes of the rows of one attention; lengths that none of its rows has are left out."""
     full = {length: rows.double() for length, rows in found.items() if not bool(rows.isnan().all())}
     column = {name: i for i, name in enumerate(KEPT)}
@@ -121,7 +121,7 @@ def layer_of(path: str, found: dict[int, Float[Tensor, "windows heads rows kept"
     rest, growth = (fitted(x, means[..., column[name]])[0] for name in ("log_norm_rest", "logit_range"))
     heads = range(means.shape[1])
     by_length = [[at_length(length, rows[:, h], column) for length, rows in full.items()] for h in heads]
-    return Layer(path, tuple(Head(h, slope[h], error[h], rest[h], growth[h], tuple(by_length[h])) for h in heads))
+    return LayerSlopes(path, tuple(Head(h, slope[h], error[h], rest[h], growth[h], tuple(by_length[h])) for h in heads))
 
 
 def at_length(length: int, rows: Float[Tensor, "windows rows kept"], column: dict[str, int]) -> AtLength:
@@ -146,7 +146,7 @@ def fitted(
     return slopes.mean(0).tolist(), (slopes.std(0) / n_windows**0.5).tolist()
 
 
-def factors(layers: Sequence[Layer], *, decay: float = 25.0, least: float = 0.125) -> tuple[float, ...]:
+def factors(layers: Sequence[LayerSlopes], *, decay: float = 25.0, least: float = 0.125) -> tuple[float, ...]:
     """For each layer the share of a token's dimensions that its heads need, in [least, 1]: what `allocate plan` takes.
 
     To first order, an error δ in a row's logits changes its weights by at most ‖J‖·‖δ‖. Keep a share s of a head's

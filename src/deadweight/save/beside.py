@@ -18,7 +18,7 @@ from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerPreTrained
 
 PACKAGE = Path(__file__).parent.parent
-OWN_CODE = (PACKAGE / "transformer" / "configuration.py", PACKAGE / "transformer" / "modeling.py")
+OWN_CODE = [PACKAGE / "transformer" / f"{name}.py" for name in ("shape", "configuration", "modeling")]
 MODELING = "modeling_deadweight.py"
 RUNTIME = ("format", "layers")  # files of slim/ that a slim checkpoint needs
 ATTENTION = ("attention", "kernels")  # those that smaller heads need too

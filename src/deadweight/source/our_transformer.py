@@ -80,13 +80,13 @@ def config_of(family: Family, config: Config, tensors: Mapping[str, Tensor], cau
         return known and f"{origin_of(family, module, config, causal).path}.{kind}" in tensors
 
     given = {ours: s(config) if callable(s) else getattr(config, s) for ours, s in family.settings.items()}
+    given |= {norm: has(module, "weight") for norm, module in NORMED.items()}
     name = getattr(config, "activation_function", None) or config.hidden_act
     if name not in family.activations:
         raise refusal(f"activation {name!r}", " or ".join(family.activations), "this transformer has no other")
     return TransformerConfig(
         **given,
         **family.fixed,
-        **{norm: has(module, "weight") for norm, module in NORMED.items()},
         activation=family.activations[name],
         biases=[bias for bias, module in BIASED.items() if has(module, "bias")],
     )

@@ -1,4 +1,4 @@
-"""The training loop: one process or many, from the beginning or from where it was stopped."""
+"""The training loop: one process or many, from the first step or from the last saved state."""
 
 from __future__ import annotations
 
@@ -6,54 +6,60 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.progress import Progress, silent
 from deadweight.source.hugging import without_bars
 from deadweight.source.text import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
 from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.launch import DATA, begin_out, make_accelerator, refuse_out
+from deadweight.train.memory import check_memory
 from deadweight.train.objective import Objective
-from deadweight.train.result import Metrics, Trained, Update
+from deadweight.train.result import Listener, Metrics, Trained, Update, read_result, write_result
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Run, Train
 from deadweight.train.state import load_state, save_state, saved_step, saved_text, whole_weights
 from deadweight.train.tokenizer import save_tokenizer
 from deadweight.transformer import TransformerForCausalLM
 
-LOGITS = 1 << 28  # at most, at a time, in evaluations: they should not need more memory than a step of training
-Tell = Callable[[Update], None]
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
+    from torch.utils.hooks import RemovableHandle
+    from torch.utils.tensorboard import SummaryWriter
+
+LOGITS = 1 << 28  # at most, per forward pass of an evaluation, which should not need more memory than a training step
 
 
 def train(
-    run: Run,
-    out: str | Path,
-    *,
-    overwrite: bool = False,
-    cache: Path | None = None,
-    tell: Tell = lambda _: None,
-    say: Progress = silent,
+    run: Run, out: str | Path, *, overwrite: bool = False, cache: Path | None = None, listener: Listener | None = None
 ) -> Trained:
-    """Train a model and write it to OUT. A run that was stopped goes on where its last checkpoint was.
+    """Train a model and write it to OUT. A run that was stopped resumes from its last checkpoint; one that is finished
+    is left as it is.
 
-    Started by torchrun or `accelerate launch`, the processes share the batch and give the losses of one.
+    Started by torchrun or `accelerate launch`, the processes share the batch, and the losses are those of one process.
+    `cache` is the folder of the tokens; by default they lie in OUT.
     """
-    folder = Path(out).expanduser()
+    folder, listener = Path(out).expanduser(), listener or Listener()
     accelerator = make_accelerator()
     main, new = accelerator.is_main_process, not folder.exists()
     if main:
         refuse_out(folder, run, overwrite=overwrite)
-    context = run.config(run.model.get("vocab_size") or 1 << 30).context
+    if not overwrite and (finished := read_result(folder)) is not None:
+        return finished
+    if not run.shape().causal:
+        raise DeadweightError("found causal = false; expected a decoder: encoders can be built, but not trained here")
+    check_memory(run, accelerator)
+    context = run.shape().context
     try:
         with accelerator.main_process_first():
-            corpus = prepare(run.data, cache or folder / DATA, context=context, say=say)
+            corpus = prepare(run.data, cache or folder / DATA, context=context, say=listener.say)
     except DeadweightError:
         if main and new:
             shutil.rmtree(folder, ignore_errors=True)
@@ -61,22 +67,20 @@ def train(
     if main:
         begin_out(folder, run, overwrite=overwrite)
     accelerator.wait_for_everyone()
-    return Trainer(run, folder, corpus, accelerator, tell, say).run_all()
+    return Trainer(run, folder, corpus, accelerator, listener).run_all()
 
 
 class Trainer:
-    """One run: its model, its optimizer and where it stands."""
+    """One run: its model, its optimizer and its step."""
 
-    def __init__(self, run: Run, out: Path, corpus: Corpus, accelerator: Any, tell: Tell, say: Progress) -> None:
+    def __init__(self, run: Run, out: Path, corpus: Corpus, accelerator: Accelerator, listener: Listener) -> None:
         self.settings, self.out, self.corpus, self.accelerator = run.train, out, corpus, accelerator
-        self.tell, self.say = tell, say
+        self.listener = listener
         self.config = run.config(corpus.vocabulary)
-        if not self.config.causal:
-            raise DeadweightError("found causal = false; expected a decoder: encoders can be built, not yet trained")
         device = accelerator.device
         if run.train.batch % accelerator.num_processes:
             raise DeadweightError(
-                f"found batch = {run.train.batch} for {accelerator.num_processes} processes; expected a multiple"
+                f"found batch = {run.train.batch}; expected a multiple of the {accelerator.num_processes} processes"
             )
         torch.manual_seed(run.train.seed)
         model = TransformerForCausalLM(self.config).to(device).train()
@@ -91,17 +95,17 @@ class Trainer:
         self.expect_same_text()
         self.step = load_state(out, self.objective, self.own_optimizer)
         if self.step:
-            say(f"going on at step {self.step}")
+            listener.say(f"resuming at step {self.step}")
         self.metrics = Metrics(out / "metrics.jsonl", self.step) if accelerator.is_main_process else None
         self.board = tensorboard(out) if run.train.tensorboard and accelerator.is_main_process else None
         self.begin = time.perf_counter()
 
     def expect_same_text(self) -> None:
-        """A run goes on with the text that it began with, or not at all."""
+        """A run resumes only with the text that it began with."""
         if (before := saved_text(self.out)) is not None and before != self.corpus.folder.name:
             raise DeadweightError(
-                f"the text is not the one that {printable(self.out)} was trained on up to step {saved_step(self.out)}; "
-                "expected the same: name another folder, or begin anew with --overwrite"
+                f"found another text than the one {printable(self.out)} was trained on up to step "
+                f"{saved_step(self.out)}; expected the same text, another folder, or --overwrite to start again"
             )
 
     def run_all(self) -> Trained:
@@ -122,12 +126,13 @@ class Trainer:
                 since, last = time.perf_counter(), self.step
         seconds = time.perf_counter() - self.begin
         valid_loss, bits = self.evaluate(None)
-        self.save_model()
         if self.board is not None:
             self.board.close()
         trained = self.step * self.tokens_per_step
         speed = (self.step - first) * self.tokens_per_step / max(seconds, 1e-9)
-        return Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed)
+        result = Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed)
+        self.save_model(result)
+        return result
 
     @property
     def tokens_per_step(self) -> int:
@@ -136,12 +141,11 @@ class Trainer:
     def one_step(self) -> Tensor:
         """Forward and backward over the micro-batches, clip, update; the loss stays on the device."""
         train, accelerator = self.settings, self.accelerator
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(train, self.step)
+        set_learning_rate(self.optimizer, learning_rate(train, self.step))
         total = torch.zeros((), device=accelerator.device)
         for micro in range(train.accumulate):
             tokens = self.micro_batch(micro)
-            with accelerator.no_sync(self.objective) if micro + 1 < train.accumulate else nothing():
+            with accelerator.no_sync(self.objective) if micro + 1 < train.accumulate else nullcontext():
                 loss = self.loss(tokens) / train.accumulate
                 accelerator.backward(loss)
             total += loss.detach()
@@ -163,11 +167,11 @@ class Trainer:
 
     @torch.no_grad()
     def next_loss(self) -> Tensor:
-        """What the weights give on text they have not seen yet: a state is worth keeping if that is finite."""
+        """The loss on the next batch: a state is only worth saving if it is finite."""
         return self.objective(self.micro_batch(0)).detach()
 
     def finite(self, losses: list[Tensor]) -> list[float]:
-        """The last losses; a run whose losses or weights are not finite ends here, before it is saved or told."""
+        """The losses as numbers; an error if a loss or a weight is NaN or infinite, before anything is saved."""
         values = self.accelerator.reduce(torch.stack(losses), "mean").tolist() if losses else []
         bad = next((i for i, v in enumerate(values) if not math.isfinite(v)), None)
         model = self.accelerator.unwrap_model(self.objective).model
@@ -177,9 +181,9 @@ class Trainer:
         return values
 
     def not_finite(self, values: list[float], bad: int | None, broken: list[str]) -> str:
-        """Where the first number that is not finite stands, and what is left of the run."""
+        """The message: at which step, in which module first, and which checkpoint is left."""
         step = self.step if bad is None else min(self.step, self.step - len(values) + bad + 1)
-        what = "the weights are not finite" if bad is None else f"the loss is {values[bad]}"
+        what = "a weight is NaN or infinite" if bad is None else f"the loss is {values[bad]}"
         first = broken[0] if broken else self.first_not_finite()
         where = f", first in {first}" if first else ""
         kept = saved_step(self.out)
@@ -191,18 +195,18 @@ class Trainer:
 
     @torch.no_grad()
     def first_not_finite(self) -> str | None:
-        """The first module whose output is not finite."""
+        """The first module with NaN or infinity in its output."""
         names: list[str] = []
         model = self.accelerator.unwrap_model(self.objective).model
 
-        def watch(name: str) -> Any:
-            def hook(_: Any, __: Any, output: Any) -> None:
+        def watch(name: str, module: nn.Module) -> RemovableHandle:
+            def hook(_: nn.Module, __: object, output: object) -> None:
                 if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
                     names.append(name)
 
-            return hook
+            return module.register_forward_hook(hook)
 
-        hooks = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n]
+        hooks = [watch(n, m) for n, m in model.named_modules() if n]
         self.next_loss()
         for handle in hooks:
             handle.remove()
@@ -210,7 +214,7 @@ class Trainer:
 
     def log(self, losses: list[Tensor], speed: float) -> None:
         values = self.finite(losses)
-        self.told(
+        self.record(
             Update(
                 self.step,
                 self.step * self.tokens_per_step,
@@ -221,10 +225,11 @@ class Trainer:
             )
         )
 
-    def told(self, update: Update) -> None:
+    def record(self, update: Update) -> None:
+        """To metrics.jsonl, to the listener, and to tensorboard."""
         if self.metrics is not None:
             self.metrics.add(update)
-            self.tell(update)
+            self.listener.tell(update)
         if self.board is not None:
             for name, value in asdict(update).items():
                 if value is not None and name != "step":
@@ -250,7 +255,7 @@ class Trainer:
         sums = accelerator.reduce(sums, "sum")
         loss = float(sums[0] / sums[1])
         bits = loss / math.log(2) / self.corpus.bytes_per_token
-        self.told(
+        self.record(
             Update(
                 self.step,
                 self.step * self.tokens_per_step,
@@ -271,8 +276,8 @@ class Trainer:
         """Without accelerate's wrapping."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
-    def save_model(self) -> None:
-        """The model as Hugging Face reads it, with its tokenizer, in OUT itself."""
+    def save_model(self, result: Trained) -> None:
+        """The model as Hugging Face reads it, with its tokenizer, in OUT itself; the result marks the run finished."""
         weights = whole_weights(self.objective)
         if self.accelerator.is_main_process:
             model = TransformerForCausalLM(self.config)
@@ -280,15 +285,8 @@ class Trainer:
             with without_bars():
                 model.save_pretrained(str(self.out))
             save_tokenizer(self.corpus, self.config.context, self.out)
+            write_result(result)
         self.accelerator.wait_for_everyone()
-
-
-class nothing:
-    """A context manager that does nothing."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: Any) -> None: ...
 
 
 def precision_of(train: Train, device: torch.device) -> torch.dtype:
@@ -297,21 +295,23 @@ def precision_of(train: Train, device: torch.device) -> torch.dtype:
 
 
 def make_optimizer(model: nn.Module, train: Train, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW; matrices and tables decay, vectors do not."""
+    """AdamW; weight decay applies to matrices and embeddings, not to vectors."""
     own = list(model.parameters())
-    groups = [
-        {"params": [p for p in own if p.dim() > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in own if p.dim() <= 1], "weight_decay": 0.0},
-    ]
+    matrices, vectors = [p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]
+    decays = (matrices, train.weight_decay), (vectors, 0.0)
+    groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
     betas = (train.beta1, train.beta2)
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=train.learning_rate, betas=betas, fused=device.type == "cuda"
-    )
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, fused=device.type == "cuda")
 
 
-def tensorboard(out: Path) -> Any:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def tensorboard(out: Path) -> SummaryWriter:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise DeadweightError("tensorboard = true needs it: pip install tensorboard") from error
+        raise DeadweightError("tensorboard = true needs tensorboard: pip install tensorboard") from error
     return SummaryWriter(str(out / "tensorboard"))

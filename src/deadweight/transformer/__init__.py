@@ -1,24 +1,23 @@
-"""One readable transformer of any shape, and its Hugging Face face."""
+"""One readable transformer of any shape, and its Hugging Face face.
+
+`shape` needs neither torch nor transformers. The config and the models are imported when they are first used, and the
+Auto classes of transformers know them from then on.
+"""
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from deadweight.transformer.configuration import LayerShape, TransformerConfig
-from deadweight.transformer.modeling import TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
+from deadweight.transformer.shape import LayerShape, TransformerShape
 
-AutoConfig.register(TransformerConfig.model_type, TransformerConfig, exist_ok=True)
-AutoModel.register(TransformerConfig, TransformerModel, exist_ok=True)
-AutoModelForCausalLM.register(TransformerConfig, TransformerForCausalLM, exist_ok=True)
-AutoModelForMaskedLM.register(TransformerConfig, TransformerForMaskedLM, exist_ok=True)
-
-for _model, _auto in (
-    (TransformerModel, "AutoModel"),
-    (TransformerForCausalLM, "AutoModelForCausalLM"),
-    (TransformerForMaskedLM, "AutoModelForMaskedLM"),
-):
-    _model.register_for_auto_class(_auto)  # so that the code is saved with the weights
-TransformerConfig.register_for_auto_class()
+if TYPE_CHECKING:
+    from deadweight.transformer.auto import (
+        TransformerConfig,
+        TransformerForCausalLM,
+        TransformerForMaskedLM,
+        TransformerModel,
+    )
 
 __all__ = [
     "LayerShape",
@@ -26,4 +25,11 @@ __all__ = [
     "TransformerForCausalLM",
     "TransformerForMaskedLM",
     "TransformerModel",
+    "TransformerShape",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("deadweight.transformer.auto"), name)

@@ -1,65 +1,22 @@
-"""The shape of the transformer: what every layer has, and what it does without.
+"""The config of the transformer, as transformers reads and writes it.
 
-This file and `modeling.py` need transformers and torch alone, so that they can travel with a checkpoint.
+This file, `shape.py` and `modeling.py` need transformers and torch alone, so that they can travel with a checkpoint.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from transformers import PretrainedConfig
 
-CHOICES = {
-    "query": ("full", "identity"),
-    "key": ("full", "identity"),
-    "value": ("full", "identity"),
-    "norm": ("layer", "rms", "none"),
-    "norm_place": ("pre", "post"),
-    "positions": ("learned", "rotary", "none"),
-    "activation": ("gelu", "gelu_tanh", "relu", "swiglu"),
-}
-BIASES = ("query", "key", "value", "output", "gate", "up", "down", "norm", "readout")
-YES_OR_NO = (
-    "learned_scale",
-    "query_norm",
-    "key_norm",
-    "norm_gain",
-    "embedding_norm",
-    "attention_skip",
-    "mlp_skip",
-    "shared_layers",
-    "causal",
-    "tie_word_embeddings",
-)
-PER_LAYER = ("heads", "key_heads", "d_qk", "d_v", "hidden", "query", "key", "value")
+from .shape import BIASES, TransformerShape, check
+
+TokenId: TypeAlias = int | list[int] | None
 
 
-PerLayer: TypeAlias = Any  # one value for all layers, or a list with one for each
-TokenId: TypeAlias = Any  # a number, several, or None
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """One layer: `heads` query heads on `key_heads` key-value heads, and `hidden` units in the MLP."""
-
-    heads: int
-    key_heads: int
-    d_qk: int
-    d_v: int
-    hidden: int
-    query: str
-    key: str
-    value: str
-
-
-class TransformerConfig(PretrainedConfig):
-    """A transformer of any shape. The fields that PER_LAYER names take one value for all layers, or a list.
-
-    What is None is derived: heads as wide as d_model / heads, as many key heads as heads, four times as many hidden
-    units as d_model (8/3 with a gate), scores divided by √d_qk.
-    """
+class TransformerConfig(TransformerShape, PretrainedConfig):
+    """A transformer of any shape, and what transformers wants to know besides."""
 
     model_type = "deadweight"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
@@ -70,161 +27,16 @@ class TransformerConfig(PretrainedConfig):
         "type_vocab_size": "token_types",
     }
 
-    vocab_size: int = 256
-    context: int = 256
-    d_model: int = 256
-    n_layers: int = 4
-    heads: PerLayer = 4
-    key_heads: PerLayer = None
-    d_qk: PerLayer = None
-    d_v: PerLayer = None
-    hidden: PerLayer = None
-    query: PerLayer = "full"  # full: a weight of its own; identity: x itself
-    key: PerLayer = "full"
-    value: PerLayer = "full"
-    scale: float | None = None  # what the scores are multiplied by
-    learned_scale: bool = False  # times a number per head that is trained
-    query_norm: bool = False  # an RMSNorm on every query
-    key_norm: bool = False
-    biases: PerLayer = ()  # those of BIASES that the model has
-    norm: str = "layer"
-    norm_place: str = "pre"
-    norm_gain: bool = True
-    norm_eps: float = 1e-5
-    embedding_norm: bool = False  # a norm right after the tables, as in BERT
-    attention_skip: bool = True
-    mlp_skip: bool = True
-    shared_layers: bool = False  # one layer, used n_layers times
-    positions: str = "learned"
-    rotary_base: float = 10000.0
-    token_types: int = 0  # rows of a further table, as in BERT
-    activation: str = "gelu"
-    causal: bool = True  # a decoder; otherwise every token sees every other
-    init_std: float = 0.02
     use_cache: bool = True
-    tie_word_embeddings: bool = True
     bos_token_id: TokenId = None
     eos_token_id: TokenId = None
     pad_token_id: TokenId = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
+        fields = TransformerShape.__annotations__ | TransformerConfig.__annotations__
         for name in kwargs:
-            if near := get_close_matches(name, TransformerConfig.__annotations__, 1, 0.8):
-                raise ValueError(f"found the field {name}, which there is none of; expected {near[0]}")
+            if near := get_close_matches(name, fields, 1, 0.8):
+                raise ValueError(f"found the unknown field {name}; expected {near[0]}")
         super().__post_init__(**kwargs)
         self.biases = sorted(self.biases, key=BIASES.index) if set(self.biases) <= set(BIASES) else self.biases
         check(self)
-
-    @property
-    def num_attention_heads(self) -> int:
-        return max(layer.heads for layer in self.layers)
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return max(layer.key_heads for layer in self.layers)
-
-    @property
-    def head_dim(self) -> int:
-        return max(layer.d_qk for layer in self.layers)
-
-    @property
-    def layers(self) -> tuple[LayerShape, ...]:
-        """The shape of every layer, with nothing left to derive."""
-        return tuple(self.layer(i) for i in range(self.n_layers))
-
-    def layer(self, index: int) -> LayerShape:
-        given = {n: v[index] if isinstance(v := getattr(self, n), (list, tuple)) else v for n in PER_LAYER}
-        heads = given["heads"]
-        d_qk = given["d_qk"] or self.d_model // heads
-        return LayerShape(
-            heads=heads,
-            key_heads=given["key_heads"] or heads,
-            d_qk=d_qk,
-            d_v=given["d_v"] or d_qk,
-            hidden=given["hidden"] or default_hidden(self),
-            query=given["query"],
-            key=given["key"],
-            value=given["value"],
-        )
-
-
-def default_hidden(config: TransformerConfig) -> int:
-    """4·d, or with a gate the multiple of 8 next to 8/3·d, which has as many weights."""
-    return 4 * config.d_model if config.activation != "swiglu" else 8 * round(config.d_model / 3)
-
-
-def check(config: TransformerConfig) -> None:
-    """Raise ValueError for a shape that cannot be built, naming what was found, what was expected and where."""
-    for name in ("vocab_size", "context", "d_model", "n_layers"):
-        expect(is_size(getattr(config, name)), f"{name} = {getattr(config, name)!r}", "a whole number above zero")
-    for name, allowed in CHOICES.items():
-        for value in each(getattr(config, name)):
-            expect(value in allowed, f"{name} = {value!r}", " or ".join(allowed))
-    for name in YES_OR_NO:
-        expect(isinstance(getattr(config, name), bool), f"{name} = {getattr(config, name)!r}", "true or false")
-    expect(isinstance(config.biases, (list, tuple)), f"biases = {config.biases!r}", "a list of names")
-    for name in config.biases:
-        expect(name in BIASES, f"biases with {name!r}", f"some of {', '.join(BIASES)}")
-    for name in PER_LAYER:
-        value = getattr(config, name)
-        if isinstance(value, (list, tuple)):
-            expect(len(value) == config.n_layers, f"{name} for {len(value)} layers", f"{config.n_layers} values")
-        if name not in CHOICES:
-            optional = name != "heads"
-            for v in each(value):
-                expect((optional and v is None) or is_size(v), f"{name} = {v!r}", "whole numbers above zero")
-    types, scale = config.token_types, config.scale
-    expect(is_size(types) or types == 0, f"token_types = {types!r}", "a whole number, or zero for none")
-    expect(scale is None or 0 < scale < float("inf"), f"scale = {scale}", "a number above zero, or none for 1/√d_qk")
-    expect(0 < config.rotary_base < float("inf"), f"rotary_base = {config.rotary_base}", "a number above zero")
-    for name in ("norm_eps", "init_std"):
-        value = getattr(config, name)
-        expect(0 <= value < float("inf"), f"{name} = {value}", "a number, zero or above")
-    for index, layer in enumerate(config.layers):
-        check_layer(config, layer, index, divided=not_given(config, index))
-    if config.shared_layers:
-        expect(len(set(config.layers)) == 1, "shared_layers with layers of different shapes", "one shape for all")
-
-
-def check_layer(config: TransformerConfig, layer: LayerShape, index: int, *, divided: bool) -> None:
-    where, d = f"layer {index}: ", config.d_model
-    if divided:
-        expect(d % layer.heads == 0, f"{where}{layer.heads} heads for d_model = {d}", "a divisor of it, or d_qk given")
-    expect(
-        layer.heads % layer.key_heads == 0,
-        f"{where}{layer.heads} heads on {layer.key_heads} key heads",
-        "a multiple of the key heads",
-    )
-    if config.positions == "rotary":
-        expect(layer.d_qk % 2 == 0, f"{where}rotary positions with d_qk = {layer.d_qk}", "an even d_qk")
-    wide = {
-        "query": (layer.heads, layer.d_qk),
-        "key": (layer.key_heads, layer.d_qk),
-        "value": (layer.key_heads, layer.d_v),
-    }
-    for name, (heads, size) in wide.items():
-        if getattr(layer, name) == "identity":
-            grouped = f" (grouped keys: {layer.heads} query heads share {heads})" if layer.heads != heads else ""
-            expect(
-                heads * size == d,
-                f"{where}{name} = identity with {heads} heads of {size}{grouped}",
-                f"heads × size = d_model = {d}",
-            )
-
-
-def not_given(config: TransformerConfig, index: int) -> bool:
-    given = config.d_qk[index] if isinstance(config.d_qk, (list, tuple)) else config.d_qk
-    return given is None
-
-
-def each(value: PerLayer) -> tuple[PerLayer, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def expect(holds: bool, found: str, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"found {found}; expected {expected}")
