@@ -286,7 +286,7 @@ BAD: dict[str, Callable[[], Any]] = {
 def test_a_plan_refuses_a_file_without_factors(run: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"lags": []}')
     code, _, err = run("allocate", "plan", "--profile", "flat", "--saturation", tmp_path / "other.json")
-    assert code == 2 and "or what deadweight saturation --json wrote" in err
+    assert code == 2 and "or one that deadweight saturation --json wrote" in err
 
 
 def test_an_attention_with_unknown_parts_is_refused(
