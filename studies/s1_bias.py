@@ -445,10 +445,15 @@ def written(record: dict[str, Any]) -> str:
     parts = [
         "# Which biases matter",
         "",
+        "This page tests published claims about biases: by proof on many architectures, by training from scratch, and "
+        "by zeroing biases of trained models.",
+        "",
+        *verdicts(record),
+        "",
         f"Written by `studies/s1_bias.py` from its record: torch {s['torch']}, transformers {s['transformers']}, "
         f"{s['machine']}.",
         "",
-        "## Who keeps which bias, and what of it is redundant",
+        "## Which architecture has which bias, and how much of it is redundant",
         "",
         *architecture_table(record),
         "",
@@ -456,7 +461,7 @@ def written(record: dict[str, Any]) -> str:
         "",
         *module_table(record),
         "",
-        "## From scratch, with and without",
+        "## Trained from scratch, with and without a bias",
         "",
         *training_table(record),
         "",
@@ -466,13 +471,9 @@ def written(record: dict[str, Any]) -> str:
         "",
         *zero_table(record),
         "",
-        "## The working rules as exact statements",
+        "## Two folding rules, checked on real weights",
         "",
         *rule_table(record),
-        "",
-        "## Verdicts",
-        "",
-        *verdicts(record),
         "",
     ]
     return "\n".join(parts)
@@ -481,11 +482,11 @@ def written(record: dict[str, Any]) -> str:
 def architecture_table(record: dict[str, Any]) -> list[str]:
     lines = [
         "From the audit of each architecture's default config, without weights. *none*: the architecture has no such "
-        "bias. *live*: the audit finds nothing redundant in it. *folds*: its work can move into another bias, after "
-        "which it is zero. *1 direction*: one of each vector. The norm column is the shift of the norms in the blocks; "
-        "under DW007 it can take over b_2 or b_Q instead of being taken over, and the last one, the output, is live. "
-        "The last columns are read from the traced graph: norms between a query, key or value projection and the "
-        "softmax (or the next weight), and what keeps the key bias alive.",
+        "bias. *live*: the audit finds nothing redundant in it. *folds*: another bias can absorb it, after which it "
+        "is zero. *1 direction*: one direction of each vector. The norm column is the shift of the norms in the "
+        "blocks. Under DW007 such a shift can also absorb b_2 or b_Q; the shift of the last norm reaches the output "
+        "and is live. The last two columns are read from the traced graph: norms between a query, key or value "
+        "projection and the softmax (or the next weight), and what keeps the key bias live.",
         "",
         f"| architecture | {' | '.join(COLUMNS)} | norm behind Q, K, V | key bias blocked by |",
         "| --- " * (len(COLUMNS) + 3) + "|",
@@ -532,10 +533,11 @@ def training_table(record: dict[str, Any]) -> list[str]:
     s = record["setting"]
     lines = [
         f"{s['n_layers']} layers, width {s['d_model']}, {s['heads']} heads, context {s['context']}, pre-LayerNorm, "
-        f"learned positions unless it says rotary; {s['steps']} steps of {s['batch'] * s['context']} bytes of Python's "
-        f"manual, {s['seeds']} seeds, float32. Every variant starts from the same weights as the one with all biases, "
-        "and sees the same text in the same order. Held-out loss in nats per byte, mean ± standard deviation over "
-        "seeds; the difference is paired by seed. *Gradient*: the largest ‖∂b_K‖/‖∂b_Q‖ of any step and seed.",
+        f"learned positions unless the row says rotary; {s['steps']} steps of {s['batch'] * s['context']} bytes of "
+        f"Python's manual, {s['seeds']} seeds, float32. Every variant starts from the same weights as the one with "
+        "all biases, and sees the same text in the same order. Held-out loss in nats per byte, mean ± standard "
+        "deviation over seeds; the difference is paired by seed. *Gradient*: the largest ‖∂b_K‖/‖∂b_Q‖ of any step "
+        "and seed.",
         "",
         "| variant | loss | difference: mean (largest) | gradient | ‖b_Q‖ | ‖b_K‖ | ‖b_V‖ at the end |",
         "| --- " * 7 + "|",
@@ -555,10 +557,11 @@ def training_table(record: dict[str, Any]) -> list[str]:
 def zero_table(record: dict[str, Any]) -> list[str]:
     gpt2, bert = record["zeroed in the embedded model"], record.get("zeroed in all-MiniLM-L6-v2", {})
     lines = [
-        "All layers at once, float64. The embedded model (GPT-2 architecture) by bits per byte of embedded prose; "
-        "all-MiniLM-L6-v2 (BERT architecture) by the cosine between sentence embeddings before and after.",
+        "A bias is zeroed in all layers at once, in float64. The embedded model (GPT-2 architecture) is judged by "
+        "bits per byte of embedded prose, all-MiniLM-L6-v2 (BERT architecture) by the cosine between sentence "
+        "embeddings before and after.",
         "",
-        "| zeroed | embedded: ‖b‖ | bits per byte | largest change of a logit | MiniLM: ‖b‖ | mean cosine | least |",
+        "| zeroed | embedded: ‖b‖ | bits per byte | largest change of a logit | MiniLM: ‖b‖ | mean cosine | smallest |",
         "| --- " * 7 + "|",
     ]
     for name, told in gpt2.items():
@@ -573,9 +576,9 @@ def zero_table(record: dict[str, Any]) -> list[str]:
 
 def rule_table(record: dict[str, Any]) -> list[str]:
     lines = [
-        "Pre-norm (DW006): a norm's shift β goes into the biases behind it, b += W β. Post-norm (DW007): β += c, with "
-        "the biases behind it less by what they then get too much; c = b_2 removes b_2, c = W_Q⁻¹ b_Q removes b_Q. "
-        "Real weights, float64.",
+        "Pre-norm (DW006): the biases behind a norm absorb its shift β by b += W β. Post-norm (DW007): β += c, and the "
+        "biases behind the norm subtract what c adds to them; c = b_2 removes b_2, c = W_Q⁻¹ b_Q removes b_Q. Trained "
+        "weights, float64.",
         "",
         "| model | numbers removed | error | condition of W_Q |",
         "| --- | --- | --- | --- |",
@@ -588,7 +591,7 @@ def rule_table(record: dict[str, Any]) -> list[str]:
 
 
 def verdicts(record: dict[str, Any]) -> list[str]:
-    lines = ["| claim | found | verdict |", "| --- | --- | --- |"]
+    lines = ["## Verdicts", "", "| claim | found | verdict |", "| --- | --- | --- |"]
     return lines + [f"| {claim} | {found} | {verdict} |" for claim, found, verdict in judged(record)]
 
 
@@ -620,15 +623,15 @@ def judged_architectures(told: dict[str, Any]) -> Iterator[Judgement]:
     dead = [n for n in ("GPT-2", "OPT", "BERT", "ViT", "Whisper", "BLOOM") if n in shares]
     if dead:
         absent = [n for n in dead if shares[n] is None]
-        good = f"holds with conditions: {', '.join(absent)} leaves it out already" if absent else "holds"
+        good = f"holds with conditions: {', '.join(absent)} has no key bias" if absent else "holds"
         all_dead = all(shares[n] in (None, 1.0) for n in dead)
         yield "the key bias is dead", words(dead), good if all_dead else "not seen here"
     alive = [n for n in ("Qwen2", "LLaMA, attention_bias") if n in shares]
     if alive:
-        yield "the key bias is alive under rotary positions", words(alive), said(all(shares[n] == 0 for n in alive))
+        yield "the key bias is live with rotary positions", words(alive), said(all(shares[n] == 0 for n in alive))
     if "GPT-NeoX" in shares:
         partly = 0 < (shares["GPT-NeoX"] or 0) < 1
-        yield "and partly dead where heads are partly rotated", words(["GPT-NeoX"]), said(partly)
+        yield "the key bias is partly dead if heads are partly rotated", words(["GPT-NeoX"]), said(partly)
     if {"Qwen2", "Qwen3"} <= set(told):
         yield from judged_qwen(told)
     normed = {n: t["norms_behind_projections"] for n, t in told.items() if t["norms_behind_projections"]}
@@ -662,7 +665,7 @@ def judged_modules(by: dict[str, Any]) -> Iterator[Judgement]:
     words = "holds with conditions: dead in training, folds in eval"
     yield "a bias before BatchNorm is useless", found, words if good else "not seen here"
     found = f"{layer['dead_by_jacobian']} direction of {layer['d']} is dead"
-    yield "of a bias before LayerNorm one direction is", found, said(layer["dead_by_jacobian"] == 1)
+    yield "one direction of a bias before LayerNorm is useless", found, said(layer["dead_by_jacobian"] == 1)
 
 
 def judged_zeroing(record: dict[str, Any]) -> Iterator[Judgement]:

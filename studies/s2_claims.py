@@ -179,16 +179,16 @@ def caveats(record: Large, shape: str, steps: int, gap: Difference) -> str:
     said = []
     finer = gain_at_optimum(record.swept[shape]) - gain_at_optimum(record.swept["full"])
     if steps == large.SHORT and finer > 0.001:
-        said.append(f"A finer learning rate would take back about {finer:.3f} of it, by the parabola below.")
+        said.append(f"A finer learning rate would recover about {finer:.3f} of it, by the parabola below.")
     if gap.mean > 0 and record.flops(shape) < 1:
         low, high = record.worth(steps, record.flops(shape))
         said.append(
-            f"It takes {1 - record.flops(shape):.1%} fewer FLOPs per byte; text for those would be worth about "
-            f"{low:.3f} to {high:.3f} (extrapolated, not measured)."
+            f"It takes {1 - record.flops(shape):.1%} fewer FLOPs per byte; more text for the same FLOPs would gain "
+            f"about {low:.3f} to {high:.3f} (extrapolated, not measured)."
         )
     if (other := record.first_pair(shape)) is not None and (other > 0) != (gap.mean > 0):
         said.append(
-            f"One pair of a first go, with other steps and rates, has the other sign ({other:+.4f}, see below)."
+            f"One pair of a first attempt, with other steps and rates, has the opposite sign ({other:+.4f}, see below)."
         )
     return " ".join(said)
 
@@ -201,10 +201,10 @@ def half_scale(record: Large, small: Mapping[str, Difference]) -> str:
     verdict = "Holds" if deciding.is_better else "Not seen here"
     before = {s.removeprefix("half scale, "): d for s, d in small.items() if s.startswith("half scale, ")}
     return line(
-        "It wants half the attention scale.",
+        "Identity queries need half the attention scale.",
         verdict,
-        f"Half the scale against the whole, after {millions(large.SHORT)} at 38 M parameters, at the learning rate of "
-        f"the whole: {listed(here)}."
+        f"Half the scale against the full scale, after {millions(large.SHORT)} at 38 M parameters, at the learning "
+        f"rate of the full scale: {listed(here)}."
         if any(here.values())
         else "",
         f"4.7 M parameters: {listed(before)}.",
@@ -233,28 +233,28 @@ def claims(record: Large, small: Mapping[str, Difference], diverged: int) -> lis
     smaller, larger = small["against a smaller MLP, identity Q"], small["identity V, larger MLP"]
     return [
         identity(record, "identity Q", "Query weights can be the identity.", small),
-        identity(record, "identity K", "So can key weights.", small),
-        identity(record, "identity V", "So can value weights.", small),
-        identity(record, "identity Q, larger MLP", "Given to the MLP, query weights are worth as much.", small),
+        identity(record, "identity K", "Key weights can be the identity.", small),
+        identity(record, "identity V", "Value weights can be the identity.", small),
+        identity(record, "identity Q, larger MLP", "Query weights are worth as much in the MLP.", small),
         half_scale(record, small),
         at_small_size(
-            "It wants a third of the weight decay, with which the baseline diverges.",
+            "Identity queries need a third of the weight decay, with which the baseline diverges.",
             third,
             holds(third["identity Q"].is_better and diverged > 0),
             f"; {diverged} runs diverged",
         ),
         at_small_size(
-            "A model that gives up as many weights of its MLP is no better.",
+            "A model with as many weights removed from its MLP instead is no better.",
             {"identity Q against full, smaller MLP": smaller},
             verdict_of_equality(smaller),
         ),
         at_small_size(
-            "Beyond the claims: value weights are better spent in the MLP.",
+            "Beyond the claims: value weights are better used in the MLP.",
             {"identity V, larger MLP against full": larger},
             holds(larger.is_better),
         ),
         at_small_size(
-            "Beyond the claims: without query weights, training bears four times the learning rate better.",
+            "Beyond the claims: without query weights, training tolerates four times the learning rate better.",
             fast,
             holds(fast["full"].mean - fast["identity Q"].mean > math.hypot(*(d.margin for d in fast.values()))),
         ),

@@ -365,8 +365,15 @@ def written(record: dict[str, Any]) -> str:
     lines = [
         "# Whole projections as the identity: exact, or not at all",
         "",
+        "This page tests in which transformers a whole query, key or value projection can be the identity without "
+        "changing the function (arXiv 2510.23912).",
+        "",
+        *verdict_table(record),
+        "",
+        "## Setting",
+        "",
         "Written by `studies/s2_exact.py` from its record. Random models in float64: "
-        f"width {s['d_model']}, {s['heads']} heads, {s['layers']} layers where nothing else is said, {s['hidden']} "
+        f"width {s['d_model']}, {s['heads']} heads, {s['layers']} layers unless the row says otherwise, {s['hidden']} "
         f"hidden units, GELU, no biases, {s['seeds']} seeds; {s['sequences']} sequences of {s['context']} tokens; "
         f"torch {s['torch']}, {s['machine']}. An error is the largest difference of two logits over the largest logit, "
         "between the model and one that *does not have* the projection.",
@@ -381,38 +388,44 @@ def written(record: dict[str, Any]) -> str:
         "",
         *failing_table(record),
         "",
-        "## No other recipe can help: dimensions",
+        "## No other construction can help: dimensions",
         "",
         *rank_table(record),
         "",
-        "## What deadweight does by itself",
+        "## What `deadweight reduce` does",
         "",
         *library_table(record),
-        "",
-        "## Verdicts",
-        "",
-        "| claim (arXiv 2510.23912) | verdict |",
-        "| --- | --- |",
-        *(f"| {c.name}: {', '.join(c.projections)} can be the identity | {verdict(record, c)} |" for c in CASES[:4]),
-        *(f"| {c.name}: no exact form | {verdict(record, c)} |" for c in CASES[4:]),
         "",
         "![errors](exact-projections.svg)",
     ]
     return "\n".join(lines) + "\n"
 
 
+def verdict_table(record: dict[str, Any]) -> list[str]:
+    return [
+        "## Verdicts",
+        "",
+        "| claim (arXiv 2510.23912) | verdict |",
+        "| --- | --- |",
+        *(f"| {c.name}: {', '.join(c.projections)} can be the identity | {verdict(record, c)} |" for c in CASES[:4]),
+        *(f"| {c.name}: no exact form | {verdict(record, c)} |" for c in CASES[4:]),
+    ]
+
+
 def rule() -> list[str]:
     return [
-        "The rule. Let Θ_l be the projection of layer l that is to go (W_Q, say, square and invertible), and let the",
-        "stream that layer l reads become Θ_l x. Nothing changes if",
+        "The rule. Let Θ_l be the projection of layer l that is to become the identity (for example W_Q, square and",
+        "invertible). Write the stream that layer l reads in the basis Θ_l x. The function stays the same with",
         "",
         "    tables E ← E Θ_0ᵀ      W_Q, W_K, W_V, W_up ← (·) Θ_l⁻¹      W_O ← Θ_l W_O",
         "    W_down ← Θ_{l+1} W_down      readout ← (·) Θ_L⁻¹",
         "",
-        "and then W_Q Θ_l⁻¹ is the identity. Rotary positions act after the projection, so they do not see Θ. A skip",
-        "needs the same Θ on both of its sides: the attention's has it, the MLP's only if Θ_l = Θ_{l+1}. So either",
-        "there is no skip around the MLP, or one layer, or all layers have the same W_Q. A norm would have to commute",
-        "with Θ.",
+        "and the new query projection W_Q Θ_l⁻¹ is the identity. Rotary positions act after the projection, so Θ "
+        "does not",
+        "affect them. A skip needs the same Θ at its start and at its end. The skip around attention has it; the skip",
+        "around the MLP has it only if Θ_l = Θ_{l+1}. So there must be no skip around the MLP, or one layer, or the "
+        "same",
+        "W_Q in all layers. A norm would have to commute with Θ.",
     ]
 
 
@@ -430,12 +443,13 @@ def exact_table(record: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "*Without attention*: the smallest error if attention is made uniform; it shows that the scores matter. "
-        f"Condition numbers of Θ reach {condition:.0f}.",
+        "*Without attention*: the smallest error if attention weights are made uniform, which shows that the scores "
+        f"matter. Condition numbers of Θ reach {condition:.0f}.",
         "",
-        "Grouped keys cannot be an identity, but they need no weights either: with Θ = [W_K; W_V; the rest] and half "
-        "as many key heads as heads, W_K becomes [I 0] and W_V [0 I], one layer, both skips: the keys are the first "
-        f"half of the stream's channels and the values are the second. Largest error {sliced}.",
+        "Grouped key and value projections are not square, so they cannot be the identity. They need no weights "
+        "either: with Θ = [W_K; W_V; the rest] and half as many key heads as query heads, W_K becomes [I 0] and W_V "
+        "becomes [0 I]. The keys are then the first half of the stream's channels and the values are the second. "
+        f"Largest error in one layer with both skips: {sliced}.",
     ]
 
 
@@ -445,17 +459,18 @@ def failing_table(record: dict[str, Any]) -> list[str]:
         cells = [span(errors(record, case.name, None, n)) or "—" for n in PROJECTIONS]
         lines.append(f"| {case.name} | {' | '.join(cells)} | {case.why} |")
     for case_name, said in record["refused"].items():
-        lines += ["", f"{case_name}: the shape itself refuses, “{said}”; the numbers are for the pseudo-inverse."]
+        lines += ["", f"{case_name}: the model cannot be built (“{said}”); the numbers are for the pseudo-inverse."]
     return lines
 
 
 def rank_table(record: dict[str, Any]) -> list[str]:
     width = record["setting"]["rank_width"]
     lines = [
-        f"Width {width}, two layers where it says nothing else. The rank of the Jacobian of all outputs with respect "
-        "to all weights is the number of dimensions of the functions that a shape reaches. Equal: nothing is lost "
-        "with the projection. Fewer: the functions with an identity are a set of measure zero among the others, so "
-        "almost no full model has an equal one of the same size, whatever the recipe.",
+        f"Width {width}, two layers unless the row says otherwise. The rank of the Jacobian of all outputs with "
+        "respect to all weights is the dimension of the set of functions that a shape can represent. If it is the "
+        "same with and without the projection, nothing is lost. If it is smaller, functions with the identity are a "
+        "set of measure zero among the others: almost no full model has an equal without the projection, whatever "
+        "the construction.",
         "",
         "| case | identity | parameters | dimensions | lost | gap |",
         "| --- " * 6 + "|",

@@ -42,16 +42,16 @@ def section(record: Large) -> list[str]:
         "## 38 M parameters",
         "",
         f"{sizes['n_layers']} layers of width {sizes['d_model']}, {sizes['heads']} heads, context {sizes['context']}, "
-        f"steps of {s['batch'] * sizes['context']:,} bytes of {s['text']} (the first 90 M bytes; judged on the next "
-        f"5 M, short runs on {large.QUICK // 10**6} M of those), AdamW, clip 1, weight decay {large.DECAY:g}, warm-up "
+        f"steps of {s['batch'] * sizes['context']:,} bytes of {s['text']} (the first 90 M bytes; judged on the next 5 "
+        f"M, short runs on {large.QUICK // 10**6} M of those), AdamW, clip 1, weight decay {large.DECAY:g}, warm-up "
         f"over a tenth of the steps, then a cosine to a tenth; bfloat16, {s['machine']}, torch {s['torch']}. Runs of "
-        "one seed begin with the same weights, where both shapes have them, and see the same text in the same order. "
-        "Kernels on a GPU add in an order of their own: a rerun of a seed need not agree to the bit, and how far "
-        "reruns differ was not measured. Time allowed for 67 M bytes of two shapes instead of 157 M of all: when the "
-        "first pair was known, the other seeds of full and identity Q were put before identity K and V.",
+        "one seed start with the same weights, as far as both shapes have them, and see the same text in the same "
+        "order. GPU kernels do not fix the order of their sums: a rerun of a seed need not agree to the bit, and how "
+        "much reruns differ was not measured. There was time for 67 M bytes of two shapes instead of 157 M of all. "
+        "After the first pair, the other seeds of full and identity Q were run before identity K and V.",
         "",
-        "Bits per byte of held-out text, mean ± standard deviation over three seeds; differences to full over pairs of "
-        "one seed, ± standard error.",
+        "Bits per byte of held-out text, mean ± standard deviation over three seeds; *to full* is the mean "
+        "difference to the full shape over pairs of one seed, ± standard error.",
         "",
         *table(*losses(record)),
         *learning_rates(record),
@@ -87,9 +87,9 @@ def learning_rates(record: Large) -> list[str]:
             rows.append([shape, *cells, f"{large.optimum(swept):g}", f"{gain_at_optimum(swept):.4f}"])
     return [
         f"Learning rates, one seed, {millions(large.SHORT)}. The optimum is the vertex of the parabola through the "
-        "best rate and its neighbours, and the gain is what it promises over the best of the grid. The runs of "
-        f"{millions(large.SHORT)} above were made at the best of the grid, longer ones at the optimum × (ratio of "
-        f"steps)^{large.LAW:g} (arXiv 2409.19913), which was not checked here.",
+        "best rate and its neighbours; the gain is the predicted improvement over the best rate of the grid. The "
+        f"runs of {millions(large.SHORT)} above used the best rate of the grid, longer ones the optimum × (ratio of "
+        f"steps)^{large.LAW:g} (arXiv 2409.19913). This scaling was not checked here.",
         "",
         *table(head, rows),
     ]
@@ -104,7 +104,7 @@ def scales(record: Large) -> list[str]:
     if not rows:
         return []
     return [
-        f"Half the attention scale, {millions(large.SHORT)}, at the learning rate of the whole scale:",
+        f"Half the attention scale, {millions(large.SHORT)}, at the learning rate of the full scale:",
         "",
         *table(["shape", "1/√d", "1/(2√d)", "difference"], rows),
     ]
@@ -128,16 +128,17 @@ def costs(record: Large) -> list[str]:
     pairs = {r: f"{record.side_by_side[r]:.2f}" for r in record.side_by_side}
     tried = "; ".join(f"{size:,} bytes a step: {gain}" for size, gain in pairs.items())
     return [
-        "Against FLOPs and seconds. The last two columns are an estimate, not a measurement: a shape that takes less "
-        "per byte is credited with the text that the rest would pay for, at the slope of the full shape's loss over "
-        "text (a power law through its two lengths, which are judged on different amounts of text, above an asymptote "
-        "between 0 and 1.2 bits). Their range is that of the slope; the error of the difference comes on top. Seconds "
-        "are those of steps of 65,536 bytes, one training at a time.",
+        "Comparison at equal FLOPs and equal seconds. The last two columns are an estimate, not a measurement. A "
+        "shape that costs less per byte could be trained on more text for the same cost; the gain from that text is "
+        "estimated from the slope of the full shape's loss over text. The slope comes from a power law through its "
+        "two lengths (which are judged on different amounts of text), above an asymptote between 0 and 1.2 bits. The "
+        "range shown is that of the slope; the error of the difference is not included. Seconds are those of steps "
+        "of 65,536 bytes, one training at a time.",
         "",
         *table(head, rows),
-        f"Speed of two trainings side by side over that of one: {tried} (tried while other shapes were compiling). The "
-        f"runs of this page shared the GPU, two or three at a time; a training held "
-        f"{max(r['gigabytes'] for r in record.runs):.1f} GB at most.",
+        f"Speed of two trainings side by side, divided by that of one: {tried} (measured while other shapes were "
+        "compiling). The runs of this page shared the GPU, two or three at a time; one training used at most "
+        f"{max(r['gigabytes'] for r in record.runs):.1f} GB.",
         "",
     ]
 
@@ -151,13 +152,14 @@ def first_go(record: Large) -> list[str]:
     (rate, full), (other_rate, other) = told["full"], told["identity Q"]
     short = [large.loss_of(r) / math.log(2) for r in record.pilot if r["steps"] < FIRST_LONG]
     return [
-        "A first go took 65,536 bytes a step and warmed up over a twentieth of the steps. Its sweeps of 304 steps "
-        f"ended at {min(short):.1f} to {max(short):.1f} bits per byte, on the plateau before the loss falls, which was "
-        "the reason to change steps, warm-up, rates and lengths, with these results known. The rates that those sweeps "
-        f"chose for 157 M bytes differ between shapes: full ended at {full:.4f} (rate {rate:g}), identity Q at "
-        f"{other:.4f} (rate {other_rate:g}), one seed each. That is {other - full:+.4f}, with the other sign than "
-        "above. It is not judged, on one seed; whether the rates, the size of the steps or the length turn the sign is "
-        "open. The record is `studies/s2_large_pilot.jsonl`; the speeds above are from it.",
+        "A first attempt used 65,536 bytes a step and a warm-up over a twentieth of the steps. Its sweeps of 304 "
+        f"steps ended at {min(short):.1f} to {max(short):.1f} bits per byte, on the plateau before the loss falls. "
+        "For this reason steps, warm-up, rates and lengths were changed, with these results known. The rates that "
+        f"those sweeps chose for 157 M bytes differ between shapes: full ended at {full:.4f} (rate {rate:g}), "
+        f"identity Q at {other:.4f} (rate {other_rate:g}), one seed each. The difference is {other - full:+.4f}, with "
+        "the opposite sign of that above. With one seed it is not judged. Whether the rates, the size of the steps "
+        "or the length change the sign is open. The record is `studies/s2_large_pilot.jsonl`; the speeds above are "
+        "from it.",
         "",
     ]
 
@@ -170,7 +172,7 @@ def open_points(record: Large) -> list[str]:
         (
             not checked,
             f"Whether the learning rates after {millions(large.MIDDLE)} are right for each shape; the errors above do "
-            "not contain their choice. Runs at twice the rate are next in the plan.",
+            "not include their choice. Runs at twice the rate are next in the plan.",
         ),
         (
             not all(len(record.bits(s, large.MIDDLE)) >= 3 for s in large.CORE),
@@ -179,7 +181,7 @@ def open_points(record: Large) -> list[str]:
         (not record.bits("full", large.LONG), f"All shapes after {millions(large.LONG)}, and a measured slope there."),
         (
             len(record.bits("identity Q, larger MLP", large.SHORT)) < 3,
-            "Weights given to the MLP at 38 M parameters: swept for identity Q, on one seed, and so not judged.",
+            "Query weights moved to the MLP at 38 M parameters: swept for identity Q on one seed, so not judged.",
         ),
         (
             True,
@@ -188,7 +190,7 @@ def open_points(record: Large) -> list[str]:
         ),
         (True, "Identity Q and V together, a scale of 2/√d and a learned scale at 38 M parameters: not run."),
     ]
-    go_on = f"{len(left)} runs are left in the plan; `studies/s2_query_weights.py large` goes on from the record."
+    go_on = f"{len(left)} runs are left in the plan; `studies/s2_query_weights.py large` continues from the record."
     return ["## What is open", "", *(f"- {words}" for is_open, words in points if is_open), "", go_on, ""]
 
 

@@ -215,26 +215,28 @@ def small_differences(record: dict[str, Any]) -> dict[str, Difference]:
 INTRODUCTION = """\
 # Without query weights, trained from scratch
 
-Published (arXiv 2510.23912): the query weights can be the identity; with half the attention scale and a third of the
-weight decay the smaller model matches the baseline. Scale and decay changed together there, with one seed.
-`studies/s2_query_weights.py` trains each change apart, with three seeds, at 4.7 M parameters (one learning rate for all
-shapes) and at 38 M (the learning rate swept for every shape that is judged).
+This page tests whether a transformer can be trained from scratch without query weights. The published claim (arXiv
+2510.23912): the query weights can be the identity; with half the attention scale and a third of the weight decay the
+smaller model matches the baseline. There, scale and decay were changed together, with one seed.
+`studies/s2_query_weights.py` trains each change separately, with three seeds, at 4.7 M parameters (one learning rate
+for all shapes) and at 38 M (the learning rate is swept for every shape that is judged).
 
-## What it says of the claims
+## Verdicts
 
-Differences are in bits per byte of held-out text at equal tokens, over pairs of one seed (which saw the same text in
-the same order), ± their standard error; more is worse. With three seeds a 95 % interval is ± 4.3 standard errors. A
-claim of equality *holds* if the whole interval is below 0.005, is *not seen here* if the whole interval is above zero,
-and *not decided* if it reaches from no difference to more than 0.005. What holds at 4.7 M parameters, while 38 M were
-not asked, *holds with conditions*; otherwise the larger size decides. These rules were set after the runs. Errors are
-over seeds, at one learning rate per shape; what the choice of the rate adds is not in them.
+Differences are in bits per byte of held-out text at equal tokens; positive is worse. They are means over pairs of one
+seed, which saw the same text in the same order, ± their standard error. With three seeds a 95 % interval is ± 4.3
+standard errors. A claim of equality *holds* if the whole interval is below 0.005. It is *not seen here* if the whole
+interval is above zero. It is *not decided* if the interval contains zero and reaches beyond 0.005. A claim that holds
+at 4.7 M parameters and was not tested at 38 M *holds with conditions*; otherwise the larger size decides. These rules
+were set after the runs. Errors are over seeds, at one learning rate per shape; they do not include the choice of the
+rate.
 """
 CAPTION = """
 ![differences to full at both sizes, and identity Q against full while they train](query-weights.svg)
 
 Left: every shape against full. Right: identity Q against full, three pairs of seeds (bars: two standard errors), at
-equal bytes, FLOPs and seconds; at equal FLOPs or seconds identity Q is further along its learning-rate schedule, which
-flatters it towards the end.
+equal bytes, FLOPs and seconds. At equal FLOPs or seconds identity Q is further along its learning-rate schedule, which
+makes it look better towards the end.
 """
 
 

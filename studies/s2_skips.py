@@ -305,13 +305,13 @@ THEOREM = """\
 ## The theorem
 
 Let σ be ReLU, GELU (also its tanh form) or SiLU, d ≥ 2, and f(x) = x + W_down σ(W_up x) with m units, no biases, rows
-w_i of W_up nonzero and no two of them parallel, columns a_i of W_down nonzero. (Weights that are not like that have
-measure zero.) Write D_S = I + W_down[:,S] W_up[S,:] for a set S of units.
+w_i of W_up nonzero and no two of them parallel, columns a_i of W_down nonzero. (Other weights have measure
+zero.) Write D_S = I + W_down[:,S] W_up[S,:] for a set S of units.
 
 1. f is a skip-free MLP of the same width m if and only if D_S = 0 for some S.
 2. A skip-free MLP with fewer than m + min_S rank(D_S) units is never f.
-3. For almost all weights rank(D_S) = d for every S. So f needs at least d more units, and for m ≥ d it needs no more
-   than that: m + d units are enough. m + 2d are enough for all weights, m < d included.
+3. For almost all weights rank(D_S) = d for every S. So f needs at least m + d units, and for m ≥ d this many are
+   enough. m + 2d units are enough for all weights, also for m < d.
 
 **Proof.** All these σ are z/2 plus an even function h: h(z) = |z|/2 for ReLU, z·erf(z/√2)/2 for GELU, z·tanh(z/2)/2
 for SiLU. So σ(z) − σ(−z) = z. Split f and a skip-free g(x) = Σ_j b_j σ(u_j·x) into even and odd parts:
@@ -323,26 +323,27 @@ for SiLU. So σ(z) − σ(−z) = z. Split f and a skip-free g(x) = Σ_j b_j σ(
 other unit has a kink there. For GELU and SiLU, put x = t·v with a v for which the |w_i·v| differ: the functions t ↦
 h(c_i t) with different c_i > 0 are independent, since h is analytic, even and no polynomial (its nonzero Taylor
 coefficients give a generalised Vandermonde matrix, which has a nonzero determinant). So every w_i must be among the
-±u_j (for ReLU up to a positive factor, which moves into b_j), and the b_j of those that lie on one w_i add up to a_i.
+±u_j (for ReLU up to a positive factor, which moves into b_j), and the b_j of all u_j on one w_i add up to a_i.
 
 *Width m:* then each w_i has one u_i = ±w_i and b_i = a_i. With S the set of minus signs, the odd part says x = −Σ_S
 a_i w_i·x, which is D_S = 0. Conversely, if D_S = 0, flip the signs of the rows S.
 
-*Width m + k:* a w_i with one unit gives, as before, nothing or −a_i w_iᵀ of the linear part. A w_i with further units
-gives any c w_iᵀ, of rank one, for at least one more unit. A direction that f does not have gives any c uᵀ, of rank
-one, for at least two (a unit of GELU or SiLU with another length counts as a new direction). So k units give linear
-maps of rank at most k besides the signs: D_S must have rank at most k for some S.
+*Width m + k:* a w_i with one unit contributes, as before, 0 or −a_i w_iᵀ to the linear part. A w_i with further units
+contributes any c w_iᵀ, of rank one, and takes at least one more unit. A direction that f does not have contributes any
+c uᵀ, of rank one, and takes at least two (a unit of GELU or SiLU with another length counts as a new direction). So k
+more units add a linear map of rank at most k to that of the signs: D_S must have rank at most k for some S.
 
 *Almost all weights:* det D_S is a polynomial in the weights, and it is 1 at W_down = 0: it vanishes on a set of
 measure zero, for each of the finitely many S. *Enough:* take d independent rows w_i and solve −Σ c_i w_iᵀ = I; the
-units w_i with a_i − c_i and their mirror images −w_i with c_i do it. Without d independent rows, pairs ±e_j with ±e_j
-do it: 2d units. ∎
+units w_i with a_i − c_i and their mirror images −w_i with c_i give f. Without d independent rows, pairs ±e_j with ±e_j
+give it, with 2d units. ∎
 
 *The Jacobian form.* σ'(z) + σ'(−z) = 1, so J_f(x) + J_f(−x) = 2I + W_down W_up at every x (for ReLU, off the kinks),
-and for the candidate with the signs S it is less by exactly 2·D_S. So the rank of that difference, smallest over S,
-bounds the units that are missing from below: for almost all weights both are d. With d = 1 all directions are
-parallel, and two ReLU units do everything: d ≥ 2 is needed. Both families have the same number of dimensions (below):
-counting alone does not see the difference, they are different sets."""
+and for the candidate with the signs S the sum is smaller by exactly 2·D_S. So the rank of that difference, smallest
+over S, is a lower bound on the number of missing units: for almost all weights both are d. The condition d ≥ 2 is
+needed: with d = 1 all directions are parallel, and two ReLU units can represent every such function. Both families of
+functions have the same dimension (below), so counting dimensions does not show the difference; they are different
+sets."""
 
 
 def cells(record: dict[str, Any], activation: str, d: int, names: list[str]) -> list[str]:
@@ -358,18 +359,26 @@ def written(record: dict[str, Any]) -> str:
     s = record["setting"]
     return "\n".join(
         [
-            "# Where a skip connection cannot be had for free",
+            "# How many units replace a skip connection",
+            "",
+            "This page proves and tests when an MLP without a skip connection can compute the same function as one "
+            "with it (arXiv 2510.23912): for almost all weights it needs d more hidden units, where d is the width.",
+            "",
+            "## Verdicts",
+            "",
+            *verdicts(record),
             "",
             f"Written by `studies/s2_skips.py` from its record: float64, torch {s['torch']}, {s['machine']}, "
-            f"{s['seeds']} seeds. Errors are root mean squares over 1,000 fresh normal points, relative to f.",
+            f"{s['seeds']} seeds. Errors are root mean squares over 1,000 fresh normal points, relative to f, the MLP "
+            "with the skip.",
             "",
             THEOREM,
             "",
-            "## Exact constructions, and their neighbours",
+            "## Exact constructions, and cases next to them",
             "",
             *exact_table(record),
             "",
-            "## The floor: best of many fits",
+            "## The smallest error of many fits",
             "",
             *fit_table(record),
             "",
@@ -378,10 +387,6 @@ def written(record: dict[str, Any]) -> str:
             "## Ranks of D_S over every S",
             "",
             *rank_table(record),
-            "",
-            "## Verdicts",
-            "",
-            *verdicts(record),
             "",
         ]
     )
@@ -394,7 +399,7 @@ WRONG_NAMES = ["control, one unit not flipped", "generic, same flips", "between,
 def exact_table(record: dict[str, Any]) -> list[str]:
     lines = [
         "*Control*: W_down[:,S] = −pinv(W_up[S,:]), rows S flipped, same width. *Between*: rank(D_S) = d/2, and d/2 "
-        "more units. Where errors should be zero the largest is shown, elsewhere smallest … largest.",
+        "more units. If the errors should be zero, the largest is shown; otherwise smallest … largest.",
         "",
         f"| σ | d | m | {' | '.join(EXACT_NAMES)} | {' | '.join(WRONG_NAMES)} |",
         "| --- " * 11 + "|",
@@ -414,8 +419,8 @@ def fit_table(record: dict[str, Any]) -> list[str]:
     s = record["setting"]
     lines = [
         f"d = {s['d']}, m = {s['m']}: Levenberg-Marquardt, {s['iterations']} iterations, from {s['starts']} starts "
-        f"(all {2 ** s['m']} sign patterns of f's own units, and as many random ones). Best start of each of "
-        f"{s['seeds']} random f: smallest … largest; the last column is the exact construction.",
+        f"(all {2 ** s['m']} sign patterns of f's own units, and as many random ones). The error of the best "
+        f"start, for {s['seeds']} random f: smallest … largest. The last column is the exact construction.",
         "",
         "| σ | " + " | ".join(f"m + {k}" for k in range(s["d"] + 1)) + f" | m + {s['d']}, by construction |",
         "| --- " * (s["d"] + 3) + "|",
@@ -429,8 +434,8 @@ def fit_table(record: dict[str, Any]) -> list[str]:
 
 def rank_table(record: dict[str, Any]) -> list[str]:
     lines = [
-        "*Nearest*: the smallest ‖D_S‖/√d over all S and draws (0 is the condition; the control's beside it). "
-        "*J(x) + J(−x)*: its largest distance from 2I + W_down W_up, by automatic differentiation.",
+        "*Nearest*: the smallest ‖D_S‖/√d over all S and draws; 0 would be the condition, and *control* is its value "
+        "there. *J(x) + J(−x)*: its largest distance from 2I + W_down W_up, by automatic differentiation.",
         "",
         "| σ | d | m | draws × sets | lowest rank | nearest | control | smallest σ_d/σ_1 | J(x) + J(−x) |",
         "| --- " * 9 + "|",
@@ -461,7 +466,7 @@ def verdicts(record: dict[str, Any]) -> list[str]:
         "| --- | --- | --- |",
         f"| the condition makes a skip-free MLP of the same width | {worst['control']:.1e} | "
         f"{said(worst['control'] <= EXACT)} |",
-        f"| generic weights: a floor at width m | {floor:.2g} or more | {said(floor > 1e-4)} |",
+        f"| generic weights: the error at width m cannot vanish | {floor:.2g} or more | {said(floor > 1e-4)} |",
         f"| 2d more units absorb the skip | {worst['m + 2d']:.1e} | {said(worst['m + 2d'] <= EXACT)}, and d are "
         f"enough ({worst['m + d']:.1e}); with d − 1 the best fit stays at {below:.2g} or more |",
         f"| the condition has probability 0 | rank d for every S in every draw: {full} | {said(full)} |",

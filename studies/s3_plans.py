@@ -184,14 +184,21 @@ def written(record: dict[str, Any]) -> str:
     lines = [
         "# Does a plan beat equal heads?",
         "",
-        "Published (arXiv 2510.03784): share out heads in early layers by the error bound, and let later layers "
-        "shrink, because softmax saturates. `studies/s3_plans.py` trains such plans beside equal heads and rivals.",
+        "This page tests whether heads that are planned layer by layer train better than equal heads. The published "
+        "strategy (arXiv 2510.03784): allocate heads in early layers by the error bound, and make later layers "
+        "smaller, because softmax saturates. `studies/s3_plans.py` trains such plans, equal heads and other plans.",
+        "",
+        "## Verdicts",
+        "",
+        *verdicts(record),
+        "",
+        "## Measurements",
         "",
         f"{SHAPE.n_layers} layers of width {SHAPE.d_model}, context {SHAPE.context}, bytes of {s['text']}, "
         f"{s['steps']:,} steps of {s['batch'] * SHAPE.context:,} bytes, learning rate {RATE:g}, {s['seeds']} seeds; "
-        f"{s['machine']}, torch {s['torch']}. Every plan has a Σ heads × size of {SHAPE.width:,}: the same parameters, "
-        "the same cache. Bits per byte of held-out text, mean ± standard deviation over seeds; the difference is over "
-        "pairs of the same seed, which see the same text, ± its standard error.",
+        f"{s['machine']}, torch {s['torch']}. Every plan has a Σ heads × size of {SHAPE.width:,}: the same "
+        "parameters, the same cache. Bits per byte of held-out text, mean ± standard deviation over seeds. The last "
+        "column is the mean difference over pairs of the same seed, which see the same text, ± its standard error.",
         "",
         f"| plan, best first | heads × size, layer by layer | bits per byte | against {EQUAL} |",
         "| --- " * 4 + "|",
@@ -207,11 +214,7 @@ def written(record: dict[str, Any]) -> str:
     lines += [
         "",
         f"The pilot: equal heads, {p['steps']} steps, {p['bits_per_byte']:.3f} bits per byte. Its saturation factors "
-        f"by layer: {factors}. Of half of its cache, by layer: {kept}.",
-        "",
-        "## What it says",
-        "",
-        *verdicts(record),
+        f"by layer: {factors}. Shares of the layers when `compress` keeps half of its cache: {kept}.",
         "",
         "![plans](plans.svg)",
     ]

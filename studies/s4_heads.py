@@ -165,12 +165,17 @@ def written(record: Data) -> str:
     lines = [
         "# Heads of 4 dimensions",
         "",
-        "Published ([arXiv 2510.03784](https://arxiv.org/abs/2510.03784)): a trained head can be replaced by one of",
-        "much lower dimension, started by truncated SVD and fine-tuned. Here on the model that comes with deadweight",
-        f"(4 layers, 3 heads of 64) and on Python's manual: {setting['windows']} windows of {setting['length']} bytes,",
-        f"an eighth of them held back to judge by; fine-tuned by distillation for {setting['steps']} steps,",
-        f"{setting['seeds']} orders of the text. The numbers are KL divergences from the original in nats per byte, on",
-        "what was held back.",
+        "This page tests a published claim ([arXiv 2510.03784](https://arxiv.org/abs/2510.03784)): a trained head "
+        "can be",
+        "replaced by one of much lower dimension, initialised by truncated SVD and fine-tuned.",
+        "",
+        f"**Verdict.** {verdict(record)}",
+        "",
+        "The model is the one that comes with deadweight (4 layers, 3 heads of 64), the text Python's manual:",
+        f"{setting['windows']} windows of {setting['length']} bytes, an eighth of them held out for judging. "
+        "Fine-tuning",
+        f"is distillation for {setting['steps']} steps, with {setting['seeds']} orders of the text. The numbers are KL",
+        "divergences from the original in nats per byte, on the held-out windows.",
         "",
         f"`python studies/s4_heads.py run --out studies/s4_heads.json --windows {setting['windows']} --length "
         f"{setting['length']} --steps {setting['steps']} --seeds {setting['seeds']}`",
@@ -187,8 +192,8 @@ def written(record: Data) -> str:
     means = [statistics.mean(row[m]["kl"] for row in record["single"]) for m in (PLAIN, CALIBRATED)]
     lines += [
         "",
-        f"Calibrated loses less than plain SVD in {better} of {len(record['single'])} heads; on average {means[0]:.4f} "
-        f"and {means[1]:.4f}.",
+        f"Calibrated SVD loses less than plain SVD in {better} of {len(record['single'])} heads; on average "
+        f"{means[0]:.4f} and {means[1]:.4f}.",
         "",
         "## All heads at once",
         "",
@@ -200,9 +205,8 @@ def written(record: Data) -> str:
         lines.append(f"| {row['size']} | {' | '.join(cells)} |")
     lines += [
         "",
-        "The last method caches as many numbers as the others, and gives each head and layer what the knapsack says.",
-        "",
-        verdict(record),
+        "The last method caches as many numbers as the others and lets the knapsack choose the size of each head "
+        "and layer.",
         "",
         "![KL divergence against the size of heads](small-heads.svg)",
         "",
@@ -219,10 +223,10 @@ def verdict(record: Data) -> str:
     worse = [t["kl"] for t, a in zip(tried, after, strict=True) if a > t["kl"]]
     better = [t["kl"] for t, a in zip(tried, after, strict=True) if a <= t["kl"]]
     return (
-        f"Fine-tuning for {record['setting']['steps']} steps helped in {len(better)} of {len(tried)} cases and hurt in "
-        f"{len(worse)}. It hurt where little had been lost (at most {max(worse, default=0):.3f} before; it helped from "
-        f"{min(better, default=0):.3f} on): so short a training moves weights that were right. A head of 4 dimensions "
-        "is not free here, fine-tuned or not."
+        f"A head of 4 dimensions is not free here, fine-tuned or not. Fine-tuning for {record['setting']['steps']} "
+        f"steps helped in {len(better)} of {len(tried)} cases and hurt in {len(worse)}. It hurt where little had been "
+        f"lost (at most {max(worse, default=0):.3f} before) and helped where more had been lost "
+        f"({min(better, default=0):.3f} or more): such short training also moves weights that were right."
     )
 
 

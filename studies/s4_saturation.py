@@ -135,11 +135,12 @@ def trained(record: Data) -> list[Data]:
 
 
 def written(record: Data) -> str:
-    parts = ["# Does the softmax saturate with length?", "", intro(record), "", THEORY, "", "## By model", ""]
+    parts = ["# Does the softmax saturate with length?", "", QUESTION, "", "## Verdicts", "", *verdicts(record), ""]
+    parts += [intro(record), "", THEORY, "", "## By model", ""]
     parts += [*model_table(record), "", "![norm by length, slopes, logit ranges](saturation.svg)", ""]
     for data in trained(record):
         parts += [f"## {data['model']} by layer", "", *layer_table(data), "", *named_heads(data), ""]
-    return "\n".join([*parts, "## Verdicts", "", *verdicts(record), "", MEANING, ""])
+    return "\n".join([*parts, MEANING, ""])
 
 
 def intro(record: Data) -> str:
@@ -151,25 +152,29 @@ def intro(record: Data) -> str:
     )
 
 
+QUESTION = """\
+This page tests a published claim: with more keys the softmax of attention saturates, that is, the norm of its Jacobian
+falls like 1/L. Trained models are compared with the same architectures at random weights."""
+
 THEORY = """\
 ## What is measured
 
-A row of attention with weights p answers to a change of its logits by J = diag(p) − ppᵀ. Its norm, the largest
-eigenvalue, is computed exactly (`saturation/softmax_norm.py` has the proof): with p₁ the largest weight,
-p₁(1 − p₁) ≤ ‖J‖ ≤ min(p₁, 2p₁(1 − p₁)) ≤ ½. So it is small if no weight is large, and also if one weight is nearly all.
-Weights spread over L keys give 1/L; two keys that share all weight give ½ at any L. For logits within a range R,
-p₁ ≤ e^R/(L − 1 + e^R): the published O(1/L) follows if R stays bounded; if R grows by 1 or more for each
-e-fold of L, the bound does not fall at all.
+The Jacobian of a softmax row with weights p is J = diag(p) − ppᵀ. Its norm, the largest eigenvalue, is computed exactly
+(`saturation/softmax_norm.py` has the proof). With p₁ the largest weight, p₁(1 − p₁) ≤ ‖J‖ ≤ min(p₁, 2p₁(1 − p₁)) ≤ ½.
+So the norm is small if no weight is large, and also if one weight is close to 1. Weights spread over L keys give 1/L;
+two keys that share all weight give ½ at any L. For logits within a range R, p₁ ≤ e^R/(L − 1 + e^R). The published
+O(1/L) follows if R stays bounded. If R grows by 1 or more for each e-fold of L, the bound does not fall at all.
 
-A row belongs to length L if it sees more than ¾L and at most L keys. Slopes are least squares of the mean log-norm on
-the mean log-length, ± one standard error from the spread over windows; a norm below 2⁻²⁴ counts as that.
+A row belongs to length L if it sees more than ¾L and at most L keys. Slopes are least-squares fits of the mean log-norm
+over the mean log-length, ± one standard error from the spread over windows; norms below 2⁻²⁴ are raised to 2⁻²⁴.
 *Saturates*: slope ≤ −¾. *Partly*: up to −¼. *Flat*: up to ¼. *Grows*: above."""
 
 
 def model_table(record: Data) -> list[str]:
     lines = [
-        f"*Long*: over {LONG} keys and more. *Without the first key*: of the softmax over the others. *Growth*: of the "
-        "logit range per e-fold of length. All are means over heads.",
+        f"*Slope*: of the log-norm over all lengths. *Long*: the same from {LONG} keys on. *Without the first key*: "
+        "the slope for the softmax over the other keys. *Growth*: of the logit range per e-fold of length. All are "
+        "means over heads.",
         "",
         f"| model | heads | {' | '.join(VERDICTS)} | slope | long | without the first key | growth | "
         "L · norm, longest |",
@@ -254,27 +259,28 @@ def claim_rows(data: Data) -> list[str]:
     rest = sum(h["rest_slope"] <= data["criterion"]["saturates"] for h in heads)
     return [
         *rows,
-        f"| {name} | later layers more | rank correlation of layer and slope {signed(later)} (the claim has it "
-        f"negative) | {so if later < -sure else 'the opposite holds' if later > sure else 'not seen'} |",
+        f"| {name} | later layers saturate more | rank correlation of layer and slope {signed(later)} (negative if "
+        f"the claim holds) | {so if later < -sure else 'the opposite holds' if later > sure else 'not seen'} |",
         f"| {name} | logits are bounded, as the proof assumes | the range grows by 1 or more per e-fold in {growing} "
         f"of {len(heads)} heads | {'holds' if growing < 0.1 * len(heads) else 'does not hold'} |",
-        f"| {name} | it is only the first key | without it {rest} of {len(heads)} heads saturate | "
-        f"{'holds' if rest > 0.5 * len(heads) else 'does not hold'} |",
+        f"| {name} | only the attention to the first key prevents it | without that key {rest} of {len(heads)} heads "
+        f"saturate | {'holds' if rest > 0.5 * len(heads) else 'does not hold'} |",
     ]
 
 
 MEANING = """\
-## What a falling norm would allow, and what not
+## What a falling norm would imply, and what not
 
-To first order the weights of a row move by at most ‖J‖·‖δ‖₂ when its logits move by δ. If each of L logits is off by ε,
-‖δ‖₂ = ε√L, so that a norm of 1/L leaves 1/√L in the weights; their sum of absolute changes, which is what meets values
-of bounded size, can still be as large as ε at any length (for even weights and ε of both signs it is exactly that:
-max over |δᵢ| ≤ 1 of ‖Jδ‖₁ is the largest 4s(1 − s), s the weight of a set of keys). So a norm of 1/L is no proof that a
-smaller head would do; it is a reason to look. What a smaller head costs is measured by `deadweight compress`.
+To first order, if the logits of a row change by δ, its weights change by at most ‖J‖·‖δ‖₂. If each of L logits is off
+by ε, then ‖δ‖₂ = ε√L, and a norm of 1/L leaves an error of ε/√L in the weights. The output of a head depends on the sum
+of the absolute changes of its weights, which can still be as large as ε at any length. (For uniform weights and errors
+±ε it is exactly ε: the maximum of ‖Jδ‖₁ over |δᵢ| ≤ 1 is the largest 4s(1 − s), where s is the weight of a set of
+keys.) So a norm of 1/L does not prove that a smaller head would do; it is a reason to test it. `deadweight compress`
+measures what a smaller head costs.
 
-The *factor* by layer is what `deadweight allocate plan --saturation` takes: 1 for the layer with the largest mean norm
-at the longest length, less by log(largest/own)/log 25 for others (`saturation/slopes.py` derives it, and its
-assumptions)."""
+The *factor* of a layer is the input of `deadweight allocate plan --saturation`: 1 for the layer with the largest mean
+norm at the longest length, and 1 − log(largest/own)/log 25, at least 0.125, for the others (`saturation/slopes.py`
+derives it and states its assumptions)."""
 
 
 def figure(record: Data, file: Path) -> None:
