@@ -25,6 +25,8 @@ import torch.nn.functional as F
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from deadweight.train.schedule import warm_cosine
+
 CONTEXT = 256  # bytes
 HELD_OUT = 0.05  # the last share of the prose, never trained on
 
@@ -92,12 +94,6 @@ def adamw(model: torch.nn.Module, lr: float, weight_decay: float) -> torch.optim
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
 
-def warmup_cosine(step: int, steps: int, warmup: int) -> float:
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / max(1, steps - warmup))
-
-
 def bits(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
     """Mean bits per byte; windows holds one byte more than the context, and every byte but the first is predicted."""
     logits = model(windows[:, :-1], use_cache=False).logits.float()
@@ -110,7 +106,7 @@ def train(model: GPT2LMHeadModel, text: torch.Tensor, args: argparse.Namespace) 
         for block in model.transformer.h:  # not the whole model: compiled, its mask would keep flash attention out
             block.compile()
     optimizer = adamw(model, args.lr, args.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: warmup_cosine(s, args.steps, args.warmup))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: warm_cosine(s, args.steps, args.warmup))
     window = torch.arange(CONTEXT + 1, device=device)
     clock = time.perf_counter()
     for step in range(1, args.steps + 1):

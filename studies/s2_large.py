@@ -25,9 +25,9 @@ from deadweight.errors import DeadweightError
 from deadweight.report.study import circumstances
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.train.ensemble import Member
-from deadweight.train.repeated import Outcome
+from deadweight.train.repeated import TimedCurve
 from deadweight.train.settings import Train
-from deadweight.train.workers import Graph, Job, Queue
+from deadweight.train.workers import Agenda, Queue, TrainingJob, WorkerSetup
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 Run = dict[str, Any]
@@ -69,9 +69,9 @@ def config(graph: str) -> dict[str, Any]:
     return {**SIZES, **SHAPES[shape], **({"learned_scale": True} if graph != shape else {})}
 
 
-def job(shape: str, steps: int, member: Member) -> Job:
+def job(shape: str, steps: int, member: Member) -> TrainingJob:
     plain = member.scale == 1.0 and not member.learned_scale
-    return Job(shape if plain else shape + SCALED, member, steps, QUICK if steps == SHORT else None)
+    return TrainingJob(shape if plain else shape + SCALED, member, steps, QUICK if steps == SHORT else None)
 
 
 def shape_of(run: Run) -> str:
@@ -121,7 +121,7 @@ def rate_for(swept: dict[float, float], steps: int) -> float:
     return float(f"{optimum(swept) * (steps / SHORT) ** LAW:.3g}")
 
 
-class Plan:
+class StudyPlan:
     """The jobs in their order, as far as the sweeps that they wait for are over."""
 
     def __init__(self, runs: list[Run]) -> None:
@@ -130,11 +130,11 @@ class Plan:
         self.known = [shape for shape in SHAPES if not rates_to_try(self.swept[shape])]
         self.done = {(r["graph"], r["steps"], json.dumps(r["member"])) for r in runs}
 
-    def left(self) -> list[Job]:
+    def left(self) -> list[TrainingJob]:
         jobs = dict.fromkeys(self.every())
         return [j for j in jobs if (j.graph, j.steps, json.dumps(asdict(j.member))) not in self.done]
 
-    def every(self) -> Iterable[Job]:
+    def every(self) -> Iterable[TrainingJob]:
         pair, larger = ("full", "identity Q"), ("identity Q, larger MLP", "identity V, larger MLP")
         yield from self.sweeps(CORE)
         yield from self.full_runs(MIDDLE, pair)
@@ -154,7 +154,7 @@ class Plan:
         for variant in VARIANTS:
             yield from self.full_runs(LONG, pair, **variant)
 
-    def checks(self, shapes: Iterable[str]) -> Iterable[Job]:
+    def checks(self, shapes: Iterable[str]) -> Iterable[TrainingJob]:
         """Twice the learning rate, for one seed: whether the rates of longer runs are about right."""
         for shape in self.ready(shapes):
             rate = float(f"{2 * rate_for(self.swept[shape], MIDDLE):.3g}")
@@ -163,13 +163,13 @@ class Plan:
     def ready(self, shapes: Iterable[str]) -> list[str]:
         return [shape for shape in shapes if shape in self.known]
 
-    def sweeps(self, shapes: Iterable[str]) -> Iterable[Job]:
+    def sweeps(self, shapes: Iterable[str]) -> Iterable[TrainingJob]:
         """Rate by rate, for all shapes."""
         wanted = [(rate, shape) for shape in shapes for rate in rates_to_try(self.swept[shape])]
         for rate, shape in sorted(wanted, key=lambda pair: pair[0]):
             yield job(shape, SHORT, Member(SEEDS[0], rate, DECAY))
 
-    def short(self, shapes: Iterable[str], **changes: Any) -> Iterable[Job]:
+    def short(self, shapes: Iterable[str], **changes: Any) -> Iterable[TrainingJob]:
         """All seeds, at the best rate of the sweep."""
         for seed in SEEDS:
             for shape in self.ready(shapes):
@@ -177,7 +177,7 @@ class Plan:
                     shape, SHORT, Member(seed, best_rate(self.swept[shape]), **{"weight_decay": DECAY, **changes})
                 )
 
-    def full_runs(self, steps: int, shapes: Iterable[str], **changes: Any) -> Iterable[Job]:
+    def full_runs(self, steps: int, shapes: Iterable[str], **changes: Any) -> Iterable[TrainingJob]:
         """All seeds, at the rate for this length."""
         for seed in SEEDS:
             for shape in self.ready(shapes):
@@ -210,12 +210,13 @@ def go_on(text: str, record: Path, seconds: float, say: Callable[[str], None], a
         append(record, now)
         cuts = length * SPLIT[0] // 100, length * SPLIT[1] // 100
 
-        def keep(done: Job, outcome: Outcome, beside: bool) -> None:
+        def keep(done: TrainingJob, outcome: TimedCurve, beside: bool) -> None:
             runs.append(as_run(done, outcome, beside))
             append(record, runs[-1])
 
-        graphs = lambda name: Graph(config(name), Train(batch=BATCH), raw, cuts)  # noqa: E731
-        queue = Queue(lambda: Plan(runs).left(), graphs, keep, seconds=seconds, at_once=at_once, say=say)
+        setup = lambda name: WorkerSetup(config(name), Train(batch=BATCH), raw, cuts)  # noqa: E731
+        agenda = Agenda(lambda: StudyPlan(runs).left(), setup, keep)
+        queue = Queue(agenda, seconds=seconds, at_once=at_once, say=say)
         queue.run()
         if queue.gains:
             append(record, {"kind": "side by side", "speed_over_one": sum(queue.gains)})
@@ -253,7 +254,7 @@ def counts(shape: str) -> dict[str, int]:
     return {"non_embedding": model.num_parameters() - tables, "flops_per_token": 6 * matrices + 12 * seen}
 
 
-def as_run(done: Job, outcome: Outcome, beside: bool) -> Run:
+def as_run(done: TrainingJob, outcome: TimedCurve, beside: bool) -> Run:
     curve = outcome.curve
     return {
         "kind": "run",

@@ -166,7 +166,7 @@ def first_go(record: Large) -> list[str]:
 
 def open_points(record: Large) -> list[str]:
     """What the record does not answer yet."""
-    left = large.Plan(record.runs).left()
+    left = large.StudyPlan(record.runs).left()
     checked = any(record.bits(s, large.MIDDLE, factor=2.0) for s in ("full", "identity Q"))
     points = [
         (

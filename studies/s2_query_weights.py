@@ -37,7 +37,8 @@ from s2_pages import draw, open_points, section
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
 from deadweight.source.plain_text import check_text, read_text
-from deadweight.train.ensemble import Member, train_together
+from deadweight.train.data import TokenSplit
+from deadweight.train.ensemble import Ensemble, Member, train_together
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
@@ -98,7 +99,7 @@ def run(
             continue
         print(f"{shape}: {len(missing)} members", flush=True)
         say = lambda line: print(f"  {line}", flush=True)  # noqa: E731
-        curves = train_together(config(shape), missing, train, tokens[:cut], tokens[cut:], say=say)
+        curves = train_together(Ensemble(config(shape), missing, train), TokenSplit(tokens[:cut], tokens[cut:]), say)
         there["members"] += [asdict(c) for c in curves]
         out.write_text(json.dumps(record), encoding="utf-8")
 

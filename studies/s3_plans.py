@@ -37,7 +37,8 @@ from deadweight.compress.run import compress
 from deadweight.report.figure import pyplot, save
 from deadweight.report.study import circumstances, show
 from deadweight.source.plain_text import check_text, read_text
-from deadweight.train.ensemble import Member, train_together
+from deadweight.train.data import TokenSplit
+from deadweight.train.ensemble import Ensemble, Member, train_together
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig
 
@@ -147,7 +148,7 @@ def run(
         members = [Member(seed, RATE, 0.1) for seed in range(seeds)]
         layers = [(h, d) for h, d in record["plans"][name]]
         say = lambda line: print(f"  {line}", flush=True)  # noqa: E731
-        curves = train_together(config(layers), members, train, tokens[:cut], tokens[cut:], say=say)
+        curves = train_together(Ensemble(config(layers), members, train), TokenSplit(tokens[:cut], tokens[cut:]), say)
         record["curves"][name] = [asdict(c) for c in curves]
         out.write_text(json.dumps(record), encoding="utf-8")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deadweight.errors import DeadweightError
-from deadweight.train.workers import Job
+from deadweight.train.workers import TrainingJob
 
 BEST = 1.1e-3  # the learning rate that the played runs like
 
@@ -28,14 +28,14 @@ def claims(study: Callable[[str], ModuleType]) -> Any:
     return study("s2_claims")
 
 
-def played(job: Job, loss: float) -> dict[str, Any]:
+def played(job: TrainingJob, loss: float) -> dict[str, Any]:
     return {"kind": "run", "graph": job.graph, "steps": job.steps, "member": asdict(job.member), "valid_loss": loss}
 
 
 def play(large: ModuleType, count: int, best: float = BEST) -> list[dict[str, Any]]:
     """The first runs of the plan, with losses that are a parabola over the logarithm of the rate."""
     runs: list[dict[str, Any]] = []
-    while len(runs) < count and (left := large.Plan(runs).left()):
+    while len(runs) < count and (left := large.StudyPlan(runs).left()):
         job = left[0]
         octaves = math.log2(job.member.learning_rate / best / (job.steps / large.SHORT) ** large.LAW)
         runs.append(played(job, 1.0 + 0.02 * octaves**2 + 0.01 * (job.graph != "full")))
@@ -44,7 +44,7 @@ def play(large: ModuleType, count: int, best: float = BEST) -> list[dict[str, An
 
 def test_a_shape_is_swept_before_it_is_judged_and_all_shapes_alike(large: ModuleType) -> None:
     runs = play(large, 300)
-    assert not large.Plan(runs).left()
+    assert not large.StudyPlan(runs).left()
     for shape in large.SHAPES:
         first = next(i for i, r in enumerate(runs) if large.shape_of(r) == shape and r["steps"] > large.SHORT)
         swept = large.sweep(runs[:first], shape)
@@ -67,8 +67,8 @@ def test_a_sweep_goes_on_while_the_best_rate_is_at_its_edge(large: ModuleType) -
 def test_a_plan_that_was_stopped_goes_on_where_it_was(large: ModuleType) -> None:
     some = play(large, 20)
     again = json.loads(json.dumps(some))
-    assert large.Plan(again).left() == large.Plan(some).left()
-    assert large.Plan(again).left()[0] not in large.Plan(play(large, 21)).left()
+    assert large.StudyPlan(again).left() == large.StudyPlan(some).left()
+    assert large.StudyPlan(again).left()[0] not in large.StudyPlan(play(large, 21)).left()
 
 
 def test_a_record_of_another_text_is_refused(

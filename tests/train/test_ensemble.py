@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from deadweight.train.data import batch
+from deadweight.train.data import TokenSplit, batch
 from deadweight.train.ensemble import Ensemble, Member, train_together
 from deadweight.train.loop import make_optimizer
 from deadweight.train.objective import Objective
@@ -15,6 +15,7 @@ from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 TEXT = np.frombuffer(b"the cat sat on the mat, and the dog sat on the log. " * 40, dtype=np.uint8)
+TOKENS = TokenSplit(TEXT, TEXT[:400])
 CONFIG = TransformerConfig(d_model=16, n_layers=2, heads=2, context=16, vocab_size=256)
 TRAIN = Train(steps=5, batch=3, warmup=2, log_every=1, compile=False)
 
@@ -42,7 +43,7 @@ def alone(member: Member, config: TransformerConfig) -> list[float]:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_member_has_the_losses_it_would_have_alone() -> None:
     members = [Member(0, 1e-2, 0.5), Member(1, 3e-3, 0.0), Member(0, 1e-2, 0.5, scale=0.5)]
-    together = train_together(CONFIG, members, TRAIN, TEXT, TEXT[:400], device=torch.device("cpu"))
+    together = train_together(Ensemble(CONFIG, members, TRAIN, torch.device("cpu")), TOKENS)
     half = TransformerConfig(**{**CONFIG.to_diff_dict(), "scale": 0.5 * 8**-0.5, "model_type": None})
     wanted = [alone(members[0], CONFIG), alone(members[1], CONFIG), alone(members[2], half)]
     for curve, losses in zip(together, wanted, strict=True):
@@ -55,7 +56,7 @@ def test_a_member_has_the_losses_it_would_have_alone() -> None:
 def test_a_member_that_diverges_leaves_the_others_alone() -> None:
     members = [Member(0, 1e-2, 0.1), Member(0, 1e30, 0.1)]
     steps = Train(**{**TRAIN.__dict__, "steps": 8})
-    good, bad = train_together(CONFIG, members, steps, TEXT, TEXT[:400], device=torch.device("cpu"))
+    good, bad = train_together(Ensemble(CONFIG, members, steps, torch.device("cpu")), TOKENS)
     assert good.diverged_at is None and np.isfinite(good.valid_loss)
     assert bad.diverged_at is not None
 

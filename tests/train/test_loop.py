@@ -205,13 +205,13 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, tiny: Tiny, monkeypatch: 
         train(tiny(), tmp_path / "out", listener=Listener(tell=stop.told))
     file = tmp_path / "out" / "state" / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DeadweightError, match=r"cannot be read .*remove it to begin anew"):
+    with pytest.raises(DeadweightError, match=r"cannot be read .*remove it to start again"):
         train(tiny(), tmp_path / "out")
 
 
 def test_another_run_in_the_folder_is_not_touched(tmp_path: Path, tiny: Tiny) -> None:
     train(tiny(train__steps=1), tmp_path / "out")
-    with pytest.raises(DeadweightError, match="holds another run"):
+    with pytest.raises(DeadweightError, match="holds a run with other settings"):
         train(tiny(train__steps=2), tmp_path / "out")
     train(tiny(train__steps=2), tmp_path / "out", overwrite=True)
     (tmp_path / "mine").mkdir()

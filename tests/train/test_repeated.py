@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deadweight.train.data import batch, windows
+from deadweight.train.data import TokenSplit, batch, windows
 from deadweight.train.ensemble import Member
 from deadweight.train.loop import make_optimizer
 from deadweight.train.objective import Objective
@@ -19,6 +19,7 @@ from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 TEXT = np.frombuffer(b"the cat sat on the mat, and the dog sat on the log. " * 40, dtype=np.uint8)
+TOKENS = TokenSplit(TEXT, TEXT[:400])
 SIZES = {"d_model": 16, "n_layers": 2, "heads": 2, "context": 16, "vocab_size": 256}
 CONFIG = TransformerConfig(**SIZES)
 TRAIN = Train(batch=3, compile=False)
@@ -48,7 +49,7 @@ def test_every_training_has_the_losses_it_would_have_alone() -> None:
     repeated = Repeated(CONFIG, TRAIN, CPU)
     repeated.prepare()
     for member, steps in ((Member(0, 1e-2, 0.5), 6), (Member(1, 3e-3, 0.0), 4), (Member(0, 1e-2, 0.5), 6)):
-        outcome = repeated.run(member, steps, TEXT, TEXT[:400])
+        outcome = repeated.run(member, steps, TOKENS)
         losses, end = alone(member, CONFIG, steps)
         assert list(outcome.curve.train_loss) == pytest.approx(losses, rel=1e-5)  # float32, summed in one order
         assert outcome.curve.valid_loss == pytest.approx(end, rel=1e-5)
@@ -59,12 +60,12 @@ def test_a_constant_scale_is_that_of_the_shape_and_a_learned_one_moves() -> None
     scaled = TransformerConfig(**SIZES, learned_scale=True)
     repeated = Repeated(scaled, TRAIN, CPU)
     half = replace(Member(0, 1e-2, 0.1), scale=0.5)
-    found = repeated.run(half, 5, TEXT, TEXT[:400]).curve.train_loss
+    found = repeated.run(half, 5, TOKENS).curve.train_loss
     assert {float(p.exp()) for p in logs(repeated)} == {0.5}
     wanted, _ = alone(half, TransformerConfig(**SIZES, scale=0.5 * 8**-0.5), 5)
     assert list(found) == pytest.approx(wanted, rel=1e-4)  # the scale enters the scores in another place
     assert list(found) != pytest.approx(alone(half, CONFIG, 5)[0], rel=1e-7)
-    repeated.run(replace(half, learned_scale=True), 5, TEXT, TEXT[:400])
+    repeated.run(replace(half, learned_scale=True), 5, TOKENS)
     assert 0.5 not in {float(p.exp()) for p in logs(repeated)}
 
 
@@ -84,7 +85,7 @@ def test_shapes_begin_with_the_same_weights_wherever_both_have_them() -> None:
 
 
 def test_a_training_that_diverges_stops_and_says_when() -> None:
-    outcome = Repeated(CONFIG, TRAIN, CPU).run(Member(0, 1e30, 0.1), 80, TEXT, TEXT[:400])
+    outcome = Repeated(CONFIG, TRAIN, CPU).run(Member(0, 1e30, 0.1), 80, TOKENS)
     assert outcome.curve.diverged_at is not None and outcome.curve.diverged_at < 80
     assert math.isnan(outcome.curve.valid_loss)
 

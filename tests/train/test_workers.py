@@ -10,9 +10,9 @@ import pytest
 
 from deadweight.train import workers
 from deadweight.train.ensemble import Curve, Member
-from deadweight.train.repeated import Outcome
+from deadweight.train.repeated import TimedCurve
 from deadweight.train.settings import Train
-from deadweight.train.workers import Graph, Job, Queue
+from deadweight.train.workers import Agenda, Queue, TrainingJob, WorkerSetup
 
 ALONE = 0.04  # seconds of a played job
 
@@ -26,7 +26,7 @@ class Played:
         self.together, self.job, self.beside = together, None, False  # type: ignore[var-annotated]
         self.answers = [time.perf_counter()]  # when they come
 
-    def send(self, job: Job) -> None:
+    def send(self, job: TrainingJob) -> None:
         Played.running.append(self)
         self.job, self.beside = job, False
         for played in Played.running if len(Played.running) > 1 else ():
@@ -40,7 +40,7 @@ class Played:
         Played.running.remove(self)
         takes = self.together if self.beside else ALONE
         curve = Curve(self.job.member, (self.job.steps,), (1.0,), 1.0, None)
-        return "no memory" if self.job.member.seed < 0 else Outcome(curve, (takes,), self.job.steps / takes, None)
+        return "no memory" if self.job.member.seed < 0 else TimedCurve(curve, (takes,), self.job.steps / takes, None)
 
     def terminate(self) -> None: ...
 
@@ -56,7 +56,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
                 return found
             time.sleep(0.002)
 
-    def make(jobs: list[Job], *, seconds: float = 60.0, together: float = 2 * ALONE) -> tuple[Queue, list[Any]]:
+    def make(jobs: list[TrainingJob], *, seconds: float = 60.0, together: float = 2 * ALONE) -> tuple[Queue, list[Any]]:
         done: list[Any] = []
         monkeypatch.setattr(workers, "OVERHEAD", 0.0)
         monkeypatch.setattr(workers, "wait", ready)
@@ -68,14 +68,14 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(workers, "hire", hire)
         known: Any = lambda name: name  # noqa: E731
         left = lambda: [j for j in jobs if j not in [d[0] for d in done]]  # noqa: E731
-        made = Queue(left, known, lambda job, outcome, beside: done.append((job, beside)), seconds=seconds)
+        made = Queue(Agenda(left, known, lambda job, _, beside: done.append((job, beside))), seconds=seconds)
         return made, done
 
     return make
 
 
-def jobs(*names: str, steps: int = 10) -> list[Job]:
-    return [Job(name, Member(place, 1e-3, 0.1), steps) for place, name in enumerate(names)]
+def jobs(*names: str, steps: int = 10) -> list[TrainingJob]:
+    return [TrainingJob(name, Member(place, 1e-3, 0.1), steps) for place, name in enumerate(names)]
 
 
 def test_all_jobs_are_done_once_and_two_at_a_time_only_where_that_was_faster(queue: Any) -> None:
@@ -91,14 +91,14 @@ def test_all_jobs_are_done_once_and_two_at_a_time_only_where_that_was_faster(que
 
 
 def test_jobs_that_would_end_too_late_are_not_begun_but_shorter_ones_are(queue: Any) -> None:
-    long, short = jobs("a", "a", steps=100), [Job("a", Member(7, 1e-3, 0.1), 1)]
+    long, short = jobs("a", "a", steps=100), [TrainingJob("a", Member(7, 1e-3, 0.1), 1)]
     made, done = queue([jobs("a")[0], *long, *short], seconds=0.3)
     made.run()  # ten steps take 0.04 s, so a hundred take longer than what is left
     assert [j.steps for j, _ in done] == [10, 1]
 
 
 def test_a_graph_that_fails_is_given_up_and_the_others_go_on(queue: Any) -> None:
-    made, done = queue([Job("a", Member(-1, 1e-3, 0.1), 10), *jobs("a", "b", "b")])
+    made, done = queue([TrainingJob("a", Member(-1, 1e-3, 0.1), 10), *jobs("a", "b", "b")])
     made.run()
     assert made.failed == {"a"} and [j.graph for j, _ in done] == ["b", "b"]
 
@@ -108,14 +108,13 @@ def test_processes_train_and_answer(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes(b"the cat sat on the mat. " * 100)
     model = {"d_model": 16, "n_layers": 1, "heads": 2, "context": 16, "vocab_size": 256}
-    done: list[tuple[Job, Outcome]] = []
-    plan = [Job("a", Member(s, 1e-2, 0.1), 30) for s in (0, 1)]
-    queue = Queue(
+    done: list[tuple[TrainingJob, TimedCurve]] = []
+    plan = [TrainingJob("a", Member(s, 1e-2, 0.1), 30) for s in (0, 1)]
+    agenda = Agenda(
         lambda: [j for j in plan if j not in [d for d, _ in done]],
-        lambda _: Graph(model, Train(batch=2, compile=False), text, (2000, 2400)),
-        lambda job, outcome, _: done.append((job, outcome)),
-        seconds=120,
+        lambda _: WorkerSetup(model, Train(batch=2, compile=False), text, (2000, 2400)),
+        lambda job, curve, _: done.append((job, curve)),
     )
-    queue.run()
+    Queue(agenda, seconds=120).run()
     assert [job for job, _ in done] == plan
     assert all(o.curve.train_loss[-1] < o.curve.train_loss[0] for _, o in done)

@@ -1,4 +1,4 @@
-"""Text as tokens on disk, mapped into memory, and batches that depend on nothing but the seed and the step."""
+"""Text as tokens on disk, mapped into memory, and batches that depend only on the seed and the step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
@@ -22,14 +23,24 @@ from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.text import printable, reason
 from deadweight.train.settings import Data
 
-PIECE = 1 << 22  # characters that are tokenized at a time
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-TokenArray: TypeAlias = np.ndarray[Any, Any]  # token ids, in memory or mapped from a file
+PIECE = 1 << 22  # characters that are tokenized at a time
+TokenArray: TypeAlias = NDArray[np.integer]  # token ids, in memory or mapped from a file
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """Tokens to train on, and tokens to judge by."""
+
+    train: TokenArray
+    valid: TokenArray
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and validation tokens. `valid_bytes` says how much text the validation tokens stand for."""
+    """Training and validation tokens on disk; `valid_bytes` is the size of the validation text."""
 
     folder: Path
     vocabulary: int
@@ -46,19 +57,20 @@ class Corpus:
         return self.mapped("valid")
 
     def mapped(self, name: str) -> TokenArray:
-        return np.memmap(self.folder / f"{name}.bin", dtype=kind(self.vocabulary), mode="r")
+        return np.memmap(self.folder / f"{name}.bin", dtype=token_dtype(self.vocabulary), mode="r")
 
     @property
     def bytes_per_token(self) -> float:
         return self.valid_bytes / max(len(self.valid), 1)
 
 
-def kind(vocabulary: int) -> Any:
+def token_dtype(vocabulary: int) -> type[np.unsignedinteger]:
+    """The smallest type that holds every token id."""
     return np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
 def prepare(data: Data, cache: Path, *, context: int, say: Progress = silent) -> Corpus:
-    """The corpus, tokenized once; a second run with the same text and tokenizer finds it ready."""
+    """The corpus, tokenized once: a second run with the same text and tokenizer reads the tokens from disk."""
     text = read_text(data.text, say)
     check_text(text, data.text)
     valid = read_text(data.valid, say) if data.valid else None
@@ -74,25 +86,31 @@ def prepare(data: Data, cache: Path, *, context: int, say: Progress = silent) ->
             write_whole(folder, data, text, valid, say)
         except OSError as error:
             raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
-    about = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     tokenizer = folder / "tokenizer.json"
-    corpus = Corpus(folder, about["vocabulary"], len(valid), len(text), tokenizer if tokenizer.is_file() else None)
+    corpus = Corpus(
+        folder=folder,
+        **json.loads((folder / "corpus.json").read_text(encoding="utf-8")),
+        valid_bytes=len(valid),
+        train_bytes=len(text),
+        tokenizer=tokenizer if tokenizer.is_file() else None,
+    )
     for name, tokens in (("training", corpus.train), ("validation", corpus.valid)):
         if len(tokens) < context + 1:
             raise DeadweightError(
-                f"{printable(data.text)} gives {len(tokens):,} {name} tokens; expected at least {context + 1:,} for a "
-                f"context of {context:,}: give more text, or a shorter context"
+                f"found {len(tokens):,} {name} tokens in {printable(data.text)}; expected at least {context + 1:,} "
+                f"for a context of {context:,}: give more text, or a shorter context"
             )
     return corpus
 
 
 def stamp(tokenizer: str) -> bytes:
+    """A hash of the tokenizer's file, if it is one."""
     file = tokenizer_file(tokenizer)
     return b"" if file is None else hashlib.sha256(file.read_bytes()).digest()
 
 
 def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, say: Progress) -> None:
-    """Beside its place first: another run of a sweep may read, or write, the same tokens at the same time."""
+    """Write the corpus under another name, then rename it: other runs of a sweep may use the same tokens meanwhile."""
     draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
         write_corpus(draft, data, text, valid, say)
@@ -110,7 +128,7 @@ def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, say: Progr
     for name, part in (("train", text), ("valid", valid)):
         with (folder / f"{name}.bin").open("wb") as file:
             for done, ids in encode(part):
-                file.write(np.asarray(ids, dtype=kind(vocabulary)).tobytes())
+                file.write(np.asarray(ids, dtype=token_dtype(vocabulary)).tobytes())
                 say(f"tokenizing {name}: {done / max(len(part), 1):.0%}")
     (folder / "corpus.json").write_text(json.dumps({"vocabulary": vocabulary}), encoding="utf-8")
 
@@ -124,7 +142,7 @@ def tokenizer_for(name: str, text: bytes, folder: Path, say: Progress) -> tuple[
     from tokenizers import Tokenizer
 
     if name.startswith("bpe:"):
-        tokenizer = trained_bpe(name, text, say)
+        tokenizer = train_bpe(name, text, say)
     else:
         file = tokenizer_file(name)
         if file is None:
@@ -134,7 +152,7 @@ def tokenizer_for(name: str, text: bytes, folder: Path, say: Progress) -> tuple[
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises Exception itself
-            raise DeadweightError(f"{printable(file)} is no tokenizer ({reason(error)})") from error
+            raise DeadweightError(f"{printable(file)} is not a tokenizer ({reason(error)})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -158,22 +176,27 @@ def tokenizer_file(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def trained_bpe(name: str, text: bytes, say: Progress) -> Any:
-    from tokenizers import ByteLevelBPETokenizer
+def train_bpe(name: str, text: bytes, say: Progress) -> Tokenizer:
+    """A byte-level BPE tokenizer of the asked size, trained on the text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     size = name.removeprefix("bpe:")
     if not size.isdigit() or int(size) < 257:
         raise DeadweightError(f"found tokenizer = {printable(name)}; expected bpe:SIZE with a size of 257 or more")
     say(f"training a tokenizer of {int(size):,} tokens")
-    made = ByteLevelBPETokenizer()
-    lines = text.decode("utf-8", errors="replace").splitlines(keepends=True)
-    made.train_from_iterator(lines, vocab_size=int(size), min_frequency=2, show_progress=False)
-    return made._tokenizer
+    tokenizer = Tokenizer(models.BPE(continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=int(size), min_frequency=2, show_progress=False, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(text.decode("utf-8", errors="replace").splitlines(keepends=True), trainer=trainer)
+    return tokenizer
 
 
 def batch(tokens: TokenArray, step: int, seed: int, size: int, context: int) -> Tensor:
-    """`size` windows of context + 1 tokens. The draw depends on the seed and the step alone, so a run that is resumed,
-    or spread over processes, sees what it would have seen."""
+    """`size` windows of context + 1 tokens. They depend only on the seed and the step, so a run that is resumed, or
+    distributed over processes, reads the same batches."""
     starts = np.random.default_rng((seed, step)).integers(0, len(tokens) - context, size=size)
     return torch.from_numpy(np.stack([tokens[s : s + context + 1] for s in starts]).astype(np.int64))
 

@@ -1,7 +1,7 @@
-"""Many models of one shape trained side by side: seeds and settings differ, the kernels are shared.
+"""Many models of one shape, trained together: seeds and settings differ, the kernels are shared.
 
-A small model leaves most of a GPU idle. Here every weight has a leading axis of members, and one batched product does
-the work of all of them, so a study with dozens of runs takes little longer than one.
+A small model leaves most of a GPU idle. Here every weight has a leading axis of members, and one batched product serves
+all of them, so a study with dozens of runs takes little longer than one run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deadweight.progress import Progress, silent
-from deadweight.train.data import TokenArray, batch, windows
+from deadweight.train.data import TokenSplit, batch, windows
 from deadweight.train.objective import Objective
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 Weights = dict[str, Tensor]
-BATCHED = {  # the attention kernels that vmap knows; others it would call once per member
+READOUT, EMBEDDING = "model.readout.weight", "model.transformer.tokens.weight"
+BATCHED = {  # the attention kernels that vmap can batch; it would call others once per member
     "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "cpu": [SDPBackend.MATH],
 }
@@ -32,7 +33,7 @@ BATCHED = {  # the attention kernels that vmap knows; others it would call once 
 
 @dataclass(frozen=True)
 class Member:
-    """What one of the models has of its own. `scale` multiplies 1/√d_qk, or is where a learned scale starts."""
+    """The settings of one model. `scale` multiplies 1/√d_qk, or is the initial value of a learned scale."""
 
     seed: int
     learning_rate: float
@@ -43,7 +44,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Curve:
-    """What became of one member."""
+    """The losses of one member."""
 
     member: Member
     steps: tuple[int, ...]
@@ -56,9 +57,16 @@ class Ensemble:
     """The stacked weights of all members and their optimizer."""
 
     def __init__(
-        self, config: TransformerConfig, members: Sequence[Member], train: Train, device: torch.device, compiled: bool
+        self,
+        config: TransformerConfig,
+        members: Sequence[Member],
+        train: Train,
+        device: torch.device | None = None,
+        compiled: bool | None = None,
     ) -> None:
-        own = {**config.to_dict(), "learned_scale": True}  # a constant scale is one that is not trained
+        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        compiled = (device.type == "cuda" if train.compile is None else train.compile) if compiled is None else compiled
+        own = {**config.to_dict(), "learned_scale": True}  # a constant scale is a learned one that is not updated
         own = {k: v for k, v in own.items() if k in TransformerConfig.__dataclass_fields__}
         self.config, self.members, self.train, self.device = TransformerConfig(**own), members, train, device
         self.precision = torch.bfloat16 if device.type == "cuda" and train.precision != "fp32" else torch.float32
@@ -90,8 +98,8 @@ class Ensemble:
         """The loss of every member on its own windows."""
 
         def one(mine: Weights, windows: Tensor) -> Tensor:
-            tied = {"model.readout.weight": mine["model.transformer.tokens.weight"]}
-            return functional_call(self.base, {**tied, **mine} if self.config.tie_word_embeddings else mine, (windows,))
+            tied = {READOUT: mine[EMBEDDING]} if self.config.tie_word_embeddings else {}
+            return functional_call(self.base, {**tied, **mine}, (windows,))
 
         return vmap(one)(weights, tokens)
 
@@ -127,7 +135,7 @@ class Ensemble:
         total, count = torch.zeros(len(self.members), device=self.device), 0
         for part in tokens.split(rows):
             if len(part) < rows and count:
-                break  # one shape only: another would be compiled anew
+                break  # a second shape would be compiled again
             same = part.to(self.device).expand(len(self.members), *part.shape)
             with sdpa_kernel(self.kernels):
                 total += self.losses(self.weights, same) * len(part)
@@ -135,37 +143,26 @@ class Ensemble:
         return (total / count).tolist()
 
 
-def train_together(
-    config: TransformerConfig,
-    members: Sequence[Member],
-    train: Train,
-    text: TokenArray,
-    valid: TokenArray,
-    *,
-    device: torch.device | None = None,
-    say: Progress = silent,
-) -> list[Curve]:
-    """Train all members for the same steps; those with one seed see the same text in the same order."""
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    compiled = device.type == "cuda" if train.compile is None else train.compile
-    ensemble = Ensemble(config, members, train, device, compiled)
+def train_together(ensemble: Ensemble, tokens: TokenSplit, say: Progress = silent) -> list[Curve]:
+    """Train all members for the same steps; those with the same seed see the same text in the same order."""
+    members, train, device, context = ensemble.members, ensemble.train, ensemble.device, ensemble.config.context
     every, logged = torch.zeros(len(members), device=device), []
     broken = torch.full((len(members),), -1, device=device)
     start = time.perf_counter()
     for number in range(train.steps):
-        drawn = {s: batch(text, number, s, train.batch, config.context) for s in {m.seed for m in members}}
-        tokens = torch.stack([drawn[m.seed] for m in members]).to(device, non_blocking=True)
-        losses = ensemble.step(number, tokens)
+        drawn = {s: batch(tokens.train, number, s, train.batch, context) for s in {m.seed for m in members}}
+        stacked = torch.stack([drawn[m.seed] for m in members]).to(device, non_blocking=True)
+        losses = ensemble.step(number, stacked)
         every += losses
         broken = torch.where((broken < 0) & ~torch.isfinite(losses), number, broken)
         if (number + 1) % train.log_every == 0 or number + 1 == train.steps:
             passed = train.log_every if (number + 1) % train.log_every == 0 else train.steps % train.log_every
             logged.append((number + 1, (every / passed).tolist()))
             every = torch.zeros_like(every)
-            speed = (number + 1) * tokens[..., 1:].numel() / (time.perf_counter() - start)
+            speed = (number + 1) * stacked[..., 1:].numel() / (time.perf_counter() - start)
             finite = [v for v in logged[-1][1] if math.isfinite(v)]
-            say(f"step {number + 1}: loss {sum(finite) / max(len(finite), 1):.3f}, {speed:,.0f} tokens/s in all")
-    ends = ensemble.valid_losses(windows(valid, config.context, train.evaluate_tokens), train.batch)
+            say(f"step {number + 1}: loss {sum(finite) / max(len(finite), 1):.3f}, {speed:,.0f} tokens/s in total")
+    ends = ensemble.valid_losses(windows(tokens.valid, context, train.evaluate_tokens), train.batch)
     first_bad = broken.tolist()
     return [
         Curve(

@@ -1,21 +1,18 @@
-"""Cross-entropy over a large vocabulary on a GPU: one kernel reads the logits once and leaves their gradient in place.
+"""Cross-entropy over a large vocabulary on a GPU: one kernel for the loss and the gradient of the logits.
 
-Written out, the softmax reads the logits of a batch (3.3 GB for 32,768 tokens of GPT-2's vocabulary in bfloat16) in
-the forward pass and reads and writes them again in the backward pass. Here a row stays in the cache between its two
-visits.
+A plain softmax reads the logits of a batch (3.3 GB for 32,768 tokens of GPT-2's vocabulary in bfloat16) in the forward
+pass, and reads and writes them again in the backward pass. Here a row stays in the GPU's cache between the two.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 
-LARGE = 4096  # tokens: below, the logits are small beside the rest
-
-
-Context: TypeAlias = Any  # what torch.autograd.Function keeps between forward and backward
+LARGE = 4096  # tokens of the vocabulary; below, the logits are small
 
 
 def is_fused(hidden: Tensor, readout: nn.Linear, precision: torch.dtype) -> bool:
@@ -30,10 +27,10 @@ def fused_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tens
 
 
 class ReadoutLoss(torch.autograd.Function):
-    """The gradient of the logits is made with the loss, in the memory of the logits themselves."""
+    """The forward pass computes the gradient of the logits too, in the memory of the logits."""
 
     @staticmethod
-    def forward(ctx: Context, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         rounded = weight.to(hidden.dtype)
         gradient = hidden @ rounded.T
         losses = kernel()(gradient, targets)
@@ -41,16 +38,17 @@ class ReadoutLoss(torch.autograd.Function):
         return losses.mean()
 
     @staticmethod
-    def backward(ctx: Context, *outer: Tensor) -> tuple[Tensor, Tensor, None]:
-        gradient, hidden, rounded = ctx.saved_tensors
+    def backward(ctx: BackwardCFunction, *outer: Tensor) -> tuple[Tensor, Tensor, None]:
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        gradient, hidden, rounded = saved
         factor = outer[0]
         return (gradient @ rounded) * factor.to(hidden.dtype), (gradient.T @ hidden).float() * factor, None
 
 
-_kernel: Any = None
+_kernel: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-def kernel() -> Any:
+def kernel() -> Callable[[Tensor, Tensor], Tensor]:
     """losses(logits, targets), which overwrites the logits; compiled by Triton when first used."""
     global _kernel
     if _kernel is None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,22 +14,25 @@ from deadweight.errors import DeadweightError
 from deadweight.source.text import printable, reason
 from deadweight.train.settings import Run, as_toml
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
+
 RUN, DATA = "run.toml", "data"  # inside OUT: the settings, and the tokens
 
 
 def first_process() -> bool:
-    """Whether this process writes and speaks for all that were launched with it."""
+    """Whether this process writes and prints for all that were launched together."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def make_accelerator() -> Any:
+def make_accelerator() -> Accelerator:
     """As launched: one process, several with copies of the weights (DDP), or several with shards of them (FSDP2)."""
     try:
         from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
         raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # or every process would take itself for the only one
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # without it every process runs on its own
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
         return Accelerator()
     from accelerate.utils import FullyShardedDataParallelPlugin  # type: ignore[import-untyped,unused-ignore]
@@ -39,7 +42,7 @@ def make_accelerator() -> Any:
     os.environ.setdefault("FSDP_TRANSFORMER_CLS_TO_WRAP", "Layer")
     plugin = FullyShardedDataParallelPlugin()
     accelerator = Accelerator(fsdp_plugin=plugin)
-    if accelerator.distributed_type == DistributedType.MULTI_CPU:  # accelerate shards on GPUs alone; torch here too
+    if accelerator.distributed_type == DistributedType.MULTI_CPU:  # accelerate shards only on GPUs, torch also on CPUs
         accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
     return accelerator
 
@@ -61,23 +64,23 @@ def exit_if_launched() -> None:
 
 
 def refuse_out(folder: Path, run: Run, *, overwrite: bool) -> None:
-    """Raise, before anything is touched, unless OUT is new, holds this run, or holds a run that may be overwritten."""
+    """Raise, before anything is written, unless OUT is new, holds this run, or holds a run that may be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise DeadweightError(f"{printable(folder)} is a file; expected a folder to write to")
     held = {entry.name for entry in folder.iterdir()} - {DATA} if folder.is_dir() else set()
     if held and RUN not in held:
         raise DeadweightError(
-            f"{printable(folder)} is not empty and holds no training run; expected a new folder, or a run to go on with"
+            f"{printable(folder)} is not empty and holds no training run; expected a new folder, or a run to resume"
         )
     if held and not overwrite and (folder / RUN).read_text(encoding="utf-8") != as_toml(run):
         raise DeadweightError(
-            f"{printable(folder)} holds another run ({RUN} differs); expected the same settings to go on with: "
-            "choose another folder, or --overwrite"
+            f"{printable(folder)} holds a run with other settings (see {RUN}); expected the same settings, another "
+            "folder, or --overwrite"
         )
 
 
 def begin_out(folder: Path, run: Run, *, overwrite: bool) -> None:
-    """Clear what may be overwritten (the tokens stay: they are found by what is in them), and write the settings."""
+    """Delete what may be overwritten (but not the tokens: their folder is named by a hash), and write the settings."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for entry in folder.iterdir() if overwrite else ():

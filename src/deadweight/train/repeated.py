@@ -1,7 +1,7 @@
-"""Many trainings of one shape, one after the other: the graph is compiled once, the weights begin anew.
+"""Many training runs of one shape, one after the other: the graph is compiled once, the weights are initialised anew.
 
-The first weights of a module depend on the seed and on its name alone, so two shapes with the same seed begin with the
-same weights wherever both have them, and they see the same text in the same order: their losses can be paired.
+The initial weights of a module depend only on the seed and on its name. So two shapes with the same seed start with the
+same weights in the modules that both have, and read the same text in the same order: their losses can be paired.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import math
 import statistics
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from deadweight.train.data import TokenArray, batch, windows
+from deadweight.train.data import TokenArray, TokenSplit, batch, windows
 from deadweight.train.ensemble import Curve, Member
 from deadweight.train.fast_gelu import with_fast_gelu
-from deadweight.train.loop import make_optimizer, precision_of
+from deadweight.train.loop import make_optimizer, precision_of, set_learning_rate
 from deadweight.train.objective import Objective
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Train
@@ -27,13 +27,13 @@ from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one training, and what it took."""
+class TimedCurve:
+    """The losses of one run, its times and its memory."""
 
     curve: Curve
-    seconds: tuple[float, ...]  # of training, at the steps of the curve
+    seconds: tuple[float, ...]  # since the start, at the steps of the curve
     tokens_per_second: float  # median over the steps of the curve
-    gigabytes: float | None  # the most that torch held on the GPU
+    gigabytes: float | None  # peak memory of torch on the GPU
 
 
 class Repeated:
@@ -49,7 +49,9 @@ class Repeated:
         if compiled and device.type == "cuda" and precision == torch.bfloat16:
             with_fast_gelu(self.model)
         self.objective = Objective(self.model, precision)
-        self.loss: Any = torch.compile(self.objective, dynamic=False) if compiled else self.objective
+        self.loss: Callable[[Tensor], Tensor] = (
+            torch.compile(self.objective, dynamic=False) if compiled else self.objective
+        )
 
     def prepare(self) -> None:
         """Compile, by one step on tokens drawn at random."""
@@ -59,36 +61,35 @@ class Repeated:
         self.free()
 
     def free(self) -> None:
-        """Give back the memory that is not in use: other processes train on the same GPU."""
+        """Free cached memory: other processes train on the same GPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
-    def run(self, member: Member, steps: int, text: TokenArray, valid: TokenArray) -> Outcome:
-        """Train from the beginning, and judge on the whole of the validation text."""
+    def run(self, member: Member, steps: int, tokens: TokenSplit) -> TimedCurve:
+        """Train from initial weights, and evaluate on the whole validation text."""
         train = settings_of(self.train, member, steps)
         self.model.load_state_dict(first_weights(self.fresh, member))
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        logged, diverged = self.train_steps(member, train, text)
-        valid_loss = math.nan if diverged is not None else self.valid_loss(valid)
+        logged, diverged = self.train_steps(member, train, tokens.train)
+        valid_loss = math.nan if diverged is not None else self.valid_loss(tokens.valid)
         at = tuple(step for step, _, _ in logged)
         curve = Curve(member, at, tuple(loss for _, loss, _ in logged), valid_loss, diverged)
         seconds = tuple(time for _, _, time in logged)
         held = torch.cuda.max_memory_allocated() / 1e9 if self.device.type == "cuda" else None
         self.free()
-        return Outcome(curve, seconds, speed(at, seconds) * train.batch * self.config.context, held)
+        return TimedCurve(curve, seconds, speed(at, seconds) * train.batch * self.config.context, held)
 
     def train_steps(
         self, member: Member, train: Train, text: TokenArray
     ) -> tuple[list[tuple[int, float, float]], int | None]:
-        """(step, mean loss since the line before, seconds), and the step at which a loss was found not finite."""
+        """(step, mean loss since the line before, seconds), and the logged step at which the loss was not finite."""
         optimizer = make_optimizer(self.model, train, self.device)
         total, last, logged = torch.zeros((), device=self.device), 0, []
         start = time.perf_counter()
         for number in range(train.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(train, number)
+            set_learning_rate(optimizer, learning_rate(train, number))
             total += self.one_step(optimizer, member, self.tokens(text, number, train))
             step = number + 1
             if step % train.log_every == 0 or step == train.steps:
@@ -111,7 +112,9 @@ class Repeated:
         if not member.learned_scale:
             for name, parameter in self.model.named_parameters():
                 if name.endswith("log_scale"):
-                    parameter.grad = None  # a constant scale is one that is not trained: the graph is the same
+                    parameter.grad = (
+                        None  # a constant scale is a learned one that is not updated: the graph is the same
+                    )
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -119,7 +122,7 @@ class Repeated:
 
     @torch.no_grad()
     def valid_loss(self, valid: TokenArray) -> float:
-        """Nats per token over all windows of the text, by the plain model: nothing is compiled for it."""
+        """Nats per token over all windows of the text, by the model that is not compiled."""
         self.judge.model.load_state_dict(self.model.state_dict())
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         every = windows(valid, self.config.context)
@@ -141,11 +144,11 @@ def settings_of(train: Train, member: Member, steps: int) -> Train:
     )
 
 
-def first_weights(model: TransformerForCausalLM, member: Member) -> dict[str, Any]:
-    """Each module drawn from a generator of its own; with the model on the CPU, the same on every machine."""
+def first_weights(model: TransformerForCausalLM, member: Member) -> dict[str, Tensor]:
+    """Initial weights, each module with a seed of its own; with the model on the CPU, the same on every machine."""
     for name, module in model.named_modules():
         torch.manual_seed(zlib.crc32(f"{member.seed} {name}".encode()))
-        model._init_weights(module)
+        model.initialise(module)
     for name, weight in model.named_parameters():
         if name.endswith("log_scale"):
             weight.data.fill_(math.log(member.scale))

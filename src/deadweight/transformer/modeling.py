@@ -181,8 +181,13 @@ class TransformerPreTrained(PreTrainedModel):
     _supports_attention_backend = True
     _no_split_modules: ClassVar[list[str]] = ["Layer"]
 
-    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
+        """What transformers calls for every module of a new model."""
+        self.initialise(module)
+
+    @torch.no_grad()
+    def initialise(self, module: nn.Module) -> None:
+        """Draw the initial weights of one module."""
         if isinstance(module, (nn.Linear, nn.Embedding)):
             smaller = (2 * self.config.n_layers) ** 0.5 if getattr(module, "to_stream", False) else 1.0
             std = self.config.init_std / smaller
