@@ -1,4 +1,4 @@
-"""Loggers of other libraries, silenced for a while: what they would say reaches the user as one line of ours."""
+"""Silence the loggers of other libraries for a while, where our own message replaces theirs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def silenced(*names: str) -> Iterator[None]:
-    """Only critical messages pass these loggers inside; their levels come back afterwards, whatever happens."""
+    """Only critical messages of these loggers pass inside the block; their levels are restored afterwards."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

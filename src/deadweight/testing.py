@@ -1,4 +1,4 @@
-"""For your own test suite: a model that wastes parameters fails its tests.
+"""For your own test suite: a test fails if a model has redundant parameters.
 
 from deadweight.testing import assert_no_deadweight
 
@@ -28,10 +28,10 @@ def assert_no_deadweight(
 ) -> None:
     """Raise AssertionError, with a readable list, if the audit of `model` finds redundant parameters.
 
-    What counts is what counts for `deadweight audit --check`: a parameter that could be left out, with verdict *dead*
-    or *folds* and at least one dof. Gauges, which every transformer has and which no one can simply delete, count only
-    with `gauges=True`. A model that could not be audited fails too. `select` and `ignore` are law codes or names; the
-    other options are those of `deadweight.audit`.
+    The findings that count are those of `deadweight audit --check`: verdict *dead* or *folds*, and at least one dof.
+    Gauges count only with `gauges=True`: every transformer has some, and they cannot simply be deleted. A model that
+    could not be audited fails too. `select` and `ignore` are law codes or names; the other options are those of
+    `deadweight.audit`.
     """
     wanted, unwanted = law_codes(list(select or ())), law_codes(list(ignore or ()))
     audit = deadweight.audit(model, inputs, select=wanted, ignore=unwanted, **options)

@@ -1,8 +1,8 @@
-"""How many threads compute: one for many small operations, one for each of many small matrices.
+"""The number of threads: one for many small operations, one per matrix for many small matrices.
 
-`torch.set_num_threads` is not used: from then on, for the rest of the process, MKL's LU factorisation of several
-matrices at once may hang or be wrong (pytorch issues 141358 and 142815, torch 2.5 to 2.13). OpenMP is told instead, on
-which torch and MKL rely; where nobody can tell it, the number stays as it is.
+`torch.set_num_threads` is not used: after a call, MKL's batched LU factorisation may hang or give wrong results for the
+rest of the process (pytorch issues 141358 and 142815, torch 2.5 to 2.13). Instead the limit is set in OpenMP, which
+torch and MKL use. Without threadpoolctl the number of threads stays as it is.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from torch import Tensor
 
 try:
     from threadpoolctl import ThreadpoolController
-except ImportError:  # everything works without, only slower
+except ImportError:  # it only makes things faster
     ThreadpoolController = None
 
-SMALL = 20_000_000  # parameters of a model whose numbers one thread computes faster than several
-TOGETHER = 128  # rows of matrices that can be factorised at once; more may meet the error above if a user set threads
+SMALL = 20_000_000  # parameters: below, one thread is faster than several
+TOGETHER = 128  # rows: larger matrices are not factorised in a batch, since a user may have called set_num_threads
 T = TypeVar("T")
 
 
 @functools.cache
 def controller() -> Any:
-    """Of the libraries of OpenMP that are loaded: torch's is among them."""
+    """The thread counts of all loaded OpenMP runtimes; torch's is one of them."""
     return None if ThreadpoolController is None else ThreadpoolController().select(user_api="openmp")
 
 
 def limit(threads: int) -> Any:
-    """So many for the thread that calls; the result's `restore_original_limits` undoes it."""
+    """Limit the threads of OpenMP for the calling thread; `restore_original_limits` of the result undoes it."""
     return None if controller() is None else controller().limit(limits=threads)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For thousands of small operations: waking a second thread for each costs more than it gives."""
+    """One thread inside the block. It is faster for thousands of small operations than waking a second one for each."""
     limited = limit(1)
     try:
         yield
@@ -49,17 +49,17 @@ def one_thread() -> Iterator[None]:
 
 
 def workers() -> int:
-    """How many jobs to do side by side, each on one thread: as many as OpenMP has here, one if it cannot be told."""
+    """How many jobs to run in parallel, each on one thread: the threads of OpenMP, or one if they cannot be limited."""
     return torch.get_num_threads() if controller() is not None else 1
 
 
 def threads_for(parameters: int) -> AbstractContextManager[None]:
-    """One thread for a small model, all of them for a large one."""
+    """One thread for a small model, all threads for a large one."""
     return one_thread() if parameters < SMALL else nullcontext()
 
 
 def each(job: Callable[[Tensor], T], matrices: Iterable[Tensor]) -> list[T]:
-    """The same job for many matrices, as many at a time as there are threads."""
+    """The same function of many matrices, as many at a time as there are threads."""
     todo, threads = list(matrices), torch.get_num_threads()
     if threads == 1 or len(todo) == 1 or controller() is None:
         with one_thread():
@@ -78,7 +78,7 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse(matrix: Tensor) -> Tensor:
-    """The inverses of (…, d, d)."""
+    """The inverse of each matrix in (…, d, d)."""
     if matrix.dim() == 2 or matrix.shape[-1] <= TOGETHER or matrix.device.type != "cpu":
         return torch.linalg.inv(matrix)
     return torch.stack(each(torch.linalg.inv, matrix.reshape(-1, *matrix.shape[-2:]))).view(matrix.shape)

@@ -17,7 +17,7 @@ from deadweight.audit.run import one_thread
 from deadweight.cli import main
 from deadweight.errors import DeadweightError
 from deadweight.saturation import rows as rows_module
-from deadweight.saturation.rows import KEPT, LEAST, drawn_places
+from deadweight.saturation.rows import LEAST, Column, sample_positions
 from deadweight.saturation.run import lengths_up_to, saturation
 from deadweight.saturation.slopes import AtLength, Head, LayerSlopes, factors, layer_of, verdict_of
 
@@ -87,7 +87,7 @@ def test_every_number_is_that_of_the_models_own_attention(name: str, folder: Cal
     for layer, weights in zip(found.layers, attention, strict=True):
         if name == "gemma2" and [at.length for at in layer.heads[0].by_length] == [4, 8, 16]:
             continue  # a sliding window: tested below
-        places = drawn_places(32, 4, 3, causal=causal)
+        places = sample_positions(32, 4, 3, causal=causal)
         p = weights[:, :, places]  # windows × heads × rows × keys
         J = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
         norm = torch.linalg.eigvalsh(J)[..., -1]
@@ -128,7 +128,7 @@ def test_a_sliding_window_has_no_rows_of_more_keys_than_it_sees(folder: Callable
     found = saturation(folder("gemma2"), text, windows=2)
     lengths = [[at.length for at in layer.heads[0].by_length] for layer in found.layers]
     assert sorted(lengths, key=len) == [[4, 8, 16], [4, 8, 16, 32, 64]]
-    assert found.notes == ("a sliding window in layer 0: rows of at most 16 keys stand for the longest",)
+    assert found.notes == ("layer 0 has a sliding window: its longest rows have 16 keys",)
 
 
 def test_only_rows_that_are_looked_at_are_ever_formed(
@@ -144,16 +144,16 @@ def test_only_rows_that_are_looked_at_are_ever_formed(
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [4, 8, 100, 1024])
 def test_places_are_different_end_with_the_last_and_belong_to_their_length(length: int, causal: bool) -> None:
-    places = drawn_places(length, 16, 0, causal=causal)
+    places = sample_positions(length, 16, 0, causal=causal)
     assert places[-1] == length - 1 and (places.diff() > 0).all() and len(places) <= 16
     assert not causal or (4 * (places + 1) > 3 * length).all()
-    assert torch.equal(places, drawn_places(length, 16, 0, causal=causal))
+    assert torch.equal(places, sample_positions(length, 16, 0, causal=causal))
 
 
 def made_rows(length: int, log_norm: list[float]) -> torch.Tensor:
     """One head, one row of each window."""
     columns = {"log_length": math.log(length), "logit_range": 2 * math.log(length)}
-    told = [[columns.get(name, y) for name in KEPT] for y in log_norm]
+    told = [[columns.get(name, y) for name in Column.__members__] for y in log_norm]
     return torch.tensor(told)[:, None, None]
 
 
@@ -234,16 +234,16 @@ def test_the_command_tells_draws_writes_and_feeds_a_plan(run: Callable[..., Said
     ("arguments", "words"),
     [
         ("demo --length 512", "found windows of 512 tokens; demo takes 2 to 256"),
-        ("demo --length 8", "found 8 as the longest length; expected 16 or more"),
+        ("demo --length 8", "found a longest length of 8; expected 16 or more"),
         ("demo --text short.txt", "expected at least 512, two windows of 256: give more text"),
         ("demo --text missing.txt", "missing.txt does not exist"),
         ("demo --windows 1", "found 1 windows; expected two or more"),
         ("demo --rows 0", "found 0 rows for each length"),
         ("demo --plot s.exe", "expected a name that ends in .svg or .png"),
         ("words", "has no tokenizer beside it and 99 tokens"),
-        ("broken", "model.layers.1.self_attn has queries or keys that are not finite"),
-        ("mamba", "mamba has no softmax attention that transformers' attention interface reaches"),
-        ("vit", "reads no tokens; expected a model of text"),
+        ("broken", "model.layers.1.self_attn has NaN or infinity in its queries or keys"),
+        ("mamba", "mamba does not call softmax attention through transformers' attention interface"),
+        ("vit", "vit does not take input_ids; expected a language model"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_status_two(
@@ -296,5 +296,5 @@ def test_an_attention_with_unknown_parts_is_refused(
         raise NotImplementedError("attention with sinks, which compressed heads do not know")
 
     monkeypatch.setattr("deadweight.compress.observe.how_of", refuse)
-    with pytest.raises(DeadweightError, match=r"has attention with sinks.*cannot be looked at"):
+    with pytest.raises(DeadweightError, match=r"has attention with sinks.*cannot be observed"):
         saturation(folder("llama"), text)

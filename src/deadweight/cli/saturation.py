@@ -9,15 +9,21 @@ import typer
 from deadweight.cli.options import Json, Plot, Text, TrustRemoteCode
 from deadweight.cli.screen import JsonReport, drawable, progress_bar
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model of text: folder, hub id, or demo.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A language model: a folder, a hub id, or demo.")]
 LengthOption = Annotated[
     int | None,
-    typer.Option("--length", metavar="N", help="The longest context looked at. Default: 1024, if the model can."),
+    typer.Option(
+        "--length",
+        metavar="N",
+        help="Longest context to measure. Default: 1024, or the model's context if that is shorter.",
+    ),
 ]
-WindowsOption = Annotated[int, typer.Option("--windows", help="Windows of the text; more make slopes surer.")]
-RowsOption = Annotated[int, typer.Option("--rows", help="Rows of each window looked at for each length, at most.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the rows that are looked at.")]
-HeadsOption = Annotated[bool, typer.Option("--heads", help="A row for each head, not for each layer.")]
+WindowsOption = Annotated[
+    int, typer.Option("--windows", help="Number of text windows. More windows make the slopes more certain.")
+]
+RowsOption = Annotated[int, typer.Option("--rows", help="Attention rows to sample per window and length.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled rows.")]
+HeadsOption = Annotated[bool, typer.Option("--heads", help="Print one line per head instead of one per layer.")]
 
 
 def saturation(
@@ -34,11 +40,11 @@ def saturation(
 ) -> None:
     """Do the heads of MODEL become less sensitive to their logits as the context grows?
 
-    How much a row of attention answers to a change of its logits is the norm of diag(p) − ppᵀ: at most ½, 1/L for
-    weights spread over L tokens, ½ for two tokens that share all weight, however many others there are. Published work
-    (arXiv 2510.03784) says that it falls like 1/L, so that long contexts and late layers need less. That assumes
-    bounded logits. Here the exact norm is measured at 4, 8, … keys, for every head, with the slope of its logarithm
-    (−1: falls like 1/L; 0: stays), and the range of the logits beside it.
+    The sensitivity of an attention row to its logits is the norm of the softmax Jacobian diag(p) − ppᵀ. It is 1/L for
+    weights spread evenly over L tokens and ½ for two tokens that share all the weight. Published work (arXiv
+    2510.03784) says that it falls like 1/L, so that long contexts and late layers need smaller heads. That assumes
+    bounded logits. This command measures the exact norm at 4, 8, … keys for every head, and reports the slope of its
+    logarithm against log L (−1: it falls like 1/L; 0: it stays), and the range of the logits.
 
     \b
     deadweight saturation demo                                 a small model on Python's manual, in seconds
@@ -46,7 +52,7 @@ def saturation(
     deadweight saturation MODEL --text book.txt --heads        every head, with standard errors
     deadweight saturation MODEL --text book.txt --json s.json
     deadweight allocate plan --layers 30 --width 576 --heads 9 --saturation s.json
-                                                               a plan that gives saturated layers less
+                                                               a plan with smaller heads in saturated layers
 
     \b
     exit status: 0 done, 2 wrong usage or bad input

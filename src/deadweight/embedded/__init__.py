@@ -1,4 +1,4 @@
-"""The model that comes with the package, its tokens, and English to measure it on: no network, no downloads.
+"""The model that comes with the package, its tokens, and English text to measure it on: no network, no downloads.
 
 A byte-level GPT-2 of 1.88 million parameters, trained on the prose of enwik8 by scripts/train_embedded.py;
 model/training.json records how.
@@ -22,24 +22,24 @@ def tokens(text: str) -> list[int]:
 
 
 def text(ids: Iterable[int]) -> str:
-    """The inverse of `tokens`; bytes that are no UTF-8, as a cut or a sample may leave, read as U+FFFD."""
+    """The inverse of `tokens`; bytes that are not valid UTF-8, as in a cut text or a sample, become U+FFFD."""
     return bytes(ids).decode("utf-8", errors="replace")
 
 
 def prose() -> str:
-    """The full paragraphs of Python's own manual, which every Python carries for `help()`, one per line."""
-    from pydoc_data.topics import topics  # half a megabyte: only when asked for
+    """The full paragraphs of Python's manual, which every Python includes for `help()`, one per line."""
+    from pydoc_data.topics import topics  # half a megabyte: imported when needed
 
     paragraphs = (" ".join(p.split()) for name in sorted(topics) for p in topics[name].split("\n\n"))
     return "\n".join(p for p in paragraphs if len(p) >= 80 and p[0].isupper() and p.endswith("."))
 
 
-# What a model is calibrated on unless its user gives a text, and which share of the windows each kind of text gets.
+# The default calibration text: the share of the windows that each kind of text gets.
 MIXTURE = {"prose": 0.3, "manual": 0.14, "dialogue": 0.14, "code": 0.18, "languages": 0.14, "structured": 0.1}
 
 
 def mixture() -> dict[str, str]:
-    """Text of several kinds, by the names of `MIXTURE`: all but the manual, Python's own, was written for this."""
+    """Text of several kinds, by the names of `MIXTURE`: all but the manual was written for this package."""
     folder = resources.files(__name__) / "mixture"
     return {
         name: prose() if name == "manual" else (folder / f"{name}.txt").read_text(encoding="utf-8") for name in MIXTURE

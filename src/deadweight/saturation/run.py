@@ -1,7 +1,7 @@
 """How far the softmax of every head saturates: the norm of its Jacobian by context length, measured on a text.
 
-A causal model reads windows of the longest length once: its row at position n − 1 is a row of n keys. Other models read
-the beginning of each window again for every length, with the special tokens at its ends.
+A causal model reads windows of the longest length once: its row at position n − 1 has n keys. Other models read the
+start of each window again for every length, with the special tokens at its ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from deadweight.compress.observe import Observer, observing
 from deadweight.compress.streaming import device_of
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.saturation.rows import Causality, RowObserver, drawn_places
+from deadweight.saturation.rows import Causality, RowObserver, sample_positions
 from deadweight.saturation.slopes import FEWEST, LayerSlopes, factors, layer_of
 from deadweight.source.kinds import Keywords, ModelLike
 from deadweight.source.model import Source, open_complete
 from deadweight.source.text import printable, reason
 
-SHORTEST, USUAL = 4, 1024  # keys of a row: the least, and the most unless asked for more
-AT_A_TIME = 4096  # tokens of windows that are read together
+SHORTEST, USUAL = 4, 1024  # keys of a row: the shortest length, and the default of the longest
+AT_A_TIME = 4096  # tokens per batch
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Saturation:
     text: str
     lengths: tuple[int, ...]
     windows: int
-    rows: int  # at most, of each window for each length
+    rows: int  # per window and length, at most
     seed: int
     layers: tuple[LayerSlopes, ...]
     notes: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Saturation:
 
 @dataclass(frozen=True)
 class Reading:
-    """Token windows of one length in batches, and the places looked at in them, for each length that they serve."""
+    """Token windows of one length in batches, and the positions sampled in them for each length."""
 
     batches: tuple[dict[str, Tensor], ...]
     places: dict[int, Tensor]
@@ -68,66 +68,63 @@ def saturation(
 ) -> Saturation:
     """Measure the softmax of every head at lengths 4, 8, … up to `length` (default: 1024, or the model's context).
 
-    `windows` of the text are read, and of each at most `rows` rows are looked at for every length.
+    The model reads `windows` windows of the text; in each, at most `rows` rows are sampled for every length.
     """
     source = open_complete(model, trust_remote_code=trust_remote_code)
-    causal = probed(source)
+    causal = check_causality(source)
     lengths = lengths_up_to(length or usual_length(source))
     check_counts(windows, rows)
     ids = token_windows(source, model, text, windows, lengths[-1])
-    places = {n: drawn_places(n, rows, seed, causal=causal) for n in lengths}
+    places = {n: sample_positions(n, rows, seed, causal=causal) for n in lengths}
     plan = readings(source, model, ids, places, causal=causal)
     if torch.cuda.is_available():
         source.module.to("cuda")
-    by_path = measured(source, plan, causal, progress)
+    by_path = measure_rows(source, plan, causal, progress)
     layers = tuple(layer_of(path, {n: torch.cat(parts) for n, parts in by.items()}) for path, by in by_path.items())
-    notes = noted(text, windows, ids, layers)
+    notes = make_notes(text, windows, ids, layers)
     return Saturation(source.name, text, lengths, len(ids), rows, seed, layers, notes)
 
 
-def noted(text: str, windows: int, ids: Tensor, layers: tuple[LayerSlopes, ...]) -> tuple[str, ...]:
+def make_notes(text: str, windows: int, ids: Tensor, layers: tuple[LayerSlopes, ...]) -> tuple[str, ...]:
     notes = [EMBEDDED.replace("calibrated", "measured")] if text == "embedded" else []
     if len(ids) < windows:
-        notes.append(f"the text gives {len(ids)} windows of {ids.shape[1]:,} tokens, not {windows}")
+        notes.append(f"the text is long enough for {len(ids)} windows of {ids.shape[1]:,} tokens, not for {windows}")
     near = [i for i, layer in enumerate(layers) if layer.heads[0].by_length[-1].length < ids.shape[1]]
     if near:
-        sizes = {layers[i].heads[0].by_length[-1].length for i in near}
+        longest = max(layers[i].heads[0].by_length[-1].length for i in near)
         named = ", ".join(map(str, near))
-        notes.append(f"a sliding window in layer {named}: rows of at most {max(sizes):,} keys stand for the longest")
+        notes.append(f"layer {named} has a sliding window: its longest rows have {longest:,} keys")
     return tuple(notes)
 
 
-def probed(source: Source) -> bool:
-    """Whether the model is causal; an error if there is nothing to look at."""
+def check_causality(source: Source) -> bool:
+    """Whether the model is causal; an error if it has no attention to measure."""
     if "input_ids" not in source.kwargs:
-        raise DeadweightError(
-            f"{printable(source.name)} reads no tokens; expected a model of text, which can be read at many lengths"
-        )
+        raise DeadweightError(f"{printable(source.name)} does not take input_ids; expected a language model")
     causality = Causality()
-    run(source, causality, source.kwargs)
+    run_observed(source, causality, source.kwargs)
     if not causality.paths:
         raise DeadweightError(
-            f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
-            "expected one: there are no heads to look at"
+            f"{printable(source.name)} does not call softmax attention through transformers' attention interface; "
+            "expected a model that does"
         )
     return causality.causal
 
 
 @torch.no_grad()
-def run(source: Source, observer: Observer, kwargs: Keywords) -> None:
-    """The model on one batch, watched, without logits that nobody reads."""
+def run_observed(source: Source, observer: Observer, kwargs: Keywords) -> None:
+    """Run the model on one batch with an observer; only the last logits are computed, where the model allows it."""
     accepted = inspect.signature(source.module.forward).parameters
     fewer = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
     try:
         with observing(source.module, observer):
             source.module(**kwargs, **fewer)
     except NotImplementedError as error:
-        raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
+        raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be observed") from error
     except (IndexError, RuntimeError) as error:
         size = kwargs["input_ids"].shape[1]
         raise DeadweightError(
-            f"{printable(source.name)} does not run on windows of {size:,} tokens ({reason(error)}); expected one that "
-            "does: try a smaller --length"
+            f"{printable(source.name)} fails on windows of {size:,} tokens ({reason(error)}); try a smaller --length"
         ) from error
 
 
@@ -140,8 +137,8 @@ def usual_length(source: Source) -> int:
 def lengths_up_to(longest: int) -> tuple[int, ...]:
     if longest < SHORTEST << (FEWEST - 1):
         raise DeadweightError(
-            f"found {longest} as the longest length; expected {SHORTEST << (FEWEST - 1)} or more: a slope needs "
-            f"{FEWEST} lengths, and the first is {SHORTEST}"
+            f"found a longest length of {longest}; expected {SHORTEST << (FEWEST - 1)} or more: a slope needs {FEWEST} "
+            f"lengths, from {SHORTEST} on"
         )
     powers = [SHORTEST << i for i in range((longest // SHORTEST).bit_length())]
     return (*powers, *([longest] if longest != powers[-1] else []))
@@ -149,7 +146,7 @@ def lengths_up_to(longest: int) -> tuple[int, ...]:
 
 def check_counts(windows: int, rows: int) -> None:
     if windows < 2:
-        raise DeadweightError(f"found {windows} windows; expected two or more: their spread gives the standard error")
+        raise DeadweightError(f"found {windows} windows; expected two or more: the standard error is their spread")
     if rows < 1:
         raise DeadweightError(f"found {rows} rows for each length; expected one or more")
 
@@ -157,7 +154,7 @@ def check_counts(windows: int, rows: int) -> None:
 def readings(
     source: Source, model: ModelLike, ids: Tensor, places: dict[int, Tensor], *, causal: bool
 ) -> tuple[Reading, ...]:
-    """What is read: long windows once, or the beginning of each for every length of `places`."""
+    """The windows to read: the long ones once, or the start of each for every length of `places`."""
     if causal:
         return (Reading(batches(source, ids), places),)
     tail = len(edges(source, tokenizer_for(source, model)[0])[1])
@@ -172,7 +169,7 @@ def batches(source: Source, ids: Tensor) -> tuple[dict[str, Tensor], ...]:
     return tuple({"input_ids": p} | ({"decoder_input_ids": p} if both else {}) for p in parts)
 
 
-def measured(
+def measure_rows(
     source: Source, plan: tuple[Reading, ...], causal: bool, progress: Progress
 ) -> dict[str, dict[int, list[Tensor]]]:
     """The rows of every attention, by length."""
@@ -181,8 +178,8 @@ def measured(
     for done, (reading, batch) in enumerate(each(plan)):
         progress("reading", done, total)
         rows = RowObserver(reading.places, causal=causal)
-        run(source, rows, {name: t.to(device_of(source.module)) for name, t in batch.items()})
-        for path, by_length in rows.found.items():
+        run_observed(source, rows, {name: t.to(device_of(source.module)) for name, t in batch.items()})
+        for path, by_length in rows.rows.items():
             for length, parts in by_length.items():
                 result.setdefault(path, {}).setdefault(length, []).extend(parts)
     progress("reading", total, total)

@@ -1,17 +1,17 @@
-"""One transformer that holds every shape: decoder or encoder, any heads per layer, with or without its Q, K, V weights.
+"""One transformer for every shape: decoder or encoder, any heads per layer, with or without its Q, K, V weights.
 
-Shapes: b sequences of t tokens, h heads on g key-value heads, q and v numbers per head, d wide.
+Dimensions: b sequences, t tokens, h query heads, g key-value heads, q and v dimensions per head, d model width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -34,14 +34,14 @@ def make_norm(config: TransformerConfig, width: int | None = None) -> nn.Module:
 
 
 def to_stream(width: int, d_model: int, bias: bool) -> nn.Linear:
-    """A linear map that writes to the residual stream, which 2·n_layers of them do: it starts smaller."""
+    """A linear map to the residual stream. There are 2·n_layers of them, so its initial weights are smaller."""
     layer = nn.Linear(width, d_model, bias=bias)
     layer.to_stream = True  # type: ignore[assignment]
     return layer
 
 
 class Attention(nn.Module):
-    """softmax(scale · Q Kᵀ) V, then the output map. A projection that is the identity is x itself, cut into heads."""
+    """softmax(scale · Q Kᵀ) V, then the output map. An identity projection is x itself, split into heads."""
 
     def __init__(self, config: TransformerConfig, shape: LayerShape) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ class Attention(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(shape.heads)) if config.learned_scale else None
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Any, index: int
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None, index: int
     ) -> Tensor:
         s = self.shape
         q = self.query_norm(self.query(x).unflatten(-1, (s.heads, s.d_qk))).transpose(1, 2)  # b h t q
         k = self.key_norm(self.key(x).unflatten(-1, (s.key_heads, s.d_qk))).transpose(1, 2)  # b g t q
         v = self.value(x).unflatten(-1, (s.key_heads, s.d_v)).transpose(1, 2)  # b g t v
         if turn is not None:
-            q, k = rotated(q, *turn), rotated(k, *turn)
+            q, k = rotate(q, *turn), rotate(k, *turn)
         if self.log_scale is not None:
             q = q * self.log_scale.exp().view(-1, 1, 1)
         q, k, v = in_autocast(q), in_autocast(k), in_autocast(v)
@@ -78,14 +78,14 @@ class Attention(nn.Module):
         return self.output(self.attend(q, k, v, mask).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """The heads' outputs, (b, t, h, v), by PyTorch's own attention, or by one that the user asked for."""
+        """The outputs of the heads, (b, t, h, v), by PyTorch's attention or by the implementation of the config."""
         name = self.config._attn_implementation
         if name not in (None, "eager", "sdpa"):
             attention = ALL_ATTENTION_FUNCTIONS.get_interface(name, default=None)
             return attention(self, q, k, v, mask, scaling=self.scale)[0]
         if self.num_key_value_groups > 1:
             k, v = (z.repeat_interleave(self.num_key_value_groups, 1) for z in (k, v))
-        causal = self.is_causal and mask is None and q.shape[2] > 1  # a single new token sees all that came before
+        causal = self.is_causal and mask is None and q.shape[2] > 1  # a single new token sees all earlier ones
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale)
         return y.transpose(1, 2)
 
@@ -109,7 +109,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the MLP, each with its norm (before it, or after the sum) and its skip."""
+    """Attention, then the MLP, each with its norm (before it, or after the sum) and its skip connection."""
 
     def __init__(self, config: TransformerConfig, shape: LayerShape) -> None:
         super().__init__()
@@ -118,43 +118,46 @@ class Layer(nn.Module):
         self.skips = config.attention_skip, config.mlp_skip
         self.pre = config.norm_place == "pre"
 
-    def forward(self, x: Tensor, *attention: Any) -> Tensor:
-        x = self.part(x, self.attention_norm, lambda z: self.attention(z, *attention), self.skips[0])
-        return self.part(x, self.mlp_norm, self.mlp, self.skips[1])
+    def forward(
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None, index: int
+    ) -> Tensor:
+        x = self.add(x, self.attention_norm, lambda z: self.attention(z, turn, mask, cache, index), self.skips[0])
+        return self.add(x, self.mlp_norm, self.mlp, self.skips[1])
 
-    def part(self, x: Tensor, norm: nn.Module, function: Callable[[Tensor], Tensor], skip: bool) -> Tensor:
+    def add(self, x: Tensor, norm: nn.Module, function: Callable[[Tensor], Tensor], skip: bool) -> Tensor:
         y = function(norm(x) if self.pre else x)
         y = x + y if skip else y
         return y if self.pre else norm(y)
 
 
 def in_autocast(x: Tensor) -> Tensor:
-    """x in the precision of autocast, where that is on: norms and scales leave it in float32."""
+    """x in the precision of autocast, if that is on: norms and scales return float32."""
     device = x.device.type
-    lowered = device != "meta" and torch.is_autocast_enabled(device)
-    return x.to(torch.get_autocast_dtype(device)) if lowered else x
+    enabled = device != "meta" and torch.is_autocast_enabled(device)
+    return x.to(torch.get_autocast_dtype(device)) if enabled else x
 
 
 def rotary(positions: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position · base^(−2i/size), twice beside each other: plane i is (i, i + size/2)."""
+    """cos and sin of position · base^(−2i/size), repeated twice: rotary pair i is (i, i + size/2)."""
     step = 1.0 / base ** (torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size)
     angle = positions.unsqueeze(-1).float() * step
     angle = torch.cat([angle, angle], -1).unsqueeze(1)  # b 1 t q
     return angle.cos(), angle.sin()
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return x * cos.to(x.dtype) + torch.cat([-second, first], -1) * sin.to(x.dtype)
 
 
-def visible(
-    padding: Tensor | None, causal: bool, old: int, new: int, device: torch.device, room: int = 0
-) -> Tensor | None:
-    """Which of old + new keys each new query sees, as (b or 1, 1, new, old + new); None where causal attention among
-    the new tokens, one new token, or an encoder without padding says it all. `room`: the keys that a static cache
-    shows, filled or not; `old` may then be a tensor."""
-    if padding is not None and padding.ndim == 4:  # transformers has made the mask
+def visible(x: Tensor, padding: Tensor | None, causal: bool, old: int, room: int = 0) -> Tensor | None:
+    """Which of the old + new keys each new query of x sees, as (b or 1, 1, new, old + new). None if no mask is needed:
+    causal attention among the new tokens, a single new token, or an encoder without padding.
+
+    `room` is the number of keys of a static cache, filled or not; `old` may then be a tensor.
+    """
+    new, device = x.shape[1], x.device
+    if padding is not None and padding.ndim == 4:  # a mask that transformers has made
         return padding
     if room:
         key, query = torch.arange(room, device=device), old + torch.arange(new, device=device)[:, None]
@@ -169,11 +172,13 @@ def visible(
     if padding is None:
         return seen
     own = torch.eye(new, old + new, dtype=torch.bool, device=device).roll(old, -1)
-    return (seen & padding[:, None, None, :].bool()) | own  # a padded query sees itself: a row of nothing would be NaN
+    return (
+        seen & padding[:, None, None, :].bool()
+    ) | own  # a padded query sees itself: a row without keys would be NaN
 
 
 class TransformerPreTrained(PreTrainedModel):
-    """Initialisation, and what transformers asks of a model."""
+    """Initialisation, and the declarations that transformers asks for."""
 
     config_class = TransformerConfig
     base_model_prefix = "transformer"
@@ -227,27 +232,28 @@ class TransformerModel(TransformerPreTrained):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **_: Any,
+        **_: object,
     ) -> BaseModelOutputWithPast:
         config = self.config
         x = self.tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cached = config.causal and (config.use_cache if use_cache is None else use_cache) and not self.training
         if cached and past_key_values is None:
             past_key_values = DynamicCache()
-        old = past_key_values.get_seq_length() if past_key_values is not None else 0
-        static = past_key_values is not None and past_key_values.is_compileable
-        room = past_key_values.get_mask_sizes(x.shape[1], 0)[0] if static else 0
+        old, room = 0, 0
+        if past_key_values is not None:
+            old = past_key_values.get_seq_length()
+            room = past_key_values.get_mask_sizes(x.shape[1], 0)[0] if past_key_values.is_compileable else 0
         if position_ids is None:
             position_ids = (old + torch.arange(x.shape[1], device=x.device)).unsqueeze(0)
         if self.places is not None:
             x = x + self.places(position_ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids)
-        x = self.embedding_norm(in_autocast(x))  # the residual stream too: half the memory traffic
-        mask = visible(attention_mask, config.causal, old, x.shape[1], x.device, room)
+        x = self.embedding_norm(in_autocast(x))  # the residual stream too, for half the memory traffic
+        mask = visible(x, attention_mask, config.causal, old, room)
         sizes = set(self.sizes) if config.positions == "rotary" else set()
         turns = {size: rotary(position_ids, size, config.rotary_base) for size in sizes}
         for index in range(config.n_layers):
@@ -288,21 +294,21 @@ class TransformerForCausalLM(TransformerWithReadout, GenerationMixin):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
-        **_: Any,
+        **_: object,
     ) -> CausalLMOutputWithPast:
-        found = self.transformer(
+        output = self.transformer(
             input_ids, attention_mask, position_ids, token_type_ids, past_key_values, inputs_embeds, use_cache
         )
-        logits = self.readout(found.last_hidden_state[:, -logits_to_keep:])
+        logits = self.readout(output.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:  # transformers' convention: labels are the inputs, and are shifted here
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=output.past_key_values)
 
 
 class TransformerForMaskedLM(TransformerWithReadout):
@@ -321,11 +327,11 @@ class TransformerForMaskedLM(TransformerWithReadout):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **_: Any,
+        **_: object,
     ) -> MaskedLMOutput:
-        found = self.transformer(
+        output = self.transformer(
             input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds=inputs_embeds, use_cache=False
         )
-        logits = self.readout(found.last_hidden_state)
+        logits = self.readout(output.last_hidden_state)
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)
