@@ -131,20 +131,28 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     made = [r for r in rows if not r.error]
     whole = [r for r in made if r.complete]
     lines = [
-        "# Accounts: is everything redundant explained, in every causal type?",
+        "# Accounts: is every redundant dimension explained, in every causal type?",
         "",
-        f"torch {setting['torch']}, transformers {setting['transformers']}; the narrow clone of each causal type's "
-        f"default config, in float64 with random parameters, {setting['seconds']} s of processor time each. *Measured* "
-        "is the nullity of the Jacobian of the outputs, *explained* the rank of what the laws claim. "
-        f"{len(made)} of {setting['types']} types were counted; {len(whole)} are explained to the last dimension, and "
-        f"{sum(bool(r.unsound) for r in made)} have a claim that the count contradicts. "
-        "Written by `benchmarks/accounts.py`.",
+        "This page says for which causal types of transformers the laws explain every redundant dimension.",
+        "",
+        f"**{len(whole)} of the {len(made)} types counted so far are complete; the count contradicts a claim in "
+        f"{sum(bool(r.unsound) for r in made) or 'none'} of them.** transformers has {setting['types']} causal types.",
+        "",
+        "Each type was counted on the narrow clone of its default config, in float64 with random parameters, with "
+        f"{setting['seconds']} s of processor time. *Measured* is the nullity of the Jacobian of the outputs; "
+        f"*explained* is the rank of the directions that the laws claim. torch {setting['torch']}, transformers "
+        f"{setting['transformers']}. Written by `benchmarks/accounts.py`.",
         *setting.get("notes", ()),
         "",
     ]
     lines += ["## Complete", "", "| type | parameters | measured = explained |", "| --- | --- | --- |"]
     lines += [f"| {r.type} | {r.parameters} | {r.measured} |" for r in whole]
-    lines += ["", "## Not complete", "", "| type | parameters | measured | explained | what else moves |"]
+    lines += [
+        "",
+        "## Not complete",
+        "",
+        "| type | parameters | measured | explained | parameters of the unexplained directions |",
+    ]
     lines += ["| --- | --- | --- | --- | --- |"]
     for r in made:
         if not r.complete:

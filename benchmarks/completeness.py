@@ -135,13 +135,18 @@ def measure(name: str, audit: Callable[[], deadweight.Audit]) -> Row:
 def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     whole = sum(r.measured == r.explained and not r.unsound and not r.error for r in rows)
     lines = [
-        "# Completeness: does anything redundant escape the laws?",
+        "# Completeness: do the laws explain every redundant dimension?",
+        "",
+        "This page says for which well-known models the laws explain every redundant dimension.",
+        "",
+        f"**{whole} of {len(rows)} models are complete.** A claim is unsound in "
+        f"{sum(bool(r.unsound) for r in rows) or 'none'} of them.",
         "",
         f"`deadweight.audit(…, complete=True)` in float64 with random parameters; torch {setting['torch']}, "
-        f"transformers {setting['transformers']}. *Measured* is the nullity of the Jacobian of the outputs, "
-        "*explained* the rank of what the laws claim. "
-        f"{whole} of {len(rows)} models are explained to the last dimension; no claim is "
-        "unsound unless the table says so. Written by `benchmarks/completeness.py`.",
+        f"transformers {setting['transformers']}. *Measured* is the nullity of the Jacobian of the outputs; "
+        "*explained* is the rank of the directions that the laws claim; *known* is the count that the model must "
+        "have; *unsound* is the number of claimed directions that change an output. Written by "
+        "`benchmarks/completeness.py`.",
         "",
         "| model | parameters | measured | explained | known | unsound | seconds |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -151,12 +156,12 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         explained = f"{r.explained}" if r.measured == r.explained else f"**{r.explained}**"
         cells = (r.name, r.parameters, measured, explained, r.known or "", r.unsound, f"{r.seconds:.0f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += ["", "## By law", "", "The rank that each law adds to those before it.", ""]
+    lines += ["", "## By law", "", "The number after a law is the rank that it adds to the laws before it.", ""]
     lines += [f"- {r.name}: {', '.join(f'{code} {n}' for code, n in r.by_law if n)}." for r in rows if r.by_law]
     short = [r for r in rows if r.shortfall]
     lines += ["", "## What is not explained", ""] + ["Nothing."] * (not short)
     lines += [f"- {r.name}: {'; '.join(r.shortfall)}." for r in short]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *setting.get("notes", ())]) + "\n"
 
 
 def write(file: Path, setting: dict[str, Any], rows: list[Row]) -> None:

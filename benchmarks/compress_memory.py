@@ -116,13 +116,19 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     lines = [
         "# Memory of compressing",
         "",
+        "This page measures how much memory `deadweight compress` needs as a model gets deeper.",
+        "",
+        f"**{last.peak / 1e9:.2f} GB for {last.parameters / 1e9:.2f} B parameters; each further block takes "
+        f"{growth / 1e6:.0f} MB.** That is {growth / BLOCK:.0%} of the block's weights in float32: the measurements "
+        "of its heads, their bases, and its new attention weights.",
+        "",
         f"LLaMA-type, bfloat16, width {WIDTH}, hidden {HIDDEN}, {KEYS} key-value heads of {WIDTH // HEADS}, random "
         f"weights; `--keep-kv 0.5`, {setting['windows']} windows of {setting['length']} tokens, two at a time; "
         f"{setting['machine']}, torch {setting['torch']}. Written by `benchmarks/compress_memory.py`, which says what "
         f"is measured. A block has {BLOCK / 1e6:.0f} MB in float32.",
         "",
-        "| layers | parameters | in float32, GB | peak, GB | of it | measuring, GB | finding dimensions, GB | "
-        "judging, GB |",
+        "| layers | parameters | in float32, GB | peak, GB | peak / float32 | measuring, GB | choosing dimensions, "
+        "GB | judging, GB |",
         "| --- " * 8 + "|",
     ]
     for r in rows:
@@ -132,13 +138,8 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
             + " | ".join(f"{r.peaks.get(stage, 0) / 1e9:.2f}" for stage in STAGES)
             + " |"
         )
-    lines += [
-        "",
-        f"Each further block takes {growth / 1e6:.0f} MB, {growth / BLOCK:.0%} of its weights in float32: what is "
-        "measured of its heads, the bases that are found, and its new attention weights.",
-    ]
     if last.device:
-        lines += ["", f"On the GPU {last.device / 1e9:.2f} GB for the deepest."]
+        lines += ["", f"On the GPU the deepest model needs {last.device / 1e9:.2f} GB."]
     return "\n".join(lines) + "\n"
 
 

@@ -12,10 +12,10 @@ from rich.console import Console
 
 WORDS = {
     "proofs": "proofs",
-    "clean": "traced, and no law applies",
+    "clean": "traced, no law applies",
     "evidence": "evidence only (gradients, no proof)",
-    "nothing": "not at all",
-    "crash": "a crash, which is our bug",
+    "nothing": "not audited",
+    "crash": "crash (a bug of ours)",
     "timeout": "out of time or memory",
 }
 
@@ -62,10 +62,7 @@ def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
     lines = [
         "# Coverage: which model types get proofs",
         "",
-        f"transformers {setting['transformers']}, torch {setting['torch']}; every type that transformers registers, "
-        f"from its default config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. "
-        "Written by `benchmarks/coverage.py`, which says what counts.",
-        *setting.get("notes", ()),
+        "This page says which of the model types that transformers registers get proofs, and why the others do not.",
         "",
         "| kind | types | " + " | ".join(WORDS.values()) + " |",
         "| --- " * (len(WORDS) + 2) + "|",
@@ -73,14 +70,21 @@ def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
     for kind in kinds:
         counts = Counter(a.status for a in attempts if a.kind == kind)
         lines.append(f"| {kind} | {counts.total()} | " + " | ".join(str(counts[s]) for s in WORDS) + " |")
+    lines += [
+        "",
+        f"transformers {setting['transformers']}, torch {setting['torch']}; every type from its default "
+        f"config{', narrow' if setting['narrow'] else ''}, with {setting['seconds']} s each. Written by "
+        "`benchmarks/coverage.py`, which says what counts.",
+        *setting.get("notes", ()),
+    ]
     for kind in kinds:
         mine = [a for a in attempts if a.kind == kind]
-        lines += ["", f"## {kind}: laws, by the number of types in which each is proved", ""]
+        lines += ["", f"## {kind}: number of types in which each law is proved", ""]
         laws = Counter(code for a in mine for code in a.claims or {})
         lines.append(", ".join(f"{code} {n}" for code, n in sorted(laws.items())) + ".")
         lines += ["", *states(mine), *without_gradient(kind, mine)]
         if rest := grouped(mine):
-            lines += ["", f"## {kind}: the rest", "", "| types | result | reason |", "| --- | --- | --- |"]
+            lines += ["", f"## {kind}: types without proofs", "", "| types | result | reason |", "| --- | --- | --- |"]
             lines += [f"| {', '.join(t)} | {WORDS[s]} | {_cell(why)} |" for (s, why), t in rest.items()]
     return "\n".join(lines) + "\n"
 
@@ -93,11 +97,11 @@ def states(attempts: list[Attempt]) -> list[str]:
 
 
 LOOKED_INTO = {  # why these parameters have no gradient, found by hand
-    "funnel": "no token types are given: all tokens are of one segment, so their bias is the same for all keys, "
+    "funnel": "no token types are given, so all tokens are in one segment, their bias is the same for all keys, "
     "and softmax ignores it; after pooling, the last block has one key left",
-    "mra": "without its CUDA kernel, transformers returns zeros in place of attention: queries are not read, and the "
-    "output's weight meets zeros",
-    "nystromformer": "its convolution along the sequence has 65 taps; on 5 tokens all but 9 of them meet padding only",
+    "mra": "without its CUDA kernel, transformers returns zeros in place of attention, so queries are not read and the "
+    "output weight multiplies zeros",
+    "nystromformer": "its convolution along the sequence has 65 taps; on 5 tokens all but 9 of them see only padding",
 }
 
 
@@ -108,11 +112,13 @@ def without_gradient(kind: str, attempts: list[Attempt]) -> list[str]:
     for a in seen:
         for reason in (a.unexplained or {}).values():
             by_reason[reason][a.type] = by_reason[reason].get(a.type, 0) + 1
-    lines = ["", f"## {kind}: no gradient and no proof", ""]
+    lines = ["", f"## {kind}: parameters without gradient and without proof", ""]
     clean = sum(not a.unexplained for a in seen)
-    lines.append(f"{len(seen)} types were examined by evidence; in {clean} of them nothing is left open.")
+    lines.append(
+        f"{len(seen)} types were examined by evidence; in {clean} every parameter without gradient is explained."
+    )
     if by_reason:
-        lines += ["", "| types (parameters) | what is not claimed, and why |", "| --- | --- |"]
+        lines += ["", "| types (parameters) | why nothing is claimed |", "| --- | --- |"]
         ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
         lines += [f"| {', '.join(f'{t} ({n})' for t, n in types.items())} | {_cell(why)} |" for why, types in ordered]
     known = {t: why for t, why in LOOKED_INTO.items() if any(t in types for types in by_reason.values())}

@@ -79,7 +79,7 @@ def from_json(data: dict[str, Any]) -> Row:
 
 
 def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
-    lines = ["# Exactness, side by side", "", *preface(setting)]
+    lines = ["# Exactness, side by side", "", INTRODUCTION, "", *kept(rows), "", *preface(setting)]
     for model in dict.fromkeys(r.model for r in rows):
         mine = [r for r in rows if r.model == model]
         lines += ["", f"## {model}", "", *table([r for r in mine if r.status == "done"])]
@@ -89,59 +89,62 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 CLAIMS = {  # what it says of itself, and how it was used
     "deadweight": (
-        "the same function over the real numbers; numbers that are gone are gone from the file (slim), or are zero or "
-        "one (stock)",
+        "the same function over the real numbers; removed numbers are not in the file (slim), or are zero or one "
+        "(stock)",
         "`reduce(MODEL, OUT)`; and `layout='stock'`",
     ),
     "TransformerLens": (
-        "folds norms and value biases, centres what writes to the stream; centring the unembedding changes logits, not "
-        "log-probabilities",
+        "folds norms and value biases, centres the weights that write to the stream; centring the unembedding "
+        "changes logits, not log-probabilities",
         "`enable_compatibility_mode()`; and `center_unembed=False`",
     ),
     "transformer-tricks": (
-        '"mathematically equivalent" for Llama, Mistral, Gemma, Qwen and others with RMSNorm; strict takes the gains '
-        "out of the file, and asks for modeling code that can do without them",
+        '"mathematically equivalent" for Llama, Mistral, Gemma, Qwen and others with RMSNorm; strict removes the gains '
+        "from the file, and needs modeling code that works without them",
         "`flashify_repo(MODEL, dir=OUT)`; and `strict=True`",
     ),
     "llmcompressor": (
         "norms fused: moves a norm's scale into the linear layers behind it. SpinQuant: rotations fused into the "
-        "weights, so that a quantisation that follows loses less",
+        "weights, so that a later quantisation loses less",
         "`fuse_norm_linears`; `SpinQuantModifier(rotations=['R1', 'R2'])`",
     ),
     "torch": ("a convolution and its BatchNorm become one convolution, in eval", "`fuse_conv_bn_eval`"),
 }
+INTRODUCTION = (
+    "This page compares `deadweight reduce` with other tools that fold or remove weights: is the function the same?"
+)
 PREFACE = """\
-Weights are random, with gains that are not one and biases that are not zero, except where a model is trained (demo,
-MiniLM): sizes of errors are those of these weights. What is said of a tool that failed are its own words. llmcompressor
-knows which layers read which norm by LLaMA's names; where it was told for a model with other names, that is noted, and
-is more than its documentation promises.
+Weights are random, with gains other than one and biases other than zero; only the demo and MiniLM are trained. The
+sizes of errors are those of these weights. If a tool failed, its own error message is quoted. llmcompressor finds the
+readers of a norm by LLaMA's module names. For models with other names it was given the mapping; this is noted, and goes
+beyond its documentation.
 
-Where a tool keeps nothing, this is why. Gemma's norms multiply by one plus their weight: who folds the weight alone
-changes the function. LayerNorm's shift has to move with its gain. RMSNorm sees the mean that centred embeddings have
-lost: SpinQuant centres them, and the row *not centred* is the same without that step. A centred unembedding shifts all
-logits of a position alike, and keeps probabilities.
+Why some tools keep nothing. Gemma's norms multiply by one plus their weight, so folding the weight alone changes the
+function. LayerNorm's shift must be folded together with its gain. SpinQuant centres the embeddings; RMSNorm, unlike
+LayerNorm, depends on the mean that this removes, and the row *not centred* leaves that step out. A centred unembedding
+adds the same number to all logits of a position, so it keeps probabilities.
 
-- **keeps**: the strongest output that is the same function: *logits*; only *probabilities*, after the softmax (all
-  logits of a position are shifted alike); or *nothing*. By the float64 error (at most 1e-10), or by a float32 error
-  within 3 noise floors.
-- **float32, float64**: relative error of the logits (of the last hidden state for an encoder) against the original in
-  float64, the tool working in that precision; in float64 nothing in the forward pass is rounded to float32. Tools that
-  always merge weights in float32 show that here. **log-probabilities**: the same of those, in float64 if it ran.
-- **floors**: the float32 error over the original's own.
-- **numbers gone**: floating-point numbers in the file of the original less those in the result's: one that was set to
-  zero or one is still there, and a file that grew has a negative count.
-- **plain transformers**: does it load the result by itself, and is that what the tool made?
-- **verify**: `deadweight verify ORIGINAL RESULT`, a second computation, with its worst float64 error. Both are stored
-  in float32 there, so the rounding of the new weights shows.
-- **seconds**: from the original's files to those of the result (TransformerLens writes none: to its model), and the
-  whole process with its imports. deadweight's include its proofs and its own check of the result; no other tool checks.
-  **MiB**: peak of that process, imports included."""
+- **keeps**: the strongest output that is the same function: *logits*; only *probabilities*, after the softmax; or
+  *nothing*. The criterion is a float64 error of at most 1e-10, or a float32 error within 3 noise floors.
+- **float32, float64**: relative error of the logits (for an encoder: of the last hidden state) against the original in
+  float64, with the tool working in that precision. In float64 nothing in the forward pass is rounded to float32, so
+  tools that always merge weights in float32 show it here. **log-probabilities**: their relative error, in float64 if it
+  ran.
+- **floors**: the float32 error divided by that of the original.
+- **numbers removed**: floating-point numbers in the original's file minus those in the result's. A number that was set
+  to zero or one is still there; a file that grew has a negative count.
+- **plain transformers**: whether transformers alone loads the result, and whether that is the function the tool made.
+- **verify**: `deadweight verify ORIGINAL RESULT`, a second computation, with its largest float64 error. Both are stored
+  in float32 there, so it includes the rounding of the new weights.
+- **seconds**: from the original's files to the result's files (for TransformerLens, which writes none, to its model),
+  and the whole process with its imports. deadweight's time includes its proofs and its check of the result; no other
+  tool checks. **MiB**: peak of that process, imports included."""
 
 
 def preface(setting: dict[str, Any]) -> list[str]:
     lines = [
-        f"Written by `benchmarks/exactness.py` in one run, tools at a time: {setting['jobs']}, on {setting['cores']} "
-        "shared CPU cores, so that seconds are a coarse measure." + setting.get("note", ""),
+        f"Written by `benchmarks/exactness.py` in one run, {setting['jobs']} tool at a time, on {setting['cores']} "
+        "shared CPU cores, so seconds are only a coarse measure." + setting.get("note", ""),
         "",
     ]
     for tool, versions in setting["versions"].items():
@@ -149,9 +152,23 @@ def preface(setting: dict[str, Any]) -> list[str]:
     return [*lines, "", *claims(), "", *PREFACE.splitlines()]
 
 
+def kept(rows: list[Row]) -> list[str]:
+    """The verdict: for each tool, in how many of the models that it supports the function stayed the same."""
+    lines = [
+        line(("tool", "models", "logits or output kept", "only probabilities", "nothing")),
+        line("---" for _ in range(5)),
+    ]
+    for tool in dict.fromkeys(r.tool for r in rows):
+        keeps = [r.keeps for r in rows if r.tool == tool and r.status == "done"]
+        same_function = sum(k in ("logits", "output") for k in keeps)
+        cells = (tool, len(keeps), same_function, keeps.count("probabilities"), keeps.count("nothing"))
+        lines.append(line(map(str, cells)))
+    return lines
+
+
 def claims() -> list[str]:
     rows = [line((tool, says, used)) for tool, (says, used) in CLAIMS.items()]
-    return [line(("tool", "what it says of itself", "used as")), line("---" for _ in range(3)), *rows]
+    return [line(("tool", "what it promises", "used as")), line("---" for _ in range(3)), *rows]
 
 
 HEADS = (
@@ -161,7 +178,7 @@ HEADS = (
     "floors",
     "float64",
     "log-probabilities",
-    "numbers gone",
+    "numbers removed",
     "plain transformers",
     "verify",
     "seconds",

@@ -329,17 +329,18 @@ def markdown(rows: list[Row], setting: record.Setting) -> str:
     lines = [
         "# Plain PyTorch modules: which get proofs",
         "",
-        f"`deadweight.audit(module, inputs)` on {len(tried)} of the {setting['corpus']} modules of `benchmarks/corpus` "
-        f"that people write and use, each in a process of its own with {setting['seconds']:g} s and "
-        f"{setting['memory']:g} GiB. {setting['date']}, "
-        f"{setting['cores']} CPU cores. Seconds (of CPU time, on one thread) and memory are those of the audit, beyond "
-        "importing and building. Written by `benchmarks/modules.py`.",
-        "",
-        f"Versions and commits: {numbers}.",
+        "This page says which plain PyTorch modules that people write and use get proofs, and how long an audit takes.",
         "",
         f"**{len(proved)} of {len(tried)} get proofs.** {speed(tried)}",
         "",
         *by_group(tried),
+        f"`deadweight.audit(module, inputs)` on {len(tried)} of the {setting['corpus']} modules of "
+        f"`benchmarks/corpus`, each in a process of its own with {setting['seconds']:g} s and {setting['memory']:g} "
+        f"GiB. {setting['date']}, {setting['cores']} CPU cores. Seconds (of CPU time, on one thread) and memory are "
+        "those of the audit, without importing and building. Written by `benchmarks/modules.py`.",
+        "",
+        f"Versions and commits: {numbers}.",
+        "",
         *without_proofs(rows),
         *every_module(tried),
     ]
@@ -382,7 +383,7 @@ def without_proofs(rows: list[Row]) -> list[str]:
             groups[row.outcome, kind(row.reason)].append(row.name)
     if not groups:
         return []
-    lines = ["## Everything else than plain proofs", "", "| outcome | reason | modules |", "| --- | --- | --- |"]
+    lines = ["## Modules without plain proofs, by reason", "", "| outcome | reason | modules |", "| --- | --- | --- |"]
     largest = sorted(groups.items(), key=lambda item: (list(OUTCOMES).index(item[0][0]), -len(item[1])))
     return [*lines, *(table_row(word, why, "; ".join(names)) for (word, why), names in largest), ""]
 

@@ -54,7 +54,8 @@ SHAPES = {
     "38 M, bytes": Shape(512, 12, 8, 512, 256, 128),
     "tiny": Shape(32, 2, 2, 32, 256, 4),
 }
-RIVALS = ("nanoGPT", "deadweight", "deadweight, identity Q")
+NANOGPT, OURS = "nanoGPT", "deadweight"
+RIVALS = (NANOGPT, OURS, "deadweight, identity Q")
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,16 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     lines = [
         "# Training speed",
         "",
-        f"`benchmarks/train_speed.py` on {setting['machine']}, torch {setting['torch']}, {setting['steps']} steps each "
-        f"unless said below, bfloat16, compiled, in turns. nanoGPT's loop is its own, with its "
-        "defaults: it waits for the GPU after every step to print the loss, which ours does every tenth of a run; the "
-        "rest of the difference is in kernels (loss, GELU, a residual stream in bfloat16). The loss is nanoGPT's of "
-        "its last step, and ours over the last tenth.",
+        "This page compares the speed of `deadweight train` with nanoGPT's own script, on the same GPU and at equal "
+        "shapes.",
+        "",
+        *ratios(rows),
+        "",
+        f"Written by `benchmarks/train_speed.py` on {setting['machine']}, torch {setting['torch']}, "
+        f"{setting['steps']} steps each unless said below, bfloat16, compiled, taking turns. nanoGPT runs "
+        "its own loop with its defaults: it waits for the GPU after every step to print the loss, while ours waits "
+        "every tenth of a run. The rest of the difference is in kernels (loss, GELU, a residual stream in bfloat16). "
+        "The loss is that of the last step for nanoGPT, and the mean over the last tenth for ours.",
         "",
         "| shape | | parameters | ms per step | tokens/s | against nanoGPT | of peak FLOP/s | memory, GB | loss |",
         "| --- " * 9 + "|",
@@ -214,6 +220,13 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
             f"{row.utilisation:.1%} | {number(row.gigabytes, 1)} | {number(row.loss, 3)} |"
         )
     return "\n".join([*lines, *(f"\n{note}" for note in setting.get("notes", []))]) + "\n"
+
+
+def ratios(rows: list[Row]) -> list[str]:
+    """The verdict: ours over nanoGPT, for every shape that both were run at."""
+    speeds = {(row.shape, row.rival): row.tokens_per_second for row in rows}
+    both = [s for s in dict.fromkeys(r.shape for r in rows) if (s, OURS) in speeds and (s, NANOGPT) in speeds]
+    return [f"- **{shape}: {speeds[shape, OURS] / speeds[shape, NANOGPT]:.2f} times nanoGPT.**" for shape in both]
 
 
 def number(value: float | None, digits: int) -> str:

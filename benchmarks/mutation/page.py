@@ -10,13 +10,15 @@ Row = dict[str, Any]
 DEAD = ("killed", "timeout")
 ALIVE = ("survived", "unreached")
 
-HEAD = """# Mutants: which conditions of the prover a test watches over
+HEAD = """# Mutants: which conditions of the prover are covered by a test
 
-A law is only as good as its conditions. Each condition of `proof/`, `claims/`, `search/`, `laws/` and
-`audit/checker.py` is weakened, one at a time, so that the prover would say more: a refusal fires less often, `a and b`
-loses an operand, `<` becomes `<=`, `fixed=False` becomes `True`, a `raise` returns. Where the direction is not plain
-from the branches, both are tried. A mutant is *killed* if a test fails with it, *equivalent* if it is on the reviewed
-list below, and *survives* otherwise.
+This page says for which conditions of the prover some test fails when the condition is weakened.
+"""
+METHOD = """A law is only as good as its conditions. Each condition of `proof/`, `claims/`, `search/`, `laws/` and
+`audit/checker.py` is weakened, one at a time, so that the prover would claim more: a refusal happens less often,
+`a and b` loses an operand, `<` becomes `<=`, `fixed=False` becomes `True`, a `raise` returns. If the branches do not
+show which direction is weaker, both are tried. A mutant is *killed* if a test fails with it, *equivalent* if it is on
+the reviewed list below, and *survives* otherwise.
 
 Repeat it with `python benchmarks/mutants.py` (one core); `--file search/spaces.py --resume` runs one file again.
 """
@@ -24,7 +26,7 @@ Repeat it with `python benchmarks/mutants.py` (one core); `--file search/spaces.
 
 def page(rows: list[Row], setting: dict[str, Any]) -> str:
     """The whole page, from the record."""
-    parts = [HEAD, taken(setting), score(rows), by_file(rows), survivors(rows), equivalent(rows)]
+    parts = [HEAD, score(rows), METHOD, taken(setting), by_file(rows), survivors(rows), equivalent(rows)]
     return "\n".join(part for part in parts if part)
 
 
@@ -41,10 +43,9 @@ def score(rows: list[Row]) -> str:
     waiting = f", {count['not run']:,} not run yet" if count["not run"] else ""
     found = f"{killed:,} killed, {count['equivalent']:,} equivalent, {alive:,} survived"
     return (
-        f"**{len(rows):,} mutants: {found}{waiting}.**"
-        f" Of those killed {count['timeout']} ran out of time. Of those that survived, no test gives"
-        f" {count['unreached']} conditions another value than the original; the others passed what tests fit into the"
-        " time that the run gives to one mutant.\n"
+        f"**{len(rows):,} mutants: {found}{waiting}.** Of the killed mutants {count['timeout']} ran out of time. For "
+        f"{count['unreached']} of the survivors no test reaches the condition with a value that the mutant changes; "
+        "the others passed all tests that fit into the time limit of a mutant.\n"
     )
 
 
@@ -59,12 +60,20 @@ def by_file(rows: list[Row]) -> str:
 
 def survivors(rows: list[Row]) -> str:
     alive = [r for r in rows if r["verdict"] in ALIVE]
-    return listed("## Survivors", "Each is a missing test, or a condition that may not be needed.", alive)
+    return listed(
+        "## Survivors",
+        "Each is a missing test, or a condition that may not be needed. *Time was up*: not all tests were run.",
+        alive,
+    )
 
 
 def equivalent(rows: list[Row]) -> str:
     same = [r for r in rows if r["verdict"] == "equivalent"]
-    return listed("## Equivalent", "None of these can make a false claim; the reason stands behind each.", same)
+    return listed(
+        "## Equivalent",
+        "None of these can make a false claim; the last column says why. *It says less*: the mutant claims less.",
+        same,
+    )
 
 
 def listed(title: str, words: str, rows: Iterable[Row]) -> str:
