@@ -26,8 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import record
 import typer
+
+from deadweight.report import record
 
 GIB = 1 << 30
 MEMORY = 5 * GIB
@@ -175,9 +176,9 @@ def main(
     again: Annotated[bool, typer.Option(help="count these types again, whatever the JSON file holds")] = False,
     short: Annotated[bool, typer.Option(help="count again the types of the JSON file that are not complete")] = False,
     code: Annotated[str, typer.Option(help="the commit that is run, for the record")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="write every row here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the page here")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
 ) -> None:
     import torch
     import transformers
@@ -191,7 +192,7 @@ def main(
     }
     file, rows = recorded or json_file, dict[str, Row]()
     if file is not None and file.exists():
-        setting, known = record.read(file)
+        setting, known = record.read_rows(file)
         rows = {r["type"]: Row(**r) for r in known}
     wanted = types.split(",") if types else list(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     for model_type in wanted if recorded is None else ():
@@ -200,7 +201,7 @@ def main(
             continue
         rows[model_type] = row = measure(model_type, seconds, code)
         print(f"{model_type}: {row.explained} / {row.measured} {row.error} {row.seconds} s", flush=True)
-        record.write(json_file, setting, [rows[t] for t in sorted(rows)])
+        record.write_rows(json_file, setting, [rows[t] for t in sorted(rows)])
     if page is not None:
         page.write_text(markdown([replace(rows[t], by_law=()) for t in sorted(rows)], setting), encoding="utf-8")
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import record
 import typer
+from process import run_process
+
+from deadweight.report import record
 
 LLAMA = {
     "model_type": "llama",
@@ -85,28 +85,14 @@ class Target:
 
 
 def measure(name: str, command: list[str], times: int) -> Row:
-    runs = [once(command) for _ in range(times)]
-    seconds = [r[0] for r in runs]
+    runs = [run_process(command) for _ in range(times)]
+    seconds = [r.seconds for r in runs]
     return Row(
         name,
         statistics.median(seconds),
-        int(statistics.median(r[1] for r in runs)),
+        int(statistics.median(r.peak_bytes for r in runs)),
         tuple(round(s, 2) for s in seconds),
     )
-
-
-def once(command: list[str]) -> tuple[float, int]:
-    """Wall time and peak resident bytes of one process."""
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} failed: {said.read().decode()[-2000:]}")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return time.perf_counter() - start, usage.ru_maxrss * unit
 
 
 def run(times: int, only: str) -> list[Row]:
@@ -168,12 +154,12 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 def main(
     times: Annotated[int, typer.Option(help="processes for each number")] = 3,
     only: Annotated[str, typer.Option(help="only configs whose name contains this")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read(recorded)
+        setting, found = record.read_rows(recorded)
         rows = [Row(**{**r, "runs": tuple(r["runs"])}) for r in found]
     else:
         from importlib.metadata import version
@@ -181,8 +167,8 @@ def main(
         setting = {"times": times, "cores": os.cpu_count()}
         setting |= {name: version(name).split("+")[0] for name in ("torch", "transformers")}
         rows = run(times, only)
-    record.write(json_file, setting, rows, targets=[asdict(t) for t in targets(rows)])
-    record.tell(markdown(rows, setting), page)
+    record.write_rows(json_file, setting, rows, targets=[asdict(t) for t in targets(rows)])
+    record.show_page(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import record
 import torch
 import typer
 from cache_report import figure, page
@@ -32,7 +31,7 @@ from deadweight.compress.judge import called
 from deadweight.compress.observe import observing
 from deadweight.compress.run import opened
 from deadweight.compress.settings import Settings
-from deadweight.report.study import circumstances
+from deadweight.report import record
 
 RESULTS = Path(__file__).parent / "results" / "cache.json"
 SHARES = (0.25, 0.19, 0.125, 0.31, 0.1, 0.375, 0.5)  # of ours, in the order in which they are run
@@ -99,7 +98,7 @@ def run(
     length: int = 1024,
     results: Path = RESULTS,
 ) -> None:
-    rows = [Row(**r) for r in record.read(results)[1]] if results.exists() else []
+    rows = [Row(**r) for r in record.read_rows(results)[1]] if results.exists() else []
     done = {row.key for row in rows}
     source, precision = opened(model, None)
     start = time.perf_counter()
@@ -107,12 +106,12 @@ def run(
     typer.echo(f"measured in {time.perf_counter() - start:.0f} s", err=True)
     texts = {n: windows_of(work, model, file, windows, length) for n, file in (j.split("=", 1) for j in judge)}
     before = {n: loss_of(source.module, batches) for n, batches in texts.items()}
-    setting = circumstances() | {"length": length, "calibration": text or "mixture"}
+    setting = record.circumstances() | {"length": length, "calibration": text or "mixture"}
 
     def keep(method: str, origin: str, bits: float, n: str, loss: float, seconds: float) -> None:
         rise = math.expm1(loss - before[n])
         rows.append(Row(name, method, origin, bits, n, len(texts[n]), loss, rise, round(seconds, 1)))
-        record.write(results, setting, rows)
+        record.write_rows(results, setting, rows)
         typer.echo(f"{method:36s} {bits / 16:6.1%} {n}: {rise:+.2%}", err=True)
 
     for share in SHARES:
@@ -152,8 +151,8 @@ def remeasured(work: Work) -> dict[str, CacheMoments]:
 
 @app.command()
 def report(results: Path = RESULTS, markdown: Path | None = None) -> None:
-    setting, rows = record.read(results)
-    record.tell(page(setting, rows), markdown)
+    setting, rows = record.read_rows(results)
+    record.show_page(page(setting, rows), markdown)
     if markdown is not None:
         figure(rows, markdown.with_suffix(".svg"))
 

@@ -9,12 +9,11 @@ Explained: the rank of the motions of every claim. Models already in the JSON fi
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from torch import nn
 
 import deadweight
 from deadweight.errors import DeadweightError
+from deadweight.report import record
 
 GPT2 = {"n_embd": 8, "n_head": 2, "n_layer": 2, "vocab_size": 11, "n_positions": 5, "n_inner": 12}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
@@ -164,32 +164,25 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
     return "\n".join([*lines, *setting.get("notes", ())]) + "\n"
 
 
-def write(file: Path, setting: dict[str, Any], rows: list[Row]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = ",\n".join("  " + json.dumps(asdict(r)) for r in rows)
-    file.write_text(f'{{"setting": {json.dumps(setting)},\n "rows": [\n{text}\n]}}\n', encoding="utf-8")
-
-
 def main(
     only: Annotated[str, typer.Option(help="only models whose name contains this")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="write every row here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     setting = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     file = recorded or json_file
-    rows = [Row(**r) for r in json.loads(file.read_text())["rows"]] if file is not None and file.exists() else []
+    rows = [Row(**r) for r in record.read_rows(file)[1]] if file is not None else []
     console = Console()
     for name, audit in models().items() if recorded is None else ():
         if only in name and name not in {r.name for r in rows}:
             rows.append(measure(name, audit))
             r = rows[-1]
             console.print(f"{name}: {r.explained} / {r.measured} {r.error} {r.seconds} s", highlight=False)
-            if json_file is not None:
-                write(json_file, setting, rows)
+            record.write_rows(json_file, setting, rows)
     if page is not None:
         page.write_text(markdown(rows, setting), encoding="utf-8")
 

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import record
 import typer
+
+from deadweight.report import record
 
 WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 32000  # the blocks of a 1-billion-parameter LLaMA
 BLOCK = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH * KEYS // HEADS + 3 * WIDTH * HIDDEN)  # bytes in float32
@@ -158,7 +159,7 @@ def main(
         child(Path(source), Path(out), *map(int, numbers))
         return
     if recorded is not None:
-        setting, found = record.read(recorded)
+        setting, found = record.read_rows(recorded)
         rows = [Row(**r) for r in found]
     else:
         import torch
@@ -167,8 +168,8 @@ def main(
         setting = {"torch": torch.__version__.split("+")[0], "machine": machine, "windows": windows, "length": length}
         with tempfile.TemporaryDirectory(dir=folder) as place:
             rows = [measure(Path(place), int(n), windows, length) for n in layers.split(",")]
-        record.write(json_file, setting, rows)
-    record.tell(markdown(rows, setting), page)
+        record.write_rows(json_file, setting, rows)
+    record.show_page(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
+from deadweight.report import record
 from deadweight.source.model import REFUSED, Source, open_model
 from deadweight.source.narrow import narrow, narrow_config, shallow_config
 from deadweight.source.table import Size
@@ -242,9 +243,9 @@ def main(
     as_narrow: Annotated[bool, typer.Option("--narrow", help="trace narrow clones instead")] = False,
     redo: Annotated[str, typer.Option(help="attempt these results of the JSON file again, comma-separated")] = "",
     code: Annotated[str, typer.Option(help="the commit that is run, for the record")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="write every attempt here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()

@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from deadweight.report.record import load_record
+
 WORDS = {
     "proofs": "proofs",
     "clean": "traced, no law applies",
@@ -130,7 +132,7 @@ def _cell(text: str) -> str:
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[Attempt]]:
-    recorded = json.loads(file.read_text(encoding="utf-8"))
+    recorded = load_record(file)
     return recorded["setting"], [Attempt(**({"reason": "", "seconds": 0.0} | a)) for a in recorded["attempts"]]
 
 

@@ -43,7 +43,7 @@ from decode_parts import (
 )
 from rich.console import Console
 
-from deadweight.report.study import circumstances
+from deadweight.report.record import circumstances
 from deadweight.slim import attention as slim_attention
 
 app = typer.Typer(pretty_exceptions_enable=False)

@@ -26,7 +26,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import record
 import torch
 import typer
 from exactness_models import (
@@ -44,6 +43,8 @@ from exactness_report import Loading, Row, from_json, markdown
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
+
+from deadweight.report import record
 
 ADAPTERS = Path(__file__).parent / "adapters"
 HERE = "deadweight"  # this interpreter
@@ -213,12 +214,12 @@ def main(
     only: Annotated[str, typer.Option(help="only models whose name contains this")] = "",
     tools: Annotated[str, typer.Option(help="only tools whose name contains this")] = "",
     jobs: Annotated[int, typer.Option(help="how many tools work at once")] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the tables here")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read(recorded)
+        setting, found = record.read_rows(recorded)
         rows = [from_json(r) for r in found]
     else:
         given = interpreters(tool or [])
@@ -234,8 +235,8 @@ def main(
             rows.append(row)
             typer.echo(f"{row.model} | {row.tool} | {row.status} {row.why} {row.logits}", err=True)
     told = [asdict(r) | ({"keeps": r.keeps, "plain": r.plain} if r.status == "done" else {}) for r in rows]
-    record.write(json_file, setting, told)
-    record.tell(markdown(rows, setting), page)
+    record.write_rows(json_file, setting, told)
+    record.show_page(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from deadweight.compress.moments import Moments, measure
 from deadweight.compress.observe import attend_alike
 from deadweight.compress.run import empty_moments, opened
 from deadweight.compress.truncate import Spaces
-from deadweight.report.study import circumstances, show
+from deadweight.report.record import circumstances, show_record
 from deadweight.source.model import Source
 from deadweight.source.plain_text import read_text
 from deadweight.source.tokens import encoded, tokenizer_of
@@ -337,7 +337,7 @@ def report(
     recorded: Path, markdown: Annotated[Path | None, typer.Option(help="write the page and its figure here")] = None
 ) -> None:
     """The page of a record."""
-    show(recorded, page, figure, markdown)
+    show_record(recorded, page, figure, markdown)
 
 
 app = typer.Typer(add_completion=False)

@@ -35,7 +35,7 @@ from deadweight.compress.calibration import calibration, text_to_heal_on, token_
 from deadweight.compress.heal import BLOCKWISE, healed
 from deadweight.compress.judge import called
 from deadweight.compress.run import opened
-from deadweight.report.study import circumstances
+from deadweight.report.record import circumstances
 
 app = typer.Typer(pretty_exceptions_enable=False)
 Record = dict[str, Any]

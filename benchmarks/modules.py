@@ -43,11 +43,13 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import Annotated, Any
 
-import record
 import typer
 from corpus.entry import Entry
 from rich.console import Console
 from rich.progress import track
+
+from deadweight.report import record
+from deadweight.source.kinds import JsonObject
 
 HERE = Path(__file__).resolve()
 RESULTS, PAGE = HERE.parent / "results" / "modules.json", HERE.parents[1] / "docs" / "modules.md"
@@ -321,7 +323,7 @@ def ordered(rows: Iterable[Row], entries: list[Entry]) -> list[Row]:
 # The page.
 
 
-def markdown(rows: list[Row], setting: record.Setting) -> str:
+def markdown(rows: list[Row], setting: JsonObject) -> str:
     """The record as a page: counts first, then what has no proofs by reason, then every module."""
     tried = [row for row in rows if row.outcome != "skipped"]
     proved = [row for row in tried if row.outcome.startswith("proofs")]
@@ -446,8 +448,8 @@ def main(
     site: Annotated[list[Path], typer.Option(help="a folder of packages; may be repeated")] = [],  # noqa: B006
     checkouts: Annotated[Path | None, typer.Option(help="a folder of repositories")] = None,
     json_file: Annotated[Path, typer.Option("--json", help="write every row here")] = RESULTS,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the tables here")] = PAGE,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
+    page: record.PageOption = PAGE,
+    recorded: record.ReadOption = None,
     corpus_name: Annotated[str, typer.Option("--corpus", help="an importable module with ENTRIES")] = "corpus",
 ) -> None:
     """Audit the corpus and write the record and the page."""
@@ -458,8 +460,8 @@ def main(
     if listed:
         list_entries(matching(entries, only), limits)
     elif recorded is not None:
-        setting, found = record.read(recorded)
-        record.tell(markdown([Row(**row) for row in found], setting), page)
+        setting, found = record.read_rows(recorded)
+        record.show_page(markdown([Row(**row) for row in found], setting), page)
     else:
         measure(entries, only, limits, jobs, json_file, page, resume)
 
@@ -468,7 +470,7 @@ def measure(
     entries: list[Entry], only: str, limits: Limits, jobs: int, file: Path, page: Path | None, resume: bool
 ) -> None:
     """Run what is asked for; the record is written after every module."""
-    setting: record.Setting = {
+    setting: JsonObject = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "seconds": limits.seconds,
         "memory": limits.memory / GIB,
@@ -476,13 +478,13 @@ def measure(
         "corpus": len(entries),
         "versions": versions(entries, limits),
     }
-    keep = [Row(**row) for row in record.read(file)[1]] if resume and file.exists() else []
+    keep = [Row(**row) for row in record.read_rows(file)[1]] if resume and file.exists() else []
 
     def save(rows: list[Row]) -> None:
-        record.write(file, setting, [asdict(row) for row in ordered(rows, entries)])
+        record.write_rows(file, setting, [asdict(row) for row in ordered(rows, entries)])
 
     rows = run(matching(entries, only), limits, jobs, keep, save)
-    record.tell(markdown(ordered(rows, entries), setting), page)
+    record.show_page(markdown(ordered(rows, entries), setting), page)
 
 
 def list_entries(entries: list[Entry], limits: Limits) -> None:

@@ -26,8 +26,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import record
 import typer
+
+from deadweight.report import record
 
 HERE = Path(__file__).resolve()
 PROJECT = HERE.parents[1]
@@ -76,7 +77,7 @@ def equivalents() -> dict[tuple[str, str, str, str], str]:
 def known_rows(file: Path) -> dict[tuple, Row]:
     if not file.exists():
         return {}
-    return {row.key: row for row in (Row(**r) for r in record.read(file)[1])}
+    return {row.key: row for row in (Row(**r) for r in record.read_rows(file)[1])}
 
 
 def setting(tests: list[str], budget: float) -> dict[str, Any]:
@@ -101,16 +102,16 @@ def run(
         for m in chosen:
             print(f"{m.file} {m.function}: {m.original} → {m.mutated}")
         return
-    facts = record.read(results)[0] if read else setting(tests.split(), budget)
+    facts = record.read_rows(results)[0] if read else setting(tests.split(), budget)
     if not read:
         if resume:
             chosen = [m for m in chosen if m.key not in known or known[m.key].verdict not in ("killed", "timeout")]
         chosen = [m for m in chosen if m.key[:4] not in reasons]
-        keep = lambda: record.write(results, facts, [known[m.key] for m in mutants if m.key in known])  # noqa: E731
+        keep = lambda: record.write_rows(results, facts, [known[m.key] for m in mutants if m.key in known])  # noqa: E731
         attack(chosen, known, keep, tests.split(), budget)
     rows = [judged(m, known, reasons) for m in mutants]
-    record.write(results, facts, rows)
-    record.tell(page([asdict(r) for r in rows], facts), markdown)
+    record.write_rows(results, facts, rows)
+    record.show_page(page([asdict(r) for r in rows], facts), markdown)
 
 
 def judged(mutant: Mutant, known: dict[tuple, Row], reasons: dict[tuple[str, str, str, str], str]) -> Row:

@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import record
 import typer
+from process import run_process
+
+from deadweight.report import record
 
 WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 4096, 14336, 32, 8, 32000  # the blocks of an 8-billion-parameter LLaMA
 IMPORTS = "import deadweight.reduce.run, transformers; transformers.LlamaForCausalLM; import torch.export._trace"
@@ -102,20 +104,6 @@ def make(folder: Path, layers: int) -> None:
     subprocess.run([sys.executable, "-c", code, str(folder), str(layers)], check=True)
 
 
-def process(command: list[str]) -> tuple[float, float, int]:
-    """Wall time, processor time and peak resident bytes of one process."""
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        if child.returncode:
-            raise SystemExit(f"{' '.join(command)} failed: {said.read().decode()[-2000:]}")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit
-
-
 def copied(source: Path, target: Path) -> float:
     """Seconds to copy the files and have them on disk."""
     start = time.perf_counter()
@@ -137,14 +125,15 @@ def measure(folder: Path, layers: int, times: int, imports: int) -> Row:
     for _ in range(times):
         runs["copy"].append(copied(source, target))
         shutil.rmtree(target)
-        seconds, busy, peak = process([sys.executable, "-m", "deadweight", "reduce", str(source), str(target)])
-        runs["reduce"].append(seconds)
-        runs["processor"].append(busy)
-        peaks.append(peak - imports)
+        cost = run_process([sys.executable, "-m", "deadweight", "reduce", str(source), str(target)])
+        runs["reduce"].append(cost.seconds)
+        runs["processor"].append(cost.cpu_seconds)
+        peaks.append(cost.peak_bytes - imports)
         report = json.loads((target / "deadweight.json").read_text(encoding="utf-8"))
         saved = report["parameters"]["before"] - report["parameters"]["after"]
         shutil.rmtree(target)
-        runs["plan"].append(process([sys.executable, "-m", "deadweight", "reduce", str(source), "--dry-run"])[0])
+        planning = run_process([sys.executable, "-m", "deadweight", "reduce", str(source), "--dry-run"])
+        runs["plan"].append(planning.seconds)
     shutil.rmtree(source)
     middle = {name: statistics.median(values) for name, values in runs.items()}
     return Row(
@@ -194,22 +183,22 @@ def main(
     layers: Annotated[str, typer.Option(help="depths to measure, comma-separated")] = "4,9,18",
     times: Annotated[int, typer.Option(help="processes for each number")] = 3,
     folder: Annotated[Path | None, typer.Option(help="where the checkpoints are made (and removed)")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read(recorded)
+        setting, found = record.read_rows(recorded)
         rows = [Row(**r) for r in found]
     else:
         import torch
 
         setting = {"torch": torch.__version__.split("+")[0], "cores": os.cpu_count(), "times": times}
-        imports = process([sys.executable, "-c", IMPORTS])[2]
+        imports = run_process([sys.executable, "-c", IMPORTS]).peak_bytes
         with tempfile.TemporaryDirectory(dir=folder) as place:
             rows = [measure(Path(place), int(n), times, imports) for n in layers.split(",")]
-        record.write(json_file, setting, rows)
-    record.tell(markdown(rows, setting), page)
+        record.write_rows(json_file, setting, rows)
+    record.show_page(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import record
 import typer
+
+from deadweight.report import record
 
 PEAK = 989e12  # dense bfloat16 FLOP/s of an H200, from its datasheet
 
@@ -239,12 +240,12 @@ def main(
     steps: Annotated[int, typer.Option(help="steps of every run")] = 80,
     shapes: Annotated[str, typer.Option(help="names of SHAPES, by semicolon")] = ";".join(list(SHAPES)[:2]),
     rivals: Annotated[str, typer.Option(help="who runs, by semicolon")] = ";".join(RIVALS),
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read(recorded)
+        setting, found = record.read_rows(recorded)
         rows = [Row(**r) for r in found]
     else:
         import torch
@@ -258,10 +259,10 @@ def main(
 
         def keep(row: Row) -> None:
             rows.append(row)
-            record.write(json_file, setting, rows)
+            record.write_rows(json_file, setting, rows)
 
         measure(shapes.split(";"), rivals.split(";"), nanogpt_checkout.absolute(), text, steps, device, keep)
-    record.tell(markdown(rows, setting), page)
+    record.show_page(markdown(rows, setting), page)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ A record is extended: parts, architectures and variants that it has already are 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -39,7 +38,7 @@ from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.report.figure import pyplot, save
-from deadweight.report.study import circumstances, show
+from deadweight.report.record import OutOption, add_report, circumstances, load_record, save_record
 from deadweight.source.model import open_model
 from deadweight.threads import one_thread
 from deadweight.train.data import batch, windows
@@ -356,7 +355,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 @app.command()
 def run(
-    out: Annotated[Path, typer.Option(help="where the record goes")],
+    out: OutOption,
     steps: Annotated[int, typer.Option(help="optimizer steps of every variant")] = 400,
     seeds: Annotated[int, typer.Option(help="seeds of every variant")] = 3,
     sentences: Annotated[int, typer.Option(help="that are embedded, and windows of text")] = 32,
@@ -365,14 +364,14 @@ def run(
     """Measure, and record."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    record = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    record = load_record(out)
 
     def once(place: str, name: str, work: Callable[[], Any]) -> None:
         if name not in record.setdefault(place, {}):
             print(f"{place}: {name}", flush=True)
             with one_thread():
                 record[place][name] = work()
-            out.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            save_record(out, record)
 
     train = Train(steps=steps, batch=8, warmup=max(1, steps // 20), learning_rate=2e-3)
     tokens = np.frombuffer(embedded.prose().encode(), dtype=np.uint8)
@@ -404,15 +403,6 @@ def setting(train: Train, seeds: int, sentences: int, size: int) -> dict[str, An
         "sentences": sentences,
         **circumstances(),
     }
-
-
-@app.command()
-def report(
-    file: Annotated[Path, typer.Argument(help="a record")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
-) -> None:
-    """Tables and a figure from a record."""
-    show(file, written, figure, markdown)
 
 
 def cell(role: dict[str, Any]) -> str:
@@ -692,6 +682,8 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_title("Same start, same text: one line per seed", fontsize=9)
     save(picture, file)
 
+
+add_report(app, written, figure)
 
 if __name__ == "__main__":
     app()

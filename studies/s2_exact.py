@@ -18,7 +18,6 @@ respect to all weights, for the full shape and for the one with an identity.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -34,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import deadweight
 from deadweight.report.figure import pyplot, save
-from deadweight.report.study import circumstances, show
+from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -289,7 +288,7 @@ def library(case: Case, s: Settings) -> dict[str, Any]:
 
 @app.command()
 def run(
-    out: Annotated[Path, typer.Option(help="where the record goes")],
+    out: OutOption,
     seeds: Annotated[int, typer.Option(help="random models of every kind")] = 5,
     width: Annotated[int, typer.Option(help="of the stream; four heads")] = 32,
     rank_width: Annotated[int, typer.Option(help="of the models whose Jacobians are ranked")] = 6,
@@ -306,7 +305,7 @@ def run(
         record["refused"] |= {case.name: words} if (words := refused(case, s)) else {}
         record["library"] += [library(case, s)] if with_library and "value" not in case.projections[1:2] else []
     record["slices"] = sliced_keys(s)
-    out.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    save_record(out, record)
 
 
 def setting(s: Settings) -> dict[str, Any]:
@@ -315,15 +314,6 @@ def setting(s: Settings) -> dict[str, Any]:
         "precision": "float64",
         **circumstances(),
     }
-
-
-@app.command()
-def report(
-    file: Annotated[Path, typer.Argument(help="a record")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
-) -> None:
-    """Tables and a figure from a record."""
-    show(file, written, figure, markdown)
 
 
 def errors(record: dict[str, Any], case: str, positions: str | None = None, projection: str | None = None) -> list:
@@ -519,6 +509,8 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_title("A projection made the identity: every seed, learned and rotary positions", fontsize=9)
     save(picture, file)
 
+
+add_report(app, written, figure)
 
 if __name__ == "__main__":
     app()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from deadweight.errors import DeadweightError
-from deadweight.report.study import circumstances
+from deadweight.report.record import circumstances
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.train.ensemble import Member
 from deadweight.train.repeated import TimedCurve

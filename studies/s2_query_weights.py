@@ -20,7 +20,6 @@ That is the small size, 4.7 M parameters. The large one, 38 M, is `s2_large.py` 
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -28,16 +27,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
+import byte_runs
 import s2_large
 import typer
 from s2_claims import Difference, Large, claims
 from s2_pages import draw, open_points, section
 
 from deadweight.report.figure import pyplot, save
-from deadweight.report.study import circumstances, show
-from deadweight.source.plain_text import check_text, read_text
-from deadweight.train.data import TokenSplit
+from deadweight.report.record import PageOption, circumstances, load_record, save_record, show_record
 from deadweight.train.ensemble import Ensemble, Member, train_together
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
@@ -76,21 +73,17 @@ def config(shape: str) -> TransformerConfig:
 
 @app.command()
 def run(
-    text: Annotated[str, typer.Option(help="a text file; the last twentieth is judged on")],
+    text: byte_runs.TextOption,
     out: Annotated[Path, typer.Option(help="where the record goes; what it has already is not run again")],
-    steps: Annotated[int, typer.Option(help="optimizer steps")] = 2400,
-    batch: Annotated[int, typer.Option(help=f"sequences of {CONTEXT} bytes per step")] = 16,
-    seeds: Annotated[int, typer.Option(help="seeds of every setting")] = 3,
-    only: Annotated[list[str] | None, typer.Option(help="shapes to run; default: all")] = None,
+    steps: byte_runs.StepsOption = 2400,
+    batch: byte_runs.BatchOption = 16,
+    seeds: byte_runs.SeedsOption = 3,
+    only: byte_runs.OnlyOption = None,
 ) -> None:
     """Train, and record."""
-    read = read_text(text, print)
-    check_text(read, text)
-    tokens = np.frombuffer(read, dtype=np.uint8)
-    cut = len(tokens) * 95 // 100
-    train = Train(steps=steps, batch=batch, warmup=max(1, steps // 20), log_every=max(1, steps // 60))
-    record = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {"curves": {}}
-    record["setting"] = setting(text, len(read), train, seeds)
+    tokens, train = byte_runs.read_bytes(text), byte_runs.train_settings(steps, batch)
+    record = load_record(out) or {"curves": {}}
+    record["setting"] = setting(text, len(tokens.train) + len(tokens.valid), train, seeds)
     for shape in only or SHAPES:
         there = record["curves"].setdefault(shape, {"parameters": sizes(shape), "members": []})
         known = [c["member"] for c in there["members"]]
@@ -98,10 +91,9 @@ def run(
         if not missing:
             continue
         print(f"{shape}: {len(missing)} members", flush=True)
-        say = lambda line: print(f"  {line}", flush=True)  # noqa: E731
-        curves = train_together(Ensemble(config(shape), missing, train), TokenSplit(tokens[:cut], tokens[cut:]), say)
+        curves = train_together(Ensemble(config(shape), missing, train), tokens, byte_runs.say)
         there["members"] += [asdict(c) for c in curves]
-        out.write_text(json.dumps(record), encoding="utf-8")
+        save_record(out, record, indent=None)
 
 
 @app.command()
@@ -165,11 +157,13 @@ def report(
     file: Annotated[Path, typer.Argument(help="the record of the small size")],
     large_file: Annotated[Path, typer.Option("--large", help="the record of the large size")],
     pilot: Annotated[Path, typer.Option(help="a record that says how fast shapes train alone")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
+    markdown: PageOption = None,
 ) -> None:
     """The page and the figure of both records."""
     at_scale = read_large(large_file, pilot)
-    show(file, lambda record: page(record, at_scale), lambda record, out: figure(record, at_scale, out), markdown)
+    show_record(
+        file, lambda record: page(record, at_scale), lambda record, out: figure(record, at_scale, out), markdown
+    )
 
 
 def read_large(file: Path, pilot: Path) -> Large:

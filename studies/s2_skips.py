@@ -18,7 +18,6 @@ page that `report` writes. Measured, in float64:
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from torch.func import jacrev, vmap
 from torch.nn import functional as F
 
 from deadweight.report.figure import pyplot, save
-from deadweight.report.study import circumstances, show
+from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.threads import one_thread
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -265,7 +264,7 @@ class Settings:
 
 @app.command()
 def run(
-    out: Annotated[Path, typer.Option(help="where the record goes")],
+    out: OutOption,
     seeds: Annotated[int, typer.Option(help="random MLPs of every kind")] = 3,
     starts: Annotated[int, typer.Option(help="of every fit")] = 128,
     iterations: Annotated[int, typer.Option(help="of every fit")] = 80,
@@ -285,20 +284,11 @@ def run(
                     record["fits"] += fits(s.d, s.m, activation, seed, s.starts, s.iterations)
             record["ranks"] += [ranks(d, m, activation, s.draws) for d, m in ((2, 4), (3, 6), (4, 10))]
             record["dimensions"].append(dimensions(s.d, s.m, activation))
-            out.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            save_record(out, record)
 
 
 def setting(s: Settings) -> dict[str, Any]:
     return {**asdict(s), "precision": "float64", **circumstances()}
-
-
-@app.command()
-def report(
-    file: Annotated[Path, typer.Argument(help="a record")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
-) -> None:
-    """Tables and a figure from a record."""
-    show(file, written, figure, markdown)
 
 
 THEOREM = """\
@@ -493,6 +483,8 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.legend(fontsize=8)
     save(picture, file)
 
+
+add_report(app, written, figure)
 
 if __name__ == "__main__":
     app()

@@ -19,7 +19,6 @@ the optimum M = 4, d_m = 8, H_m = 8. Whether that axis counts heads per lag or i
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -37,7 +36,7 @@ from deadweight.allocate.bound import HeadGroup, Task, curve
 from deadweight.allocate.rules import Rules
 from deadweight.allocate.solver import solve
 from deadweight.report.figure import pyplot, save
-from deadweight.report.study import circumstances, show
+from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.threads import one_thread
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -177,7 +176,7 @@ def optimum(task: Task, width: int) -> dict[str, Any]:
 
 @app.command()
 def run(
-    out: Annotated[Path, typer.Option(help="where the record goes")],
+    out: OutOption,
     seeds: Annotated[int, typer.Option(help="of every training")] = 3,
     steps: Annotated[int, typer.Option(help="of every training")] = 600,
     most: Annotated[int, typer.Option(help="heads at most")] = 128,
@@ -197,16 +196,7 @@ def run(
                 for heads in (h for h in HEADS if h <= most):
                     record["trained"].append(trained(scores, heads, d, s))
                     print(record["trained"][-1], flush=True)
-                    out.write_text(json.dumps(record, indent=1), encoding="utf-8")
-
-
-@app.command()
-def report(
-    file: Annotated[Path, typer.Argument(help="a record")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
-) -> None:
-    """Tables and a figure from a record."""
-    show(file, written, figure, markdown)
+                    save_record(out, record)
 
 
 def written(record: dict[str, Any]) -> str:
@@ -502,6 +492,8 @@ def figure(record: dict[str, Any], file: Path) -> None:
         panel.legend(fontsize=7)
     save(picture, file)
 
+
+add_report(app, written, figure)
 
 if __name__ == "__main__":
     app()

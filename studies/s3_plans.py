@@ -17,7 +17,6 @@ what it kept.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import tempfile
@@ -26,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
+import byte_runs
 import typer
 
 from deadweight.allocate.pilot import PilotSettings, pilot
@@ -35,11 +34,9 @@ from deadweight.allocate.profile import read_profile
 from deadweight.allocate.rules import Rules
 from deadweight.compress.run import compress
 from deadweight.report.figure import pyplot, save
-from deadweight.report.study import circumstances, show
-from deadweight.source.plain_text import check_text, read_text
-from deadweight.train.data import TokenSplit
+from deadweight.report.record import OutOption, add_report, circumstances, load_record, save_record
+from deadweight.source.plain_text import read_text
 from deadweight.train.ensemble import Ensemble, Member, train_together
-from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -62,7 +59,7 @@ BOUND, SATURATED, NEED = "the bound", "the bound, and saturation", "measured nee
 @app.command()
 def plans(
     text: Annotated[str, typer.Option(help="a text file")],
-    out: Annotated[Path, typer.Option(help="where the record goes")],
+    out: OutOption,
     steps: Annotated[int, typer.Option(help="steps of the pilot run")] = 200,
 ) -> None:
     """Train a pilot, and record the plans that are compared."""
@@ -90,7 +87,7 @@ def plans(
         "curves": {},
         "setting": {"pilot": circumstances()},
     }
-    out.write_text(json.dumps(record), encoding="utf-8")
+    save_record(out, record, indent=None)
     for name, layers in record["plans"].items():
         print(f"{name}: {words(layers)}")
 
@@ -125,20 +122,16 @@ def config(layers: Layers) -> TransformerConfig:
 
 @app.command()
 def run(
-    text: Annotated[str, typer.Option(help="a text file; the last twentieth is judged on")],
+    text: byte_runs.TextOption,
     out: Annotated[Path, typer.Option(help="the record; plans that it has curves of are not run again")],
-    steps: Annotated[int, typer.Option(help="optimizer steps")] = 2400,
-    batch: Annotated[int, typer.Option(help=f"sequences of {SHAPE.context} bytes per step")] = 16,
-    seeds: Annotated[int, typer.Option(help="seeds of every plan")] = 4,
-    only: Annotated[list[str] | None, typer.Option(help="plans to run; default: all")] = None,
+    steps: byte_runs.StepsOption = 2400,
+    batch: byte_runs.BatchOption = 16,
+    seeds: byte_runs.SeedsOption = 4,
+    only: byte_runs.OnlyOption = None,
 ) -> None:
     """Train every plan, all its seeds together, and record."""
-    record = json.loads(out.read_text(encoding="utf-8"))
-    read = read_text(text, print)
-    check_text(read, text)
-    tokens = np.frombuffer(read, dtype=np.uint8)
-    cut = len(tokens) * 95 // 100
-    train = Train(steps=steps, batch=batch, warmup=max(1, steps // 20), log_every=max(1, steps // 60))
+    record = load_record(out)
+    tokens, train = byte_runs.read_bytes(text), byte_runs.train_settings(steps, batch)
     told = {"text": Path(text).name, "steps": steps, "batch": batch, "seeds": seeds, **circumstances()}
     record["setting"] = {"pilot": record["setting"]["pilot"], **told}
     for name in only or record["plans"]:
@@ -147,19 +140,9 @@ def run(
         print(name, flush=True)
         members = [Member(seed, RATE, 0.1) for seed in range(seeds)]
         layers = [(h, d) for h, d in record["plans"][name]]
-        say = lambda line: print(f"  {line}", flush=True)  # noqa: E731
-        curves = train_together(Ensemble(config(layers), members, train), TokenSplit(tokens[:cut], tokens[cut:]), say)
+        curves = train_together(Ensemble(config(layers), members, train), tokens, byte_runs.say)
         record["curves"][name] = [asdict(c) for c in curves]
-        out.write_text(json.dumps(record), encoding="utf-8")
-
-
-@app.command()
-def report(
-    file: Annotated[Path, typer.Argument(help="a record")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
-) -> None:
-    """The page and a figure from a record."""
-    show(file, written, figure, markdown)
+        save_record(out, record, indent=None)
 
 
 def words(layers: Sequence[Sequence[int]]) -> str:
@@ -265,6 +248,8 @@ def figure(record: dict[str, Any], file: Path) -> None:
     axes.set_xlabel("bits per byte, one dot per seed; the bar is their mean")
     save(picture, file)
 
+
+add_report(app, written, figure)
 
 if __name__ == "__main__":
     app()

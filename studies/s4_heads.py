@@ -14,7 +14,6 @@ and then for all heads at once:
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +33,7 @@ from deadweight.compress.moments import Moments, measure
 from deadweight.compress.subspace import best_subspace
 from deadweight.compress.truncate import Kept, LinearMap, Spaces, cut
 from deadweight.report.figure import pyplot, save
-from deadweight.report.study import circumstances, show
+from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.source.model import Source, open_complete
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -114,7 +113,7 @@ class Trial:
 
 @app.command()
 def run(
-    out: Annotated[Path, typer.Option(help="where the record goes")],
+    out: OutOption,
     windows: Annotated[int, typer.Option(help="of text to measure on, an eighth of them to judge by")] = 64,
     length: Annotated[int, typer.Option(help="bytes in each")] = 128,
     steps: Annotated[int, typer.Option(help="of fine-tuning")] = 40,
@@ -147,7 +146,7 @@ def run(
         row[SPREAD] = trial.outcome(shared, ranks.kept, heal=True)
         record["whole"].append(row)
         typer.echo(f"all heads {size}: " + ", ".join(f"{m} {row[m]['kl']:.2e}" for m in (PLAIN, CALIBRATED, SPREAD)))
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        save_record(out, record)
 
 
 def spread(told: Data, key: str = "kl") -> str:
@@ -247,14 +246,7 @@ def drawn(record: Data, file: Path) -> None:
     save(figure, file)
 
 
-@app.command()
-def report(
-    file: Annotated[Path, typer.Argument(help="a record")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
-) -> None:
-    """The page and the figure of a record."""
-    show(file, written, drawn, markdown)
-
+add_report(app, written, drawn)
 
 if __name__ == "__main__":
     app()

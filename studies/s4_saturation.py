@@ -14,7 +14,6 @@ exact norm of rows of 4, 8, … keys of every head, on real text:
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -29,8 +28,8 @@ import typer
 
 from deadweight import embedded
 from deadweight.report.figure import pyplot, save
+from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.report.saturation import draw_panels, saturation_data
-from deadweight.report.study import circumstances, show
 from deadweight.saturation.run import saturation
 from deadweight.saturation.slopes import FEWEST, VERDICTS
 
@@ -46,7 +45,7 @@ Data = dict[str, Any]
 def run(
     models: Annotated[list[str], typer.Argument(help="folders of causal language models, or demo")],
     text: Annotated[str, typer.Option(help="what they read")],
-    out: Annotated[Path, typer.Option(help="where the record goes")],
+    out: OutOption,
     windows: Annotated[int, typer.Option(help="of the text, of the longest length")] = 8,
     length: Annotated[int | None, typer.Option(help="the longest; default: 1024, or the context")] = None,
     seed: Annotated[int, typer.Option(help="of the rows looked at, and of random weights")] = 0,
@@ -64,7 +63,7 @@ def run(
                 found = measure(source, text, windows=windows, length=length, seed=seed)
                 found = thinned(found, CONTROL if added else TRAINED)
                 record["models"].append({**found, "model": Path(model).name + added, "text": Path(text).name})
-                out.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+                save_record(out, record, indent=None)
 
 
 def measure(model: str, text: str, **options: Any) -> Data:
@@ -92,15 +91,6 @@ def untrained(model: str, folder: Path, seed: int) -> None:
     for file in source.iterdir():
         if file.name.startswith(("tokenizer", "vocab", "merges", "special")):
             shutil.copy(file, folder / file.name)
-
-
-@app.command()
-def report(
-    file: Annotated[Path, typer.Argument(help="a record")],
-    markdown: Annotated[Path | None, typer.Option(help="write the page here, and the figure beside it")] = None,
-) -> None:
-    """Tables and a figure from a record."""
-    show(file, written, figure, markdown)
 
 
 def heads_of(data: Data) -> list[Data]:
@@ -293,6 +283,8 @@ def figure(record: Data, file: Path) -> None:
         draw_panels(picture, row, data)
     save(picture, file)
 
+
+add_report(app, written, figure)
 
 if __name__ == "__main__":
     app()

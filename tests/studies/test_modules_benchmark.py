@@ -130,6 +130,6 @@ def test_names_of_the_corpus_differ_and_are_more_than_a_hundred(bench: ModuleTyp
 
 
 def test_the_page_is_what_the_record_says(bench: ModuleType) -> None:
-    setting, found = bench.record.read(ROOT / "benchmarks" / "results" / "modules.json")
+    setting, found = bench.record.read_rows(ROOT / "benchmarks" / "results" / "modules.json")
     page = bench.markdown([bench.Row(**row) for row in found], setting)
     assert page == (ROOT / "docs" / "modules.md").read_text(encoding="utf-8")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from deadweight.report.record import load_record, read_rows, save_record, write_rows
+from deadweight.train.result import Update
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -55,3 +59,48 @@ def test_the_query_study_runs_records_and_goes_on(
     assert sizes[0] - sizes[1] == 16 * 16
     assert s2.small_differences(record)["identity Q"].seeds == 2
     assert any(line.startswith("| identity Q | ") for line in s2.small_tables(record))
+
+
+BENCHMARKS = {
+    "accounts": "accounts",
+    "audit_speed": "audit-speed",
+    "completeness": "completeness",
+    "coverage": "coverage",
+    "exactness": "exactness",
+    "modules": "modules",
+    "reduce_scale": "reduce-scale",
+    "train_speed": "train-speed",
+}
+EXPLAINED = {"completeness"}  # pages that end with an explanation written by hand
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_makes_its_page_again_from_its_record(
+    benchmark: Callable[[str], ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "filterwarnings", lambda *_, **__: None)  # as a program it silences other libraries
+    record, page = ROOT / "benchmarks" / "results" / f"{name}.json", tmp_path / "page.md"
+    before = record.read_bytes()
+    benchmark(name).main(recorded=record, page=page)
+    made, published = (f.read_text(encoding="utf-8") for f in (page, ROOT / "docs" / f"{BENCHMARKS[name]}.md"))
+    assert published.startswith(made) if name in EXPLAINED else published == made
+    assert record.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [*BENCHMARKS, "mutants", "cache"])
+def test_a_record_of_rows_is_written_as_it_was_read(name: str, tmp_path: Path) -> None:
+    file = ROOT / "benchmarks" / "results" / f"{name}.json"
+    record = load_record(file)
+    save_record(tmp_path / "record.json", record)
+    assert load_record(tmp_path / "record.json") == record
+    if file.read_text(encoding="utf-8").startswith("{\n"):  # not one row per line, as two benchmarks once wrote theirs
+        assert (tmp_path / "record.json").read_bytes() == file.read_bytes()
+
+
+def test_rows_are_dataclasses_or_dicts(tmp_path: Path) -> None:
+    write_rows(tmp_path / "deep" / "record.json", {"steps": 3}, [Update(1, 2, 3.0), {"step": 2}], target=4)
+    setting, rows = read_rows(tmp_path / "deep" / "record.json")
+    assert setting == {"steps": 3} and rows[0]["tokens"] == 2 and rows[1] == {"step": 2}
+    assert load_record(tmp_path / "deep" / "record.json")["target"] == 4
+    assert load_record(tmp_path / "absent.json") == {}
+    write_rows(None, {}, [])
