@@ -1,20 +1,13 @@
-"""Pages lead somewhere: each is in the index, each file they name exists, and the law of CONTRIBUTING runs."""
+"""Pages lead somewhere: each is in the index, and each file they name exists."""
 
 from __future__ import annotations
 
 import re
-import sys
-import textwrap
 from pathlib import Path
-from types import ModuleType
 from typing import get_args
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-import deadweight
-from deadweight.laws.catalogue import every_law
 from deadweight.laws.page import pages
 from deadweight.proof.verdict import Tier, Verdict
 
@@ -68,37 +61,3 @@ def test_the_glossary_has_every_verdict_and_tier() -> None:
     glossary = text_of(ROOT / "docs" / "glossary.md")
     assert all(re.search(rf"^\| {verdict} \|", glossary, re.M) for verdict in get_args(Verdict))
     assert all(f"*{tier}*" in glossary for tier in get_args(Tier))
-
-
-class Offset(nn.Module):
-    """The module of the law in CONTRIBUTING."""
-
-    def __init__(self, between: nn.Module) -> None:
-        super().__init__()
-        self.proj, self.between, self.read = nn.Linear(8, 8, bias=False), between, nn.Linear(8, 3)
-        self.offset = nn.Parameter(torch.randn(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.read(torch.tanh(self.between(self.proj(x) + self.offset) - self.offset))
-
-
-def test_the_law_of_contributing_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("dw020_cancelled")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    (source,) = re.findall(r"^ +```python\n( +\"\"\"DW020.*?)^ +```", text_of(ROOT / "CONTRIBUTING.md"), re.M | re.S)
-    exec(textwrap.dedent(source), module.__dict__)
-    laws, inputs = every_law().with_law(module.LAW), (torch.randn(4, 8),)
-    found = deadweight.audit(Offset(nn.Identity()), inputs, complete=True, laws=laws)
-    assert [(f.code, f.parameter, f.dof, f.verdict) for f in found.findings] == [("DW020", "offset", 8, "dead")]
-    assert found.completeness is not None
-    assert found.completeness.measured == found.completeness.explained == 8
-    reduced = deadweight.reduce(Offset(nn.Identity()), layout="stock", inputs=inputs, laws=laws, select=["DW020"])
-    assert [(s.code, s.saves) for s in reduced.steps] == [("DW020", 8)]
-    assert not deadweight.audit(Offset(nn.GELU()), inputs, laws=laws).findings
-
-
-def test_the_numbers_of_that_law_are_free() -> None:
-    turns = {search.order for _, search in every_law().in_search_order()}
-    rewritings = {law.order_of_rewriting for law in every_law().laws}
-    assert 75 not in turns
-    assert 65 not in rewritings
