@@ -173,9 +173,11 @@ def main(
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    setting = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     file = recorded or json_file
-    rows = [Row(**r) for r in record.read_rows(file)[1]] if file is not None else []
+    setting, found = record.read_rows(file) if file is not None else ({}, [])
+    if recorded is None:
+        setting |= {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    rows = [Row(**r) for r in found]
     console = Console()
     for name, audit in models().items() if recorded is None else ():
         if only in name and name not in {r.name for r in rows}:
