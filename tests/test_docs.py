@@ -53,6 +53,18 @@ def test_every_page_is_in_the_index_once_and_readme_links_the_index() -> None:
     assert "docs/index.md" in links(ROOT / "README.md")
 
 
+def test_the_numbers_of_the_index_stand_on_the_pages_it_names() -> None:
+    rows = re.findall(r"^\| \[([\w-]+\.md)\].*\| (.+) \|$", text_of(ROOT / "docs" / "index.md"), re.M)
+    assert len(rows) == len(DOCS) - 1
+    stale = [
+        (page, number)
+        for page, verdict in rows
+        for number in re.findall(r"\d+(?:[.,]\d+)*", verdict)
+        if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![.,]?\d)", text_of(ROOT / "docs" / page))
+    ]
+    assert not stale, "index.md says something else than these pages"
+
+
 def test_readme_counts_the_laws() -> None:
     assert f"The {len(pages())} laws" in text_of(ROOT / "README.md")
 
