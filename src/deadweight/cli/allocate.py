@@ -187,12 +187,8 @@ def plan(
     from deadweight.allocate.plan import UniformShape
     from deadweight.allocate.plan import plan as make_plan
     from deadweight.allocate.rules import Rules
-    from deadweight.allocate.toml import plan_toml
-    from deadweight.report.allocation import plot_plan
 
-    if json == "-" and toml == "-":
-        raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
-    report, run_file, drawing = JsonReport(json), writable(toml, "--toml"), drawable(plot)
+    outputs = PlanOutputs(json, toml, plot)
     shape = UniformShape(width, layers, heads, context)
     text = profile.removeprefix("text:") if profile.startswith("text:") else None  # what is measured is trained on
     factors = None if saturation == "pilot" else given_saturation(saturation)
@@ -202,24 +198,31 @@ def plan(
         make_plan(shape, lag_profile.values, d_token=size, rules=rules)  # an impossible plan fails before the training
         factors = run_pilot(shape, PilotSettings(text or "embedded", tokenizer, pilot_steps, sharing=sharing))
     result = make_plan(shape, lag_profile.values, d_token=size, saturation=factors, rules=rules)
-    written = plan_toml(result, {"text": text, "tokenizer": tokenizer} if text is not None else None)
-    deliver_plan(report, result, lag_profile.source, written if toml == "-" else None)
-    if run_file is not None:
-        run_file.write_text(written, encoding="utf-8")
-    if drawing is not None:
-        plot_plan(result, lag_profile.source, drawing)
+    outputs.deliver(result, lag_profile.source, {"text": text, "tokenizer": tokenizer} if text is not None else None)
 
 
-def deliver_plan(report: JsonReport, result: HeadPlan, source: str, toml: str | None) -> None:
-    """The plan as JSON, as a table, or as TOML on standard output."""
-    from deadweight.report.allocation import plan_data, print_plan
+class PlanOutputs:
+    """Where a plan goes: a table or JSON, a TOML file for `deadweight train`, and a figure."""
 
-    if toml is not None:
-        sys.stdout.write(toml)
-    report.deliver(
-        lambda: plan_data(result, source),
-        lambda console: None if toml is not None else print_plan(result, source, console),
-    )
+    def __init__(self, json: str | None, toml: str | None, plot: Path | None) -> None:
+        if json == "-" and toml == "-":
+            raise DeadweightError("found --json - and --toml -; expected one of them on standard output")
+        self.report, self.toml, self.drawing = JsonReport(json), writable(toml, "--toml"), drawable(plot)
+        self.prints_toml = toml == "-"
+
+    def deliver(self, plan: HeadPlan, source: str, data: dict[str, str] | None) -> None:
+        from deadweight.allocate.toml import plan_toml
+        from deadweight.report.allocation import plan_data, plot_plan, print_plan
+
+        settings = plan_toml(plan, data)
+        if self.prints_toml:
+            sys.stdout.write(settings)
+        show = (lambda _: None) if self.prints_toml else lambda console: print_plan(plan, source, console)
+        self.report.deliver(lambda: plan_data(plan, source), show)
+        if self.toml is not None:
+            self.toml.write_text(settings, encoding="utf-8")
+        if self.drawing is not None:
+            plot_plan(plan, source, self.drawing)
 
 
 def open_profile(name: str, lags: int | None, tokenizer: str) -> LagProfile:

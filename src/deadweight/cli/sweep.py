@@ -62,12 +62,9 @@ def sweep(
     from deadweight.train.grid import read_sweep
 
     runs = read_sweep(file)
-    from deadweight.report.sweep import markdown, plot, print_sweep  # imports torch: mistakes are reported before
-    from deadweight.train.sweep import summarise
-    from deadweight.train.sweep import sweep as run_sweep
+    from deadweight.train.sweep import sweep as run_sweep  # imports torch: mistakes are reported before
 
-    console, bar_console = make_console(), make_console(stderr=True)
-    with counting_bar(bar_console) as bar:
+    with counting_bar(make_console(stderr=True)) as bar:
         task = bar.add_task("training", total=len(runs))
 
         def tell(result: RunResult) -> None:
@@ -76,8 +73,16 @@ def sweep(
             bar.console.print(f"{result.variant}, seed {result.seed}: {words}", markup=False, highlight=False)
 
         results = run_sweep(runs, out, workers=workers, ray=ray, tell=tell)
+    write_results(results, out)
+
+
+def write_results(results: list[RunResult], out: Path) -> None:
+    """The table on the terminal, and the results in OUT."""
+    from deadweight.report.sweep import markdown, plot, print_sweep
+    from deadweight.train.sweep import summarise
+
     table = summarise(results)
     (out / "results.json").write_text(as_text({"runs": [asdict(r) for r in results]}), encoding="utf-8")
     (out / "results.md").write_text(markdown(table), encoding="utf-8")
-    print_sweep(table, console)
+    print_sweep(table, make_console())
     plot(table, out / "results.svg")

@@ -17,7 +17,7 @@ from deadweight.report.terminal import make_console
 from deadweight.source.kinds import Setting
 
 if TYPE_CHECKING:  # help imports nothing that it does not show
-    from deadweight.train import Listener, Trained, Update
+    from deadweight.train import Listener, Run, Trained, Update
     from deadweight.train.settings import Table
 
 START = {"d_model": 128, "n_layers": 4, "heads": 4, "context": 128}  # learns something in two minutes on a laptop
@@ -102,9 +102,7 @@ def train(
     model: Table = {"context": context, "d_model": width, "n_layers": layers, "heads": heads, "query": query}
     training: Table = {"steps": steps, "batch": batch, "learning_rate": learning_rate, "seed": seed}
     flags = {"data": data, "train": training, "model": model}
-    from deadweight.train.settings import make_run
-
-    run = make_run(tables_from(config, flags, settings or []), where="" if config is None else f"{config}: ")
+    run = make_settings(config, flags, settings or [])
     from deadweight.train.launch import exit_if_launched, first_process  # imports torch: mistakes are reported before
     from deadweight.train.loop import train as run_training
 
@@ -115,9 +113,9 @@ def train(
     exit_if_launched()
 
 
-def tables_from(config: Path | None, flags: dict[str, Table], settings: list[str]) -> Table:
+def make_settings(config: Path | None, flags: dict[str, Table], settings: list[str]) -> Run:
     """The tables of a file, or of a small run; flags change them, and --set changes them after that."""
-    from deadweight.train.settings import read_toml
+    from deadweight.train.settings import make_run, read_toml
 
     tables = read_toml(config) if config is not None else {"model": dict(START), "train": dict(START_TRAIN)}
     for table, values in flags.items():
@@ -126,7 +124,7 @@ def tables_from(config: Path | None, flags: dict[str, Table], settings: list[str
                 put(tables, f"{table}.{key}", value)
     for setting in settings:
         put(tables, *parse_setting(setting))
-    return tables
+    return make_run(tables, where="" if config is None else f"{config}: ")
 
 
 def show(result: Trained) -> None:
