@@ -11,7 +11,7 @@ import pytest
 
 from deadweight.allocate.bound import HeadGroup, Task, error
 from deadweight.allocate.dual import Problem, at_price
-from deadweight.allocate.relaxed import relaxed
+from deadweight.allocate.relaxed import relax
 from deadweight.allocate.rules import LayerBudget, Rules
 from deadweight.allocate.solver import solve
 from deadweight.errors import DeadweightError
@@ -167,7 +167,7 @@ def test_a_price_never_chooses_a_size_between_the_ends(price: float) -> None:
 def test_no_whole_numbers_beat_the_relaxation_at_the_tokens_size() -> None:
     task = Task(tuple(1 / m for m in range(1, 20)), 8)
     for width in (64, 200, 1000):
-        loose, found = relaxed(task, width), solve(task, width, Rules(multiple=8))
+        loose, found = relax(task, width), solve(task, width, Rules(multiple=8))
         assert loose.error <= found.error
         assert sum(loose.heads) * 8 == pytest.approx(width)
     assert abs(loose.error / found.error - 1) < 0.01  # and with enough heads they meet

@@ -26,7 +26,7 @@ class Relaxed:
     error: float
 
 
-def relaxed(task: Task, width: int, lags: int | None = None) -> Relaxed:
+def relax(task: Task, width: int, lags: int | None = None) -> Relaxed:
     """The best real numbers of heads for so many lags, or for the best number of lags."""
     roots = np.sqrt(task.weights * task.placing)
     errors = task.d_token / width * np.cumsum(roots) ** 2 + task.tails[1:]

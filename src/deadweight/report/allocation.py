@@ -13,7 +13,7 @@ from rich.table import Table
 
 from deadweight.allocate.bound import curve, lag_errors
 from deadweight.allocate.plan import HeadPlan, PlannedLayer
-from deadweight.allocate.relaxed import relaxed
+from deadweight.allocate.relaxed import relax
 from deadweight.allocate.solver import Optimum
 from deadweight.report.figure import pyplot, save
 from deadweight.report.text import plural
@@ -36,7 +36,7 @@ def print_bound(optimum: Optimum, source: str, console: Console) -> None:
         f"\nbound {optimum.error:.4g} with {plural(m, 'lag')} and {plural(optimum.heads, 'head')}, "
         f"width {optimum.width:,}: no whole numbers have a lower one"
     )
-    loose = relaxed(task, optimum.limit.width)
+    loose = relax(task, optimum.limit.width)
     heads = ", ".join(f"{h:.3g}" for h in loose.heads[:4]) + (", …" if len(loose.heads) > 4 else "")
     console.print(
         f"with real numbers of heads, all of size {task.d_token}: bound {loose.error:.4g}, "
@@ -85,7 +85,7 @@ def bound_data(optimum: Optimum, source: str) -> JsonObject:
     """The optimum and its whole curve, for programs."""
     m, width = len(optimum.groups), optimum.limit.width
     heads = list(range(1, width // m + 1))
-    loose = relaxed(optimum.task, width)
+    loose = relax(optimum.task, width)
     return {
         "deadweight": __version__,
         "task": {**asdict(optimum.task), "source": source},

@@ -50,13 +50,13 @@ class Corpus:
 
     @cached_property
     def train(self) -> TokenArray:
-        return self.mapped("train")
+        return self.map_tokens("train")
 
     @cached_property
     def valid(self) -> TokenArray:
-        return self.mapped("valid")
+        return self.map_tokens("valid")
 
-    def mapped(self, name: str) -> TokenArray:
+    def map_tokens(self, name: str) -> TokenArray:
         return np.memmap(self.folder / f"{name}.bin", dtype=token_dtype(self.vocabulary), mode="r")
 
     @property

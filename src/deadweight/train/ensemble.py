@@ -72,7 +72,7 @@ class Ensemble:
         self.precision = torch.bfloat16 if device.type == "cuda" and train.precision != "fp32" else torch.float32
         self.kernels = BATCHED.get(device.type, [SDPBackend.MATH])
         self.base = Objective(TransformerForCausalLM(self.config).to(device).train(), self.precision)
-        self.weights = self.stacked()
+        self.weights = self.stack_members()
         self.first = {n: torch.zeros_like(w) for n, w in self.weights.items()}
         self.second = {n: torch.zeros_like(w) for n, w in self.weights.items()}
         per = lambda values: torch.tensor(values, device=device, dtype=torch.float32)  # noqa: E731
@@ -82,7 +82,7 @@ class Ensemble:
         self.losses = torch.compile(self.all_losses, dynamic=False) if compiled else self.all_losses
         self.update = torch.compile(self.all_updates, dynamic=False) if compiled else self.all_updates
 
-    def stacked(self) -> Weights:
+    def stack_members(self) -> Weights:
         """Each member as it would be alone with its seed."""
         weights: list[Weights] = []
         for member in self.members:

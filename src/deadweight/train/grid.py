@@ -56,7 +56,9 @@ def make_sweep(tables: Mapping[str, Setting], where: str = "") -> list[SweepRun]
     base = {name: dict(tables.get(name, {})) for name in TABLES}
     seeds = check_seeds(tables.get("seeds", [0, 1, 2]), where)
     runs = [
-        SweepRun(variant.name, seed, make_run(changed(base, {**variant.changes, "train.seed": seed}, where), where))
+        SweepRun(
+            variant.name, seed, make_run(apply_changes(base, {**variant.changes, "train.seed": seed}, where), where)
+        )
         for variant in combine(named_variants(tables, where), tables.get("grid", {}), where)
         for seed in seeds
     ]
@@ -98,7 +100,7 @@ def combine(variants: Sequence[Variant], grid: Mapping[str, Setting], where: str
         yield Variant(name, {**variant.changes, **chosen})
 
 
-def changed(base: Mapping[str, Table], changes: Mapping[str, Setting], where: str) -> dict[str, Table]:
+def apply_changes(base: Mapping[str, Table], changes: Mapping[str, Setting], where: str) -> dict[str, Table]:
     """The tables with the values of `table.key` changed."""
     tables = copy.deepcopy(dict(base))
     for key, value in changes.items():

@@ -49,7 +49,7 @@ def sweep(
         (folder / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
-    done = {run.folder: old for run in runs if (old := recorded(folder, run)) is not None}
+    done = {run.folder: old for run in runs if (old := read_result_of(folder, run)) is not None}
     for old in done.values():
         tell(old)
     missing = [run for run in runs if run.folder not in done]
@@ -113,7 +113,7 @@ def one(planned: SweepRun, folder: Path) -> RunResult:
     return result
 
 
-def recorded(folder: Path, planned: SweepRun) -> RunResult | None:
+def read_result_of(folder: Path, planned: SweepRun) -> RunResult | None:
     """The result of an earlier sweep, if the settings of the run are still the same."""
     place = folder / "runs" / planned.folder
     try:
