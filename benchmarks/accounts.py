@@ -39,7 +39,7 @@ CONTEXT.set_forkserver_preload(["coverage", "torch._dynamo", "torch._export.conv
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one type."""
+    """The account of one model type."""
 
     type: str
     parameters: int = 0
@@ -86,7 +86,7 @@ def counted(model_type: str) -> dict[str, Any]:
 
 
 def run_child(model_type: str, seconds: int, out: str) -> None:
-    """Count one type and write what was found; a failure is a result too."""
+    """Count one type and write the result; a failure is a result too."""
     from deadweight.errors import DeadweightError
     from deadweight.graph.trace import TraceError, first_line
     from deadweight.threads import one_thread
@@ -171,11 +171,11 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 def main(
-    types: Annotated[str, typer.Option(help="only these types, comma-separated")] = "",
-    seconds: Annotated[int, typer.Option(help="of processor time for each type")] = 60,
-    again: Annotated[bool, typer.Option(help="count these types again, whatever the JSON file holds")] = False,
-    short: Annotated[bool, typer.Option(help="count again the types of the JSON file that are not complete")] = False,
-    code: Annotated[str, typer.Option(help="the commit that is run, for the record")] = "",
+    types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
+    seconds: Annotated[int, typer.Option(help="Limit of processor time per type, in seconds.")] = 60,
+    again: Annotated[bool, typer.Option(help="Count these types again, even if the record has them.")] = False,
+    short: Annotated[bool, typer.Option(help="Count again the types of the record that are not complete.")] = False,
+    code: Annotated[str, typer.Option(help="The commit, for the record.")] = "",
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,

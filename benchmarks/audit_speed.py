@@ -1,4 +1,4 @@
-"""How long an audit of a config takes, and how much memory, next to the imports that nobody can avoid.
+"""Time and memory of the audit of a config, compared with the imports that it cannot avoid.
 
 python benchmarks/audit_speed.py --json benchmarks/results/audit-speed.json --markdown docs/audit-speed.md
 python benchmarks/audit_speed.py --read benchmarks/results/audit-speed.json --markdown docs/audit-speed.md
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked of the numbers, and what they say."""
+    """A limit on a number, and the number."""
 
     words: str
     value: float
@@ -152,8 +152,8 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 def main(
-    times: Annotated[int, typer.Option(help="processes for each number")] = 3,
-    only: Annotated[str, typer.Option(help="only configs whose name contains this")] = "",
+    times: Annotated[int, typer.Option(help="Processes per number; the median counts.")] = 3,
+    only: Annotated[str, typer.Option(help="Only configs whose name contains this.")] = "",
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,

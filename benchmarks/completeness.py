@@ -1,4 +1,4 @@
-"""Does anything redundant escape the laws? Explained over measured, for many architectures, through the public audit.
+"""Do the laws miss redundant dimensions? Explained against measured, for many architectures, by the public audit.
 
 python benchmarks/completeness.py --json benchmarks/results/completeness.json --markdown docs/completeness.md
 python benchmarks/completeness.py --read benchmarks/results/completeness.json --markdown docs/completeness.md
@@ -165,7 +165,7 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="only models whose name contains this")] = "",
+    only: Annotated[str, typer.Option(help="Only models whose name contains this.")] = "",
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,

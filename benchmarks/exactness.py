@@ -1,4 +1,4 @@
-"""Who changes a model's function, and who really takes parameters out: deadweight beside the tools people use today.
+"""Which tools change a model's function, and which really remove parameters: deadweight and tools in common use.
 
 python benchmarks/exactness.py --tool transformer-lens=VENV/bin/python --tool transformer-tricks=VENV/bin/python \\
     --tool llmcompressor=VENV/bin/python --json benchmarks/results/exactness.json --markdown docs/exactness.md
@@ -77,7 +77,7 @@ TOOLS = (
 
 
 def floating_numbers(folder: Path) -> int:
-    """How many floating-point numbers the safetensors files in a folder hold."""
+    """The number of floating-point elements in the safetensors files of a folder."""
     count = 0
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
@@ -152,7 +152,7 @@ def with_files(row: Row, model: Model, result: Path, original: Path) -> Row:
 
 
 def loaded(model: Model, folder: Path) -> Iterator[Loading]:
-    """Whether transformers reads the folder, by itself and with the code it brings, and what it then computes."""
+    """Whether transformers loads the folder, without and with its remote code, and the outputs it then gives."""
     inputs = load_file(model.folder / "inputs.safetensors")["inputs"]
     brings_code = "auto_map" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for trust in (False, True) if brings_code else (False,):
@@ -167,7 +167,7 @@ def loaded(model: Model, folder: Path) -> Iterator[Loading]:
 
 
 def verdict(original: Path, result: Path) -> str:
-    """A second opinion that shares no code with the errors above: both graphs, run in float64 by deadweight."""
+    """An independent check: both graphs, run in float64 by deadweight."""
     command = [sys.executable, "-m", "deadweight", "verify", str(original), str(result), "--json", "-"]
     said = subprocess.run(command, capture_output=True, text=True, env=environment())
     try:
@@ -210,10 +210,12 @@ def interpreters(words: list[str]) -> dict[str, str]:
 
 
 def main(
-    tool: Annotated[list[str] | None, typer.Option(help="NAME=PYTHON: the interpreter of a tool's environment")] = None,
-    only: Annotated[str, typer.Option(help="only models whose name contains this")] = "",
-    tools: Annotated[str, typer.Option(help="only tools whose name contains this")] = "",
-    jobs: Annotated[int, typer.Option(help="how many tools work at once")] = 1,
+    tool: Annotated[
+        list[str] | None, typer.Option(help="NAME=PYTHON: the Python interpreter of a tool's environment.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only models whose name contains this.")] = "",
+    tools: Annotated[str, typer.Option(help="Only tools whose name contains this.")] = "",
+    jobs: Annotated[int, typer.Option(help="Number of tools that run at the same time.")] = 1,
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,

@@ -1,4 +1,4 @@
-"""The models of the exactness benchmark: small, with weights at which nothing cancels by accident, and two trained."""
+"""The models of the exactness benchmark: small ones with random weights, and two trained ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRECISIONS = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Model:
-    """A model on disk in both precisions, and what it computes."""
+    """A model on disk in both precisions, and its outputs."""
 
     name: str
     kind: str
@@ -72,7 +72,7 @@ def builders() -> dict[str, tuple[str, Callable[[], tuple[nn.Module, Tensor]]]]:
 
 
 def random_model(module: nn.Module) -> tuple[nn.Module, Tensor]:
-    """Norm gains that are not one, biases that are not zero; tokens at random, none of them special."""
+    """Random norm gains and biases; random tokens, none of them special."""
     from deadweight.source.randomise import randomise
 
     tokens = torch.randint(8, 256, (4, 24), generator=torch.Generator().manual_seed(0))
@@ -104,7 +104,7 @@ def conv_net() -> tuple[nn.Module, Tensor]:
 
 
 def written(name: str, kind: str, module: nn.Module, inputs: Tensor, folder: Path) -> Model:
-    """The same numbers in two folders: rounded to float32 first, so that both are one function."""
+    """The same weights in two folders, rounded to float32 first, so that both are the same function."""
     folder.mkdir(parents=True)
     save_file({"inputs": inputs.contiguous()}, folder / "inputs.safetensors")
     outputs = {}
@@ -124,7 +124,7 @@ def written(name: str, kind: str, module: nn.Module, inputs: Tensor, folder: Pat
 
 
 def byte_tokenizer() -> Any:
-    """One token per byte: some tools copy the tokenizer, and fail without one."""
+    """A tokenizer with one token per byte, since some tools copy the tokenizer and fail without one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -142,11 +142,11 @@ def output_of(module: nn.Module, kind: str, inputs: Tensor) -> Tensor:
 
 
 def error(found: Tensor, truth: Tensor) -> float:
-    """The size of the difference over that of the truth."""
+    """The norm of the difference, relative to that of the reference."""
     found, truth = found.double(), truth.double()
     return float((found - truth).norm() / truth.norm()) if found.shape == truth.shape else float("inf")
 
 
 def log_error(found: Tensor, truth: Tensor) -> float:
-    """The error of log-probabilities: a shift of all logits at one position is none."""
+    """The error of log-probabilities, which ignores a shift of all logits at one position."""
     return error(found.double().log_softmax(-1), truth.double().log_softmax(-1))

@@ -33,7 +33,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Row:
-    """What one tool did to one model."""
+    """The result of one tool on one model."""
 
     tool: str
     model: str
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def keeps(self) -> str:
-        """The strongest output that is the same function, by float64 where there is one, else within the noise."""
+        """The strongest output that is the same function, by float64 if that is known, else within the noise floor."""
         if same(self.logits, self.floor):
             return "logits" if self.probabilities else "output"
         return "probabilities" if same(self.probabilities, self.probability_floor) else "nothing"

@@ -1,4 +1,4 @@
-"""How fast a large sharded checkpoint is reduced, next to copying the same files, and how much memory it takes.
+"""Time and memory to reduce a large sharded checkpoint, compared with copying the same files.
 
 python benchmarks/reduce_scale.py --json benchmarks/results/reduce_scale.json --markdown docs/reduce-scale.md
 python benchmarks/reduce_scale.py --read benchmarks/results/reduce_scale.json --markdown docs/reduce-scale.md
@@ -76,12 +76,12 @@ class Row:
 
     @property
     def speed(self) -> float:
-        """Against copying, all included."""
+        """Total time, relative to copying."""
         return self.copy_seconds / self.reduce_seconds
 
     @property
     def stream_speed(self) -> float:
-        """Against copying, without what does not grow with the checkpoint."""
+        """Time without the part that does not grow with the checkpoint, relative to copying."""
         return self.copy_seconds / max(self.reduce_seconds - self.fixed_seconds, 1e-9)
 
 
@@ -105,7 +105,7 @@ def make(folder: Path, layers: int) -> None:
 
 
 def copied(source: Path, target: Path) -> float:
-    """Seconds to copy the files and have them on disk."""
+    """Seconds to copy the files and flush them to disk."""
     start = time.perf_counter()
     subprocess.run(["cp", "-r", str(source), str(target)], check=True)
     for file in target.iterdir():
@@ -180,9 +180,9 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 def main(
-    layers: Annotated[str, typer.Option(help="depths to measure, comma-separated")] = "4,9,18",
-    times: Annotated[int, typer.Option(help="processes for each number")] = 3,
-    folder: Annotated[Path | None, typer.Option(help="where the checkpoints are made (and removed)")] = None,
+    layers: Annotated[str, typer.Option(help="Numbers of layers to measure, separated by commas.")] = "4,9,18",
+    times: Annotated[int, typer.Option(help="Processes per number; the median counts.")] = 3,
+    folder: Annotated[Path | None, typer.Option(help="Folder for the temporary checkpoints.")] = None,
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,

@@ -36,7 +36,7 @@ PEAK = 989e12  # dense bfloat16 FLOP/s of an H200, from its datasheet
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT without biases, and what one step sees."""
+    """A GPT without biases, and the batch of one step."""
 
     width: int
     layers: int
@@ -46,7 +46,7 @@ class Shape:
     batch: int
 
     def flops_per_token(self, parameters: int) -> float:
-        """Forward and backward: 6 per weight, and the scores and values of attention."""
+        """FLOPs per token, forward and backward: 6 per weight, plus the scores and values of attention."""
         return 6 * parameters + 12 * self.layers * self.width * self.context
 
 
@@ -74,7 +74,7 @@ class Row:
 
 
 class Memory(threading.Thread):
-    """The most memory that the GPU had in use, as nvidia-smi says."""
+    """Peak memory of the GPU, from nvidia-smi."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -88,7 +88,7 @@ class Memory(threading.Thread):
 
 
 def process(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[str, float]:
-    """What a process printed, and the memory it took."""
+    """The output of a process, and its peak GPU memory."""
     memory = Memory()
     memory.start()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -99,7 +99,7 @@ def process(command: list[str], folder: Path, environment: dict[str, str]) -> tu
 
 
 def nanogpt(checkout: Path, shape: Shape, tokens: np.ndarray[Any, Any], steps: int, device: str, place: Path) -> Any:
-    """Its own script, with its own defaults where the shape does not say otherwise; it times every step."""
+    """nanoGPT's own script, with its defaults except for the shape; it times every step."""
     work = place / "nanogpt"
     shutil.copytree(checkout, work, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
     data = work / "data" / "text"
@@ -135,7 +135,7 @@ def nanogpt(checkout: Path, shape: Shape, tokens: np.ndarray[Any, Any], steps: i
 
 
 def ours(shape: Shape, query: str, text: Path, steps: int, place: Path) -> Any:
-    """`deadweight train` as anyone would run it."""
+    """`deadweight train`, run as a command."""
     out = place / f"ours-{query}"
     log = max(1, steps // 10)
     settings = {
@@ -235,11 +235,11 @@ def number(value: float | None, digits: int) -> str:
 
 
 def main(
-    nanogpt_checkout: Annotated[Path | None, typer.Option("--nanogpt", help="a checkout of karpathy/nanoGPT")] = None,
-    text: Annotated[str, typer.Option(help="text to train on")] = "embedded",
-    steps: Annotated[int, typer.Option(help="steps of every run")] = 80,
-    shapes: Annotated[str, typer.Option(help="names of SHAPES, by semicolon")] = ";".join(list(SHAPES)[:2]),
-    rivals: Annotated[str, typer.Option(help="who runs, by semicolon")] = ";".join(RIVALS),
+    nanogpt_checkout: Annotated[Path | None, typer.Option("--nanogpt", help="A checkout of karpathy/nanoGPT.")] = None,
+    text: Annotated[str, typer.Option(help="Training text.")] = "embedded",
+    steps: Annotated[int, typer.Option(help="Steps of every run.")] = 80,
+    shapes: Annotated[str, typer.Option(help="Names of SHAPES, separated by semicolons.")] = ";".join(list(SHAPES)[:2]),
+    rivals: Annotated[str, typer.Option(help="Trainers to run, separated by semicolons.")] = ";".join(RIVALS),
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,

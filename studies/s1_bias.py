@@ -82,7 +82,7 @@ COLUMNS = ("b_Q", "b_K", "b_V", "b_O", "b_1", "b_2", "norm")
 
 
 def role_of(parameter: str) -> str | None:
-    """What a parameter of a block is for."""
+    """The role of a parameter of a block."""
     module, _, _ = parameter.rpartition(".")
     if not re.search(r"\.\d+\.", parameter):
         return None
@@ -90,7 +90,7 @@ def role_of(parameter: str) -> str | None:
 
 
 def audited(cls: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What the audit says of every bias of an architecture, from its config alone."""
+    """The audit's result for every bias of an architecture, from its config alone."""
     config = getattr(transformers, cls).config_class(**options)
     config.architectures = [cls]
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def audited(cls: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def sizes_by_role(shapes: dict[str, tuple[int, ...]]) -> dict[str, dict[str, Any]]:
-    """How many numbers each kind of bias has, in how many vectors; a fused one is three of equal length."""
+    """Elements and vectors of each kind of bias; a fused bias counts as three vectors of equal length."""
     roles: dict[str, dict[str, Any]] = {c: {"elements": 0, "vectors": 0, "dof": {}} for c in COLUMNS}
     for name, shape in shapes.items():
         role = role_of(name)
@@ -132,13 +132,13 @@ def sizes_by_role(shapes: dict[str, tuple[int, ...]]) -> dict[str, dict[str, Any
 
 
 def norms_behind(graph: Graph) -> list[str]:
-    """Norms that something computed from a query, key or value projection meets before a softmax or another weight."""
+    """Norms between a query, key or value projection and the next softmax or weight."""
     readers: dict[str, list[str]] = defaultdict(list)
     for node in graph.nodes.values():
         for name in node.inputs:
             readers[name].append(node.name)
     made_of = weights_alone(graph)
-    found: set[str] = set()
+    norms: set[str] = set()
     for start in (n for n in graph.parameters if made_of.get(n)):
         role = role_of(graph.parameters[start])
         ahead, seen = list(readers[start]) if role in ("qkv", "b_Q", "b_K", "b_V") else [], {start}
@@ -149,13 +149,13 @@ def norms_behind(graph: Graph) -> list[str]:
                 continue
             seen.add(node.name)
             if "core." in node.op:
-                found.add(f"{str(role).replace('b_', '').upper()}: {node.op.removeprefix('core.')}")
+                norms.add(f"{str(role).replace('b_', '').upper()}: {node.op.removeprefix('core.')}")
             ahead += readers[node.name]
-    return sorted(found)
+    return sorted(norms)
 
 
 def weights_alone(graph: Graph) -> dict[str, set[str]]:
-    """Nodes that are computed from parameters alone, as a transposed weight is, and the matrices among those."""
+    """Nodes computed from parameters alone, such as a transposed weight, and the matrices among them."""
     made_of: dict[str, set[str]] = {}
     for node in graph.nodes.values():
         if node.name in graph.parameters:
@@ -216,7 +216,7 @@ def config_of(variant: str) -> TransformerConfig:
 
 
 def trained(variant: str, seeds: int, train: Train, tokens: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The variant from the same start as the model with all biases, on the same text in the same order."""
+    """Train a variant from the same initial weights as the model with all biases, on the same batches."""
     members = [Member(s, train.learning_rate, train.weight_decay) for s in range(seeds)]
     cpu, cut = torch.device("cpu"), len(tokens) * 95 // 100
     whole = "rotary, all biases" if "positions" in VARIANTS[variant] else "all biases"
@@ -246,12 +246,12 @@ def trained(variant: str, seeds: int, train: Train, tokens: np.ndarray[Any, Any]
 
 def joined(weights: Weights, kind: str) -> Tensor | None:
     """The biases of that kind in all layers, one row per member."""
-    found = [w.detach().flatten(1) for n, w in weights.items() if n.endswith(f"{kind}.bias")]
-    return torch.cat(found, 1) if found else None
+    biases = [w.detach().flatten(1) for n, w in weights.items() if n.endswith(f"{kind}.bias")]
+    return torch.cat(biases, 1) if biases else None
 
 
 def zeroed_gpt2(part: int, n_windows: int) -> dict[str, float]:
-    """The embedded model in float64, a third of its query-key-value biases zero: bits per byte of embedded prose."""
+    """Bits per byte of the embedded model in float64 with one third of its query-key-value biases set to zero."""
     model = transformers.AutoModelForCausalLM.from_pretrained(embedded.path(), dtype=torch.float64).eval()
     text = embedded.tokens(embedded.prose())
     step = len(text) // n_windows
@@ -312,7 +312,7 @@ def zeroed_minilm(kind: str, folder: Path, n: int) -> dict[str, float]:
 
 @torch.no_grad()
 def pre_norm_rule() -> dict[str, Any]:
-    """DW006 by hand on the embedded model: every norm's shift goes into the biases of what reads it."""
+    """DW006 by hand on the embedded model: fold the shift of every norm into the biases of its readers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(embedded.path(), dtype=torch.float64).eval()
     ids = torch.tensor([embedded.tokens(embedded.prose())[i : i + 256] for i in range(0, 2048, 256)])
     before, gone = model(ids).logits, 0
@@ -349,19 +349,19 @@ def post_norm_rules(folder: Path, n: int) -> Iterator[dict[str, Any]]:
         yield {"model": f"all-MiniLM-L6-v2, {rule}", "removed": gone, "error": off, "condition": condition}
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+def relative(values: Tensor, expected: Tensor) -> float:
+    return float((values - expected).abs().max() / expected.abs().max())
 
 
 @app.command()
 def run(
     out: OutOption,
-    steps: Annotated[int, typer.Option(help="optimizer steps of every variant")] = 400,
-    seeds: Annotated[int, typer.Option(help="seeds of every variant")] = 3,
-    sentences: Annotated[int, typer.Option(help="that are embedded, and windows of text")] = 32,
-    only: Annotated[list[str] | None, typer.Option(help="architectures to audit; default: all")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of every variant.")] = 400,
+    seeds: Annotated[int, typer.Option(help="Seeds of every variant.")] = 3,
+    sentences: Annotated[int, typer.Option(help="Number of sentences to embed, and of text windows.")] = 32,
+    only: Annotated[list[str] | None, typer.Option(help="Architectures to audit; default: all.")] = None,
 ) -> None:
-    """Measure, and record."""
+    """Measure, and write the record."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     record = load_record(out)
@@ -406,7 +406,7 @@ def setting(train: Train, seeds: int, sentences: int, size: int) -> dict[str, An
 
 
 def cell(role: dict[str, Any]) -> str:
-    """What is redundant of one kind of bias: all of it, a share, or so many directions of each vector."""
+    """The redundant part of one kind of bias: all, a share, or a number of directions per vector."""
     if not role["elements"]:
         return "none"
     said = []
@@ -425,7 +425,7 @@ def cell(role: dict[str, Any]) -> str:
 
 
 def dead_share(told: dict[str, Any]) -> float | None:
-    """Of the key bias; None where there is none."""
+    """The part of the key bias that is redundant; None if there is no key bias."""
     key = told["roles"]["b_K"]
     return key["dof"].get("DW002 dead", 0) / key["elements"] if key["elements"] else None
 
@@ -482,22 +482,22 @@ def architecture_table(record: dict[str, Any]) -> list[str]:
         "| --- " * (len(COLUMNS) + 3) + "|",
     ]
     for name, told in record.get("architectures", {}).items():
-        found = [cell(told["roles"][c]) for c in COLUMNS]
+        cells = [cell(told["roles"][c]) for c in COLUMNS]
         norms = ", ".join(told["norms_behind_projections"]) or "none"
         blocked = (told["blocked"] or "") if dead_share(told) not in (None, 1.0) else ""
-        lines.append(f"| {name} | {' | '.join(found)} | {norms} | {blocked} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {norms} | {blocked} |")
     return lines
 
 
 def module_table(record: dict[str, Any]) -> list[str]:
-    found = record["modules"]["before a norm"]
+    rows = record["modules"]["before a norm"]
     lines = [
-        f"{found[0]['d']} outputs, float64: directions of the bias along which the Jacobian is zero, and the audit.",
+        f"{rows[0]['d']} outputs, float64: directions of the bias along which the Jacobian is zero, and the audit.",
         "",
         "| Linear, then | dead directions, measured | audit |",
         "| --- | --- | --- |",
     ]
-    for r in found:
+    for r in rows:
         said = ", ".join(f"{k.split()[1]} {dof} ({k.split()[0]})" for k, dof in r["audit"].items()) or "nothing"
         lines.append(f"| {r['case']} | {r['dead_by_jacobian']} of {r['d']} | {said} |")
     return lines
@@ -573,8 +573,8 @@ def rule_table(record: dict[str, Any]) -> list[str]:
         "| model | numbers removed | error | condition of W_Q |",
         "| --- | --- | --- | --- |",
     ]
-    for found in record["rules"].values():
-        for r in found:
+    for rules in record["rules"].values():
+        for r in rules:
             condition = f"{r['condition']:.0f}" if r.get("condition") else "—"
             lines.append(f"| {r['model']} | {r['removed']:,} | {r['error']:.1e} | {condition} |")
     return lines
@@ -582,7 +582,7 @@ def rule_table(record: dict[str, Any]) -> list[str]:
 
 def verdicts(record: dict[str, Any]) -> list[str]:
     lines = ["## Verdicts", "", "| claim | found | verdict |", "| --- | --- | --- |"]
-    return lines + [f"| {claim} | {found} | {verdict} |" for claim, found, verdict in judged(record)]
+    return lines + [f"| {claim} | {evidence} | {verdict} |" for claim, evidence, verdict in judged(record)]
 
 
 Judgement = tuple[str, str, str]  # the claim, what was found, the verdict
@@ -596,8 +596,12 @@ def judged(record: dict[str, Any]) -> Iterator[Judgement]:
     for kind, claim in (("pre-norm", "the norm's shift is useless"), ("post-norm", "b_2 and b_Q are useless")):
         if kind in record["rules"]:
             worst = max(r["error"] for r in record["rules"][kind])
-            found = f"exact to {worst:.1e} after folding"
-            yield f"{kind}: {claim}", found, "holds with conditions: once folded" if worst < 1e-10 else "not seen here"
+            evidence = f"exact to {worst:.1e} after folding"
+            yield (
+                f"{kind}: {claim}",
+                evidence,
+                "holds with conditions: once folded" if worst < 1e-10 else "not seen here",
+            )
 
 
 def said(holds: bool) -> str:
@@ -626,36 +630,40 @@ def judged_architectures(told: dict[str, Any]) -> Iterator[Judgement]:
         yield from judged_qwen(told)
     normed = {n: t["norms_behind_projections"] for n, t in told.items() if t["norms_behind_projections"]}
     layer = [n for n, norms in normed.items() if any("layer" in x for x in norms)]
-    found = f"a LayerNorm there: {', '.join(layer) or 'none'} of {len(told)}; any norm: {', '.join(normed) or 'none'}"
-    yield "“a LayerNorm follows the QKV projection”", found, "holds with conditions" if layer else "not seen here"
+    evidence = (
+        f"a LayerNorm there: {', '.join(layer) or 'none'} of {len(told)}; any norm: {', '.join(normed) or 'none'}"
+    )
+    yield "“a LayerNorm follows the QKV projection”", evidence, "holds with conditions" if layer else "not seen here"
 
 
 def judged_qwen(told: dict[str, Any]) -> Iterator[Judgement]:
     roles = {n: [c for c in COLUMNS[:3] if told[n]["roles"][c]["elements"]] for n in ("Qwen2", "Qwen3")}
     has = "; ".join(f"{n} has {', '.join(r) or 'none of them'}" for n, r in roles.items())
     norms = ", ".join(told["Qwen3"]["norms_behind_projections"]) or "no norm"
-    found = f"{has}, but norms behind its projections ({norms})"
-    yield "“Qwen2 has no query, key and value biases”", found, said(not roles["Qwen2"])
+    evidence = f"{has}, but norms behind its projections ({norms})"
+    yield "“Qwen2 has no query, key and value biases”", evidence, said(not roles["Qwen2"])
 
 
 def judged_training(record: dict[str, Any]) -> Iterator[Judgement]:
     off, noise = max(map(abs, difference(record, "without b_K"))), spread(losses(record, "all biases"))
-    found = f"they differ by {off:.1e} at most, seeds by {noise:.1e}"
+    evidence = f"they differ by {off:.1e} at most, seeds by {noise:.1e}"
     claim = "the same loss with and without b_K (published: GPT-2 2.9251 / 2.9250, RoBERTa 5.8890 / 5.8909)"
-    yield claim, found, said(not off > noise / 10)
+    yield claim, evidence, said(not off > noise / 10)
     ratio, turned = (record["training"][v]["key_over_query_gradient"] for v in ("all biases", "rotary, all biases"))
-    found = f"{ratio:.1e} of b_Q's at most; with rotary positions up to {turned:.2g}"
-    yield "b_K has no gradient", found, said(ratio < 1e-4)
+    evidence = f"{ratio:.1e} of b_Q's at most; with rotary positions up to {turned:.2g}"
+    yield "b_K has no gradient", evidence, said(ratio < 1e-4)
 
 
 def judged_modules(by: dict[str, Any]) -> Iterator[Judgement]:
     training, fixed, layer = by["BatchNorm, training"], by["BatchNorm, eval"], by["LayerNorm"]
-    found = f"{training['dead_by_jacobian']} of {training['d']} dead in training, {fixed['dead_by_jacobian']} in eval"
+    evidence = (
+        f"{training['dead_by_jacobian']} of {training['d']} dead in training, {fixed['dead_by_jacobian']} in eval"
+    )
     good = training["dead_by_jacobian"] == training["d"] and fixed["dead_by_jacobian"] == 0
     words = "holds with conditions: dead in training, folds in eval"
-    yield "a bias before BatchNorm is useless", found, words if good else "not seen here"
-    found = f"{layer['dead_by_jacobian']} direction of {layer['d']} is dead"
-    yield "one direction of a bias before LayerNorm is useless", found, said(layer["dead_by_jacobian"] == 1)
+    yield "a bias before BatchNorm is useless", evidence, words if good else "not seen here"
+    evidence = f"{layer['dead_by_jacobian']} direction of {layer['d']} is dead"
+    yield "one direction of a bias before LayerNorm is useless", evidence, said(layer["dead_by_jacobian"] == 1)
 
 
 def judged_zeroing(record: dict[str, Any]) -> Iterator[Judgement]:
@@ -664,13 +672,13 @@ def judged_zeroing(record: dict[str, Any]) -> Iterator[Judgement]:
         harms["MiniLM"] = {n: 1 - z["mean_cosine"] for n, z in bert.items()}
     for model, harm in harms.items():
         unit = "bits per byte more" if model == "embedded" else "of cosine lost"
-        found = ", ".join(f"{n} {v:+.1e}" for n, v in harm.items()) + f" {unit}"
-        yield f"zeroing b_K changes nothing ({model})", found, said(abs(harm["b_K"]) < 1e-9)
-        yield f"b_V matters more than b_Q ({model})", found, said(harm["b_V"] > harm["b_Q"])
+        evidence = ", ".join(f"{n} {v:+.1e}" for n, v in harm.items()) + f" {unit}"
+        yield f"zeroing b_K changes nothing ({model})", evidence, said(abs(harm["b_K"]) < 1e-9)
+        yield f"b_V matters more than b_Q ({model})", evidence, said(harm["b_V"] > harm["b_Q"])
 
 
 def figure(record: dict[str, Any], file: Path) -> None:
-    """The held-out loss of every variant, one mark per seed, lines between the same seeds."""
+    """The validation loss of every variant, one mark per seed, with lines between equal seeds."""
     picture, axes = pyplot().subplots(figsize=(7, 3.6), layout="constrained")
     names = list(record["training"])
     for seed in range(len(losses(record, names[0]))):

@@ -1,4 +1,4 @@
-"""What the query study says of the published claims: differences over pairs of one seed, at both sizes, with errors.
+"""Verdicts of the query study on the published claims, from differences of pairs with equal seeds, at both sizes.
 
 A difference is judged on three seeds or more, at equal tokens. A claim of equality
 - *holds* if the whole 95 % interval of the difference is below MATTERS;
@@ -28,7 +28,7 @@ Bits = dict[int, float]  # by seed
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over pairs of one seed, in bits per byte, and its standard error."""
+    """Mean difference of pairs with equal seeds, in bits per byte, and its standard error."""
 
     mean: float
     error: float
@@ -39,7 +39,7 @@ class Difference:
 
     @property
     def margin(self) -> float:
-        """Half of the 95 % interval, by Student's t: few seeds leave much room."""
+        """Half of the 95 % confidence interval, by Student's t."""
         return STUDENT[self.seeds] * self.error
 
     @property
@@ -52,7 +52,7 @@ class Difference:
 
 
 def difference(one: Bits, other: Bits) -> Difference | None:
-    """None for fewer than three pairs: nothing is judged on them."""
+    """The difference of the pairs; None for fewer than three."""
     pairs = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
     if len(pairs) < 3:
         return None
@@ -60,7 +60,7 @@ def difference(one: Bits, other: Bits) -> Difference | None:
 
 
 class Large:
-    """The record of the large size, by what one asks of it."""
+    """The record of the large size, with its questions as methods."""
 
     def __init__(self, record: list[dict[str, Any]], pilot: list[dict[str, Any]]) -> None:
         self.settings = [x for x in record if x["kind"] == "setting"]
@@ -75,7 +75,7 @@ class Large:
         self.swept = {shape: large.sweep(self.runs, shape) for shape in large.SHAPES}
 
     def rate(self, shape: str, steps: int) -> float | None:
-        """None as long as the sweep is not over."""
+        """The best learning rate of the sweep; None while the sweep is unfinished."""
         swept = self.swept[shape]
         if large.rates_to_try(swept):
             return None
@@ -98,24 +98,24 @@ class Large:
         return difference(self.bits(shape, steps), self.bits(other, steps))
 
     def longest_gap(self, shape: str) -> tuple[int, Difference] | None:
-        """At the longest runs that both have three seeds of."""
-        found = [(n, d) for n in (large.SHORT, large.MIDDLE, large.LONG) if (d := self.gap(shape, n)) is not None]
-        return found[-1] if found else None
+        """The difference at the longest runs for which both shapes have three seeds."""
+        gaps = [(n, d) for n in (large.SHORT, large.MIDDLE, large.LONG) if (d := self.gap(shape, n)) is not None]
+        return gaps[-1] if gaps else None
 
     def half_scale(self, shape: str) -> Difference | None:
         return difference(self.bits(shape, large.SHORT, scale=0.5), self.bits(shape, large.SHORT))
 
     def flops(self, shape: str) -> float:
-        """Per byte of text, over those of the full shape."""
+        """FLOPs per byte of text, relative to the full shape."""
         return self.shapes[shape]["flops_per_token"] / self.shapes["full"]["flops_per_token"]
 
     def speed(self, shape: str) -> float | None:
-        """Bytes per second alone on the GPU, in large steps that fill it."""
-        found = [r["tokens_per_second"] for r in self.pilot if r["graph"] == shape and not r["beside"]]
-        return statistics.median(found) if found else None
+        """Bytes per second of a run alone on the GPU, with batches large enough to fill it."""
+        speeds = [r["tokens_per_second"] for r in self.pilot if r["graph"] == shape and not r["beside"]]
+        return statistics.median(speeds) if speeds else None
 
     def first_pair(self, shape: str) -> float | None:
-        """The difference to full of the one pair of long runs of the first go."""
+        """The difference to the full shape in the single pair of long runs of the pilot."""
         ends = {r["graph"]: large.loss_of(r) / math.log(2) for r in self.pilot if r["steps"] >= FIRST_LONG}
         return ends[shape] - ends["full"] if {shape, "full"} <= ends.keys() else None
 
@@ -124,27 +124,27 @@ class Large:
         two shortest lengths, for the least and the largest asymptote a."""
         ends = [statistics.mean(self.bits("full", n).values()) for n in (large.SHORT, large.MIDDLE)]
         gone = math.log(large.MIDDLE / large.SHORT)
-        found = []
+        slopes = []
         for a in ASYMPTOTES:
             power = math.log((ends[0] - a) / (ends[1] - a)) / gone
-            found.append(power * (ends[0] - a) * (steps / large.SHORT) ** -power)
-        return min(found), max(found)
+            slopes.append(power * (ends[0] - a) * (steps / large.SHORT) ** -power)
+        return min(slopes), max(slopes)
 
     def worth(self, steps: int, less: float) -> tuple[float, float]:
-        """What text for the share of the cost that is saved would be worth: at least, and at most."""
+        """How many bits per byte more text for the saved cost would gain: a lower and an upper estimate."""
         low, high = self.slope(steps)
         return -low * math.log(less), -high * math.log(less)
 
 
-def verdict_of_equality(found: Difference) -> str:
-    if found.is_worse:
+def verdict_of_equality(gap: Difference) -> str:
+    if gap.is_worse:
         return "Not seen here"
-    most = found.mean + found.margin
+    most = gap.mean + gap.margin
     return "Holds" if most < MATTERS else f"Not decided: worse by {most:.3f} at most"
 
 
 def gain_at_optimum(swept: dict[float, float]) -> float:
-    """Bits per byte that the vertex of the parabola promises over the best rate of the grid."""
+    """Bits per byte that the vertex of the parabola predicts to gain over the best learning rate of the grid."""
     best = large.best_rate(swept)
     low, here, high = (swept.get(rate, math.inf) for rate in (best / 2, best, 2 * best))
     if not math.isfinite(low + high):
@@ -163,11 +163,11 @@ def line(words: str, verdict: str, *said: str) -> str:
 def identity(record: Large, shape: str, words: str, small: Mapping[str, Difference]) -> str:
     """One claim of equality with the full shape."""
     at_small = f"4.7 M parameters: {small[shape]}." if shape in small else ""
-    found = record.longest_gap(shape)
-    if found is None:
+    longest = record.longest_gap(shape)
+    if longest is None:
         verdict = only_small(verdict_of_equality(small[shape])) if shape in small else "Open"
         return line(words, verdict, at_small)
-    steps, gap = found
+    steps, gap = longest
     shorter = record.gap(shape, large.SHORT) if steps != large.SHORT else None
     told = f"{shape} against full, 38 M parameters: {gap} after {millions(steps)} ({gap.seeds} seeds)"
     told += f", {shorter} after {millions(large.SHORT)}." if shorter else "."
@@ -175,7 +175,7 @@ def identity(record: Large, shape: str, words: str, small: Mapping[str, Differen
 
 
 def caveats(record: Large, shape: str, steps: int, gap: Difference) -> str:
-    """What a finer learning rate and equal FLOPs may take back; neither is measured."""
+    """How much a finer learning rate and equal FLOPs could change; neither is measured."""
     said = []
     finer = gain_at_optimum(record.swept[shape]) - gain_at_optimum(record.swept["full"])
     if steps == large.SHORT and finer > 0.001:
@@ -194,7 +194,7 @@ def caveats(record: Large, shape: str, steps: int, gap: Difference) -> str:
 
 
 def half_scale(record: Large, small: Mapping[str, Difference]) -> str:
-    """Whether the identity wants half the attention scale."""
+    """Whether an identity projection works better with half the attention scale."""
     here = {shape: record.half_scale(shape) for shape in ("identity Q", "full")}
     listed = lambda found: ", ".join(f"{s} {d}" for s, d in found.items() if d is not None)  # noqa: E731
     deciding = here["identity Q"] or small["half scale, identity Q"]
@@ -212,7 +212,7 @@ def half_scale(record: Large, small: Mapping[str, Difference]) -> str:
 
 
 def at_small_size(words: str, names: Mapping[str, Difference], verdict: str, more: str = "") -> str:
-    """A claim that only the small size was asked about."""
+    """A claim that was tested at the small size only."""
     listed = ", ".join(f"{name} {found}" for name, found in names.items())
     return line(words, only_small(verdict), f"{listed}{more}.")
 

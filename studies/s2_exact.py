@@ -44,7 +44,7 @@ EXACT = 1e-12  # of a relative error in float64
 
 @dataclass(frozen=True)
 class Case:
-    """A shape, as what it changes about: three layers, both skips, no norm, an untied readout."""
+    """A shape, given by its changes to a base: three layers, both skips, no norm, an untied readout."""
 
     name: str
     shape: dict[str, Any]
@@ -92,7 +92,7 @@ class Settings:
 
 
 def model_of(case: Case, positions: str, seed: int, s: Settings, **more: Any) -> TransformerForCausalLM:
-    """Random weights of variance 1/d: scores of order one, so that attention is far from uniform."""
+    """Random weights of variance 1/d, which give scores of order one: attention is far from uniform."""
     options = {"d_model": s.d_model, "heads": s.heads, "n_layers": s.layers, "hidden": s.hidden, "norm": "none"}
     options |= {"vocab_size": s.vocabulary, "context": s.context, "tie_word_embeddings": False, "use_cache": False}
     options |= {"positions": positions, **case.shape, **more}
@@ -105,12 +105,12 @@ def model_of(case: Case, positions: str, seed: int, s: Settings, **more: Any) ->
 
 
 def square(weight: Tensor, width: int) -> Tensor:
-    """The projection as a turn of the stream; a grouped one, repeated for the heads that share it."""
+    """The projection as a change of basis of the residual stream; a grouped one is repeated for its query heads."""
     return weight if weight.shape[0] == width else weight.repeat(width // weight.shape[0], 1)
 
 
 def transformed(model: TransformerForCausalLM, projection: str) -> Weights:
-    """The weights of the same model with that projection as the identity, by the rule at the top of this file."""
+    """The weights of the equivalent model with an identity projection, by the rule at the top of this file."""
     old, config = dict(model.named_parameters()), model.config
     stored = 1 if config.shared_layers else config.n_layers
     turns = [
@@ -136,7 +136,7 @@ def transformed(model: TransformerForCausalLM, projection: str) -> Weights:
 
 
 def identity_model(model: TransformerForCausalLM, projection: str) -> TransformerForCausalLM:
-    """A model that does not have the projection at all."""
+    """A model without the weights of the projection."""
     kept = {k: v for k, v in model.config.to_dict().items() if k in TransformerConfig.__dataclass_fields__}
     if projection != "query":
         kept["key_heads"] = None  # an identity has as many heads as the stream is wide
@@ -152,14 +152,14 @@ def identity_model(model: TransformerForCausalLM, projection: str) -> Transforme
 
 @torch.no_grad()
 def error(model: TransformerForCausalLM, small: TransformerForCausalLM, tokens: Tensor) -> float:
-    """The largest difference of two logits over the largest logit."""
+    """The largest difference of two logits, relative to the largest logit."""
     y = model(tokens).logits
     return float((small(tokens).logits - y).abs().max() / y.abs().max())
 
 
 @torch.no_grad()
 def attention_spread(model: TransformerForCausalLM, tokens: Tensor) -> float:
-    """How far the logits are from those of a model whose attention is uniform: 0 would make the test empty."""
+    """Distance of the logits to those of a model with uniform attention; at 0 the test would be empty."""
     flat = TransformerForCausalLM(model.config).double().eval()
     flat.load_state_dict(model.state_dict())
     for name, weight in flat.named_parameters():
@@ -189,8 +189,8 @@ def measured(case: Case, s: Settings) -> Iterator[dict[str, Any]]:
 
 
 def dimension(model: TransformerForCausalLM, seed: int) -> tuple[int, int, float]:
-    """How many dimensions the functions near this one have (the rank of the Jacobian), of how many parameters; and the
-    gap: the smallest singular value that counts, over the largest that does not."""
+    """The local dimension of the function space (rank of the Jacobian), the number of parameters, and the gap: the
+    smallest singular value that counts, relative to the largest that does not."""
     weights = {n: p.detach() for n, p in model.named_parameters()}
     size, config = sum(w.numel() for w in weights.values()), model.config
     rows = 1 + 2 * size // (config.context * config.vocab_size)
@@ -210,7 +210,7 @@ def dimension(model: TransformerForCausalLM, seed: int) -> tuple[int, int, float
 
 
 def ranked(case: Case, s: Settings) -> Iterator[dict[str, Any]]:
-    """Both families near a random point: fewer dimensions mean that almost every full model is out of reach."""
+    """The dimension of both families at a random point. If one has fewer, it cannot express almost all full models."""
     d = s.rank_width
     tiny = {"d_model": d, "heads": 2, "hidden": d + 2, "vocab_size": d + 3, "context": 4}
     tiny |= {"n_layers": min(2, case.shape.get("n_layers", 2))}
@@ -230,7 +230,7 @@ def ranked(case: Case, s: Settings) -> Iterator[dict[str, Any]]:
 
 
 def refused(case: Case, s: Settings) -> str | None:
-    """What the shape itself says where the identity cannot be built."""
+    """The error message of a shape whose identity projection cannot be built."""
     if "key_heads" not in case.shape or case.projections == ("query",):
         return None
     try:
@@ -242,7 +242,7 @@ def refused(case: Case, s: Settings) -> str | None:
 
 def sliced_keys(s: Settings) -> list[dict[str, Any]]:
     """Grouped keys: Θ = [W_K; rest] makes W_K = [I 0]: no identity, but keys are some of the stream's channels."""
-    found = []
+    errors = []
     case = Case("", {"n_layers": 1, "key_heads": 2}, True)
     for positions in POSITIONS:
         for seed in range(s.seeds):
@@ -267,13 +267,13 @@ def sliced_keys(s: Settings) -> list[dict[str, Any]]:
                 new[full] = part
             small.load_state_dict(new)
             tokens = torch.randint(0, s.vocabulary, (s.sequences, s.context))
-            found.append({"positions": positions, "seed": seed, "error": error(model, small, tokens)})
+            errors.append({"positions": positions, "seed": seed, "error": error(model, small, tokens)})
             assert rounding < EXACT, rounding
-    return found
+    return errors
 
 
 def library(case: Case, s: Settings) -> dict[str, Any]:
-    """What `deadweight.reduce` makes of it."""
+    """The result of `deadweight.reduce` on a random model."""
     model = model_of(case, "learned", 0, s)
     told = deadweight.reduce(model, select=["DW015"])
     worst = told.verification.worst if told.verification else None
@@ -289,12 +289,14 @@ def library(case: Case, s: Settings) -> dict[str, Any]:
 @app.command()
 def run(
     out: OutOption,
-    seeds: Annotated[int, typer.Option(help="random models of every kind")] = 5,
-    width: Annotated[int, typer.Option(help="of the stream; four heads")] = 32,
-    rank_width: Annotated[int, typer.Option(help="of the models whose Jacobians are ranked")] = 6,
-    with_library: Annotated[bool, typer.Option("--library/--no-library", help="also through deadweight.reduce")] = True,
+    seeds: Annotated[int, typer.Option(help="Random models of every kind.")] = 5,
+    width: Annotated[int, typer.Option(help="Width of the residual stream; there are four heads.")] = 32,
+    rank_width: Annotated[int, typer.Option(help="Width of the models whose Jacobians are computed.")] = 6,
+    with_library: Annotated[
+        bool, typer.Option("--library/--no-library", help="Also reduce the models by deadweight.reduce.")
+    ] = True,
 ) -> None:
-    """Measure, and record."""
+    """Measure, and write the record."""
     transformers.logging.set_verbosity_error()
     s = Settings(d_model=width, hidden=5 * width // 2, seeds=seeds, rank_width=rank_width)
     record: dict[str, Any] = {"setting": setting(s), "measured": [], "ranks": [], "refused": {}, "library": []}
@@ -325,14 +327,14 @@ def errors(record: dict[str, Any], case: str, positions: str | None = None, proj
 
 
 def span(values: list[float]) -> str:
-    """The largest and, where it tells something, the smallest."""
+    """The largest value and, if it differs much, the smallest."""
     if not values:
         return ""
     return f"{max(values):.1e}" if max(values) < 1e-9 else f"{min(values):.2g} … {max(values):.2g}"
 
 
 def verdict(record: dict[str, Any], case: Case) -> str:
-    """Rounding grows with the condition number of Θ: an error beyond the bound counts only if that explains it."""
+    """Whether the condition number of Θ explains an error beyond the bound: rounding grows with it."""
     mine = [m for m in record["measured"] if m["case"] == case.name]
     if not case.holds:
         return "holds: it fails, as claimed" if min(m["error"] for m in mine) > 1e-3 else "not seen here"

@@ -1,4 +1,4 @@
-"""The query study at 38 M parameters: what is trained, in which order, and the record that a later go continues.
+"""The query study at 38 M parameters: what is trained, in which order, and the record that a later call continues.
 
 12 layers of width 512, context 512, bytes of enwik8 in its usual split (90 M to train on, the next 5 M to judge by).
 Runs have three lengths: *short* (20 M bytes), *middle* (67 M) and *long* (157 M), each with its whole schedule.
@@ -79,23 +79,23 @@ def shape_of(run: Run) -> str:
 
 
 def loss_of(run: Run) -> float:
-    """What a run that diverged has is worse than anything."""
+    """The loss of a run; infinite if it diverged."""
     return math.inf if run["valid_loss"] is None else float(run["valid_loss"])
 
 
 def sweep(runs: list[Run], shape: str) -> dict[float, float]:
     """Loss by learning rate, of the short runs of the first seed."""
     plain = asdict(Member(SEEDS[0], 0.0, DECAY))
-    found = {}
+    losses = {}
     for run in runs:
         rate = run["member"]["learning_rate"]
         if run["graph"] == shape and run["steps"] == SHORT and run["member"] == {**plain, "learning_rate": rate}:
-            found[rate] = loss_of(run)
-    return found
+            losses[rate] = loss_of(run)
+    return losses
 
 
 def rates_to_try(swept: dict[float, float]) -> list[float]:
-    """The three first rates; then further ones as long as the best is at the edge. Empty when the sweep is over."""
+    """The first three learning rates, then more while the best is at the edge. Empty when the sweep is finished."""
     missing = [rate for rate in RATES if rate not in swept]
     if missing:
         return missing
@@ -109,7 +109,7 @@ def best_rate(swept: dict[float, float]) -> float:
 
 
 def optimum(swept: dict[float, float]) -> float:
-    """The vertex of the parabola through the best rate and its neighbours, over the logarithm of the rate."""
+    """The vertex of the parabola through the best learning rate and its neighbours, in the logarithm of the rate."""
     best = best_rate(swept)
     low, here, high = (swept.get(rate, math.inf) for rate in (best / 2, best, 2 * best))
     if not math.isfinite(low + high):
@@ -122,7 +122,7 @@ def rate_for(swept: dict[float, float], steps: int) -> float:
 
 
 class StudyPlan:
-    """The jobs in their order, as far as the sweeps that they wait for are over."""
+    """The jobs in order; jobs that depend on an unfinished sweep are left out."""
 
     def __init__(self, runs: list[Run]) -> None:
         self.runs = runs
@@ -155,7 +155,7 @@ class StudyPlan:
             yield from self.full_runs(LONG, pair, **variant)
 
     def checks(self, shapes: Iterable[str]) -> Iterable[TrainingJob]:
-        """Twice the learning rate, for one seed: whether the rates of longer runs are about right."""
+        """One seed at twice the learning rate, to check the rates of the longer runs."""
         for shape in self.ready(shapes):
             rate = float(f"{2 * rate_for(self.swept[shape], MIDDLE):.3g}")
             yield job(shape, MIDDLE, Member(SEEDS[0], rate, DECAY))
@@ -186,7 +186,7 @@ class StudyPlan:
 
 
 def read_record(file: Path) -> list[dict[str, Any]]:
-    """Lines of the kinds setting (one per go), run, and side by side."""
+    """Lines of three kinds: setting (one per call), run, and side by side."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return [json.loads(line) for line in lines]
 
@@ -197,7 +197,7 @@ def append(file: Path, line: dict[str, Any]) -> None:
 
 
 def go_on(text: str, record: Path, seconds: float, say: Callable[[str], None], at_once: int | None = None) -> None:
-    """Train what is left, until the time is over; every run is written to the record when it ends."""
+    """Train what is left until the time is over; every run is appended to the record when it ends."""
     with TemporaryDirectory() as folder:
         raw = Path(folder) / "text"
         length = unpack(text, raw)
@@ -230,7 +230,7 @@ def unpack(text: str, raw: Path) -> int:
 
 
 def setting(text: str, raw: Path, length: int) -> dict[str, Any]:
-    """What is the same for all runs of a go."""
+    """The settings that all runs of one call share."""
     return {
         "kind": "setting",
         "text": Path(text).name,

@@ -1,4 +1,4 @@
-"""The large size of the query study as tables, a list of what is open, and the figure of both sizes."""
+"""The large size of the query study: tables, open questions, and the figure of both sizes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ CONTEXT = large.SIZES["context"]
 
 
 def spread(bits: Bits) -> str:
-    """Mean ± standard deviation over seeds; one seed is called that."""
+    """Mean ± standard deviation over seeds, or a note that there is one seed."""
     values = list(bits.values())
     if len(values) < 2:
         return f"{values[0]:.4f} (one seed)" if values else "–"
     return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
 
 
-def shown(found: Difference | None) -> str:
-    return "–" if found is None else str(found)
+def shown(difference: Difference | None) -> str:
+    return "–" if difference is None else str(difference)
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -36,7 +36,7 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def section(record: Large) -> list[str]:
-    """All that was measured at the large size."""
+    """The tables of the large size."""
     s, sizes = record.settings[0], record.settings[0]["sizes"]
     return [
         "## 38 M parameters",
@@ -77,7 +77,7 @@ def losses(record: Large) -> tuple[list[str], list[list[str]]]:
 
 
 def learning_rates(record: Large) -> list[str]:
-    """The sweeps; and what the parabola says a finer grid would have given."""
+    """The sweeps, and the gain that the parabola predicts for a finer grid."""
     rates = sorted({rate for swept in record.swept.values() for rate in swept})
     head = ["shape", *(f"{rate:g}" for rate in rates), "optimum", "gain there"]
     rows = []
@@ -111,13 +111,13 @@ def scales(record: Large) -> list[str]:
 
 
 def costs(record: Large) -> list[str]:
-    """What equal FLOPs and equal seconds would change."""
+    """How equal FLOPs and equal seconds would change the comparison."""
     base, rows = record.speed("full"), []
     for shape in large.CORE[1:]:
-        found, speed = record.longest_gap(shape), record.speed(shape)
-        if found is None or base is None or speed is None:
+        longest, speed = record.longest_gap(shape), record.speed(shape)
+        if longest is None or base is None or speed is None:
             continue
-        steps, gap = found
+        steps, gap = longest
         cost, time = record.flops(shape), base / speed
         row = [shape, millions(steps), str(gap), f"{cost:.3f}", f"{time:.3f}"]
         for less in (cost, time):
@@ -144,7 +144,7 @@ def costs(record: Large) -> list[str]:
 
 
 def first_go(record: Large) -> list[str]:
-    """What did not work, and is worth knowing."""
+    """Attempts that failed."""
     ends = {r["graph"]: r for r in record.pilot if r["steps"] >= FIRST_LONG}
     if not {"full", "identity Q"} <= ends.keys():
         return []
@@ -165,7 +165,7 @@ def first_go(record: Large) -> list[str]:
 
 
 def open_points(record: Large) -> list[str]:
-    """What the record does not answer yet."""
+    """Questions that the record does not answer yet."""
     left = large.StudyPlan(record.runs).left()
     checked = any(record.bits(s, large.MIDDLE, factor=2.0) for s in ("full", "identity Q"))
     points = [
@@ -195,19 +195,19 @@ def open_points(record: Large) -> list[str]:
 
 
 def shrinkage(record: Large) -> float:
-    """1 − Π (1 − rate·decay) over the middle run of the full shape, at most: as if the rate never fell."""
+    """An upper bound of 1 − Π (1 − rate·decay) over the middle run of the full shape, for a constant rate."""
     return 1 - (1 - (record.rate("full", large.MIDDLE) or 0.0) * large.DECAY) ** large.MIDDLE
 
 
 def draw(axes: Any, record: Large, small: Mapping[str, Difference]) -> None:
-    """Left: differences to full, both sizes. Right: identity Q against full while they train."""
+    """Left: differences to full at both sizes. Right: identity Q and full during training."""
     left, right = axes
     shapes = [s for s in large.SHAPES if s != "full" and (s in small or record.longest_gap(s))]
     series = {"4.7 M parameters, 10 M bytes": {s: small.get(s) for s in shapes}}
     for steps in (large.SHORT, large.MIDDLE, large.LONG):
         series[f"38 M parameters, {millions(steps)}"] = {s: record.gap(s, steps) for s in shapes}
-    for place, (name, found) in enumerate(series.items()):
-        points = [(i + 0.18 * (place - 1), d) for i, s in enumerate(shapes) if (d := found[s]) is not None]
+    for place, (name, differences) in enumerate(series.items()):
+        points = [(i + 0.18 * (place - 1), d) for i, s in enumerate(shapes) if (d := differences[s]) is not None]
         if points:
             errors = [d.margin for _, d in points]
             left.errorbar(

@@ -74,13 +74,13 @@ def config(shape: str) -> TransformerConfig:
 @app.command()
 def run(
     text: byte_runs.TextOption,
-    out: Annotated[Path, typer.Option(help="where the record goes; what it has already is not run again")],
+    out: Annotated[Path, typer.Option(help="The record; runs that it holds are not repeated.")],
     steps: byte_runs.StepsOption = 2400,
     batch: byte_runs.BatchOption = 16,
     seeds: byte_runs.SeedsOption = 3,
     only: byte_runs.OnlyOption = None,
 ) -> None:
-    """Train, and record."""
+    """Train all shapes, and write the record."""
     tokens, train = byte_runs.read_bytes(text), byte_runs.train_settings(steps, batch)
     record = load_record(out) or {"curves": {}}
     record["setting"] = setting(text, len(tokens.train) + len(tokens.valid), train, seeds)
@@ -98,12 +98,14 @@ def run(
 
 @app.command()
 def large(
-    text: Annotated[str, typer.Option(help="a text file; its last twentieth is not touched, the one before judges")],
-    record: Annotated[Path, typer.Option(help="JSON lines: what is there already is not trained again")],
-    seconds: Annotated[float, typer.Option(help="begin no run that would not end by then")] = math.inf,
-    at_once: Annotated[int | None, typer.Option(help="runs that share the GPU; default: found by trying")] = None,
+    text: Annotated[
+        str, typer.Option(help="A text file; its last twentieth is not used, the one before it is the validation text.")
+    ],
+    record: Annotated[Path, typer.Option(help="JSON lines; runs that it holds are not repeated.")],
+    seconds: Annotated[float, typer.Option(help="Time limit; no run is started that would exceed it.")] = math.inf,
+    at_once: Annotated[int | None, typer.Option(help="Runs that share the GPU; default: decided by a trial.")] = None,
 ) -> None:
-    """Train the large size, in order of what decides most, and record."""
+    """Train the large size, the most decisive runs first, and write the record."""
     s2_large.go_on(text, record, seconds, lambda line: print(line, flush=True), at_once)
 
 
@@ -134,17 +136,17 @@ def bits(curves: list[dict[str, Any]]) -> list[float]:
 
 
 def grouped(record: dict[str, Any]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Members that differ in the seed alone, by (shape, scale, decay, learned, rate)."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    """Members that differ only in the seed, by (shape, scale, decay, learned, rate)."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for shape, told in record["curves"].items():
         for curve in told["members"]:
             m = curve["member"]
-            found[shape, m["scale"], m["weight_decay"], m["learned_scale"], m["learning_rate"]].append(curve)
-    return found
+            groups[shape, m["scale"], m["weight_decay"], m["learned_scale"], m["learning_rate"]].append(curve)
+    return groups
 
 
 def words(curves: list[dict[str, Any]]) -> str:
-    """Mean ± standard deviation, in bits per byte; what diverged is counted, not averaged."""
+    """Mean ± standard deviation, in bits per byte; runs that diverged are counted, not averaged."""
     values, lost = bits(curves), len(curves) - len(bits(curves))
     if not values:
         return f"diverged ({lost})"
@@ -154,9 +156,9 @@ def words(curves: list[dict[str, Any]]) -> str:
 
 @app.command()
 def report(
-    file: Annotated[Path, typer.Argument(help="the record of the small size")],
-    large_file: Annotated[Path, typer.Option("--large", help="the record of the large size")],
-    pilot: Annotated[Path, typer.Option(help="a record that says how fast shapes train alone")],
+    file: Annotated[Path, typer.Argument(help="The record of the small size.")],
+    large_file: Annotated[Path, typer.Option("--large", help="The record of the large size.")],
+    pilot: Annotated[Path, typer.Option(help="A record with the speed of each shape alone on the GPU.")],
     markdown: PageOption = None,
 ) -> None:
     """The page and the figure of both records."""
@@ -171,14 +173,14 @@ def read_large(file: Path, pilot: Path) -> Large:
 
 
 def by_seed(record: dict[str, Any], shape: str) -> list[float]:
-    """Bits per byte of every seed at scale 1/√d, the mean over all weight decays: they hardly matter, noise does."""
-    rate, found = record["setting"]["learning_rate"], grouped(record)
-    each = [bits(found[shape, 1.0, decay, False, rate]) for decay in DECAYS]
+    """Bits per byte of every seed at scale 1/√d, averaged over the weight decays, which differ less than seeds do."""
+    rate, groups = record["setting"]["learning_rate"], grouped(record)
+    each = [bits(groups[shape, 1.0, decay, False, rate]) for decay in DECAYS]
     return [statistics.mean(values) for values in zip(*each, strict=True)]
 
 
 def small_gap(record: dict[str, Any], shape: str, other: str) -> Difference:
-    """Between two shapes, after averaging over the weight decays."""
+    """The difference of two shapes, averaged over the weight decays."""
     return paired(by_seed(record, shape), by_seed(record, other))
 
 
@@ -188,8 +190,8 @@ def paired(one: list[float], other: list[float]) -> Difference:
 
 
 def small_differences(record: dict[str, Any]) -> dict[str, Difference]:
-    """All that the claims ask of the small size, by name; what was not run, or diverged, is left out."""
-    found, rate, have = grouped(record), record["setting"]["learning_rate"], record["curves"]
+    """The differences of the small size that the claims need, by name; without runs that are missing or diverged."""
+    groups, rate, have = grouped(record), record["setting"]["learning_rate"], record["curves"]
     gaps = {s: small_gap(record, s, "full") for s in have if s != "full"}
     if "full, smaller MLP" in have:
         name = "against a smaller MLP, identity Q"
@@ -201,7 +203,7 @@ def small_differences(record: dict[str, Any]) -> dict[str, Difference]:
     }
     for change, key in changes.items():
         for shape in have:
-            one, base = bits(found[shape, *key]), bits(found[shape, 1.0, 0.1, False, rate])
+            one, base = bits(groups[shape, *key]), bits(groups[shape, 1.0, 0.1, False, rate])
             if one and len(one) == len(base):
                 gaps[f"{change}, {shape}"] = paired(one, base)
     return gaps
@@ -244,7 +246,7 @@ def page(record: dict[str, Any], at_scale: Large) -> str:
 
 
 def small_tables(record: dict[str, Any]) -> list[str]:
-    s, found = record["setting"], grouped(record)
+    s, groups = record["setting"], grouped(record)
     rate = s["learning_rate"]
     lines = [
         "## 4.7 M parameters",
@@ -258,9 +260,9 @@ def small_tables(record: dict[str, Any]) -> list[str]:
     ]
     for shape, told in record["curves"].items():
         for scale in SCALES:
-            if (shape, scale, DECAYS[0], False, rate) not in found:
+            if (shape, scale, DECAYS[0], False, rate) not in groups:
                 continue
-            cells = [words(found[shape, scale, d, False, rate]) for d in DECAYS]
+            cells = [words(groups[shape, scale, d, False, rate]) for d in DECAYS]
             name = {1.0: "1/√d", 0.5: "1/(2√d)"}[scale]
             lines.append(f"| {shape} | {told['parameters']['non_embedding']:,} | {name} | " + " | ".join(cells) + " |")
     lines += [
@@ -272,8 +274,8 @@ def small_tables(record: dict[str, Any]) -> list[str]:
     ]
     for shape in FURTHER:
         if shape in record["curves"]:
-            rates = [words(found[shape, 1.0, 0.1, False, rate * f]) for f in (0.5, 1.0, 2.0, 4.0)]
-            lines.append(f"| {shape} | {words(found[shape, 1.0, 0.1, True, rate])} | " + " | ".join(rates) + " |")
+            rates = [words(groups[shape, 1.0, 0.1, False, rate * f]) for f in (0.5, 1.0, 2.0, 4.0)]
+            lines.append(f"| {shape} | {words(groups[shape, 1.0, 0.1, True, rate])} | " + " | ".join(rates) + " |")
     return [*lines, ""]
 
 

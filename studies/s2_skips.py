@@ -43,7 +43,7 @@ SIZES = ((2, 4), (4, 8), (16, 64), (64, 256))  # d, m: the exact constructions
 
 @dataclass(frozen=True)
 class MLP:
-    """x ↦ down · σ(up · x), and x besides where it has a skip. up is (units, d), down is (d, units)."""
+    """x ↦ down · σ(up · x), plus x if it has a skip. up is (units, d), down is (d, units)."""
 
     up: Tensor
     down: Tensor
@@ -56,7 +56,7 @@ class MLP:
 
 
 def random_mlp(d: int, m: int, activation: str, generator: torch.Generator) -> MLP:
-    """Of variance 1/d and 1/m: the two summands are of one size."""
+    """Random weights of variance 1/d and 1/m, so that both summands have the same size."""
     up = torch.randn(m, d, dtype=torch.float64, generator=generator) * d**-0.5
     down = torch.randn(d, m, dtype=torch.float64, generator=generator) * (2 / m) ** 0.5
     return MLP(up, down, activation, skip=True)
@@ -75,7 +75,7 @@ def controlled(f: MLP, units: int, rank: int = 0) -> MLP:
 
 
 def flipped(f: MLP, units: int) -> MLP:
-    """Without the skip, the first units with the opposite sign: σ(−z) = σ(z) − z."""
+    """The MLP without a skip whose first units have the opposite sign: σ(−z) = σ(z) − z."""
     return MLP(torch.cat([-f.up[:units], f.up[units:]]), f.down, f.activation)
 
 
@@ -99,7 +99,7 @@ def with_mirrors(f: MLP, own: Tensor, flips: int = 0) -> MLP:
 
 
 def independent(rows: Tensor) -> Tensor:
-    """Places of d rows that span the space well: each time the one with most left beside those chosen."""
+    """Indices of d well-conditioned rows: each time the row with the largest component outside those chosen."""
     left, chosen = rows.clone(), []
     for _ in range(rows.shape[1]):
         chosen.append(int(left.norm(dim=1).argmax()))
@@ -110,13 +110,13 @@ def independent(rows: Tensor) -> Tensor:
 
 
 def error(f: MLP, g: Callable[[Tensor], Tensor], generator: torch.Generator, n: int = 1000) -> float:
-    """The root mean square of the difference over that of f, on fresh points."""
+    """The root mean square of the difference, relative to that of f, on new points."""
     x = torch.randn(n, f.up.shape[1], dtype=torch.float64, generator=generator)
     return float((g(x) - f(x)).norm() / f(x).norm())
 
 
 def constructions(d: int, m: int, activation: str, seed: int) -> dict[str, Any]:
-    """Everything that is exact, and its neighbours that are not."""
+    """The exact constructions, and their neighbours that are not exact."""
     random = torch.Generator().manual_seed(seed)
     f = random_mlp(d, m, activation, random)
     units, rank = min(m - d // 2, 3 * d // 2), d // 2  # S, and a case between the two
@@ -146,7 +146,7 @@ def residuals(p: Params, x: Tensor, y: Tensor, activation: str) -> Tensor:
 
 
 def jacobian(p: Params, x: Tensor, activation: str) -> Tensor:
-    """Of the residuals (starts × n·d) by all numbers in up, then all in down."""
+    """The Jacobian of the residuals (starts × n·d) by all elements of up, then of down."""
     z = torch.einsum("nd,smd->snm", x, p[0])
     value, slope = ACTIVATIONS[activation](z), vmap(vmap(vmap(torch.func.grad(ACTIVATIONS[activation]))))(z)
     by_up = torch.einsum("som,snm,ni->snomi", p[1], slope, x)
@@ -155,7 +155,7 @@ def jacobian(p: Params, x: Tensor, activation: str) -> Tensor:
 
 
 def fit(f: MLP, starts: Params, x: Tensor, iterations: int) -> Params:
-    """Levenberg-Marquardt from every start at once; each has its own damping, and never gets worse."""
+    """Levenberg-Marquardt from all starts at once; each has its own damping, and its error never rises."""
     y, p, damping = f(x), starts, torch.full((len(starts[0]), 1, 1), 1e-2, dtype=torch.float64)
     r = residuals(p, x, y, f.activation)
     for _ in range(iterations):
@@ -186,9 +186,9 @@ def starting(f: MLP, extra: int, n: int, random: torch.Generator) -> Params:
 
 
 def fits(d: int, m: int, activation: str, seed: int, n_starts: int, iterations: int) -> list[dict[str, Any]]:
-    """The best fit of every width from m to m + d, judged on fresh points."""
+    """The best fit of every width from m to m + d, evaluated on new points."""
     random = torch.Generator().manual_seed(seed)
-    f, found = random_mlp(d, m, activation, random), []
+    f, rows = random_mlp(d, m, activation, random), []
     x = torch.randn(40 * d, d, dtype=torch.float64, generator=random)
     fresh = torch.randn(1000, d, dtype=torch.float64, generator=random)
     for extra in range(d + 1):
@@ -196,8 +196,8 @@ def fits(d: int, m: int, activation: str, seed: int, n_starts: int, iterations: 
         off = residuals(p, fresh, f(fresh), activation).square().sum((1, 2)).sqrt() / f(fresh).norm()
         off = off[torch.isfinite(off)]
         told = {"d": d, "m": m, "activation": activation, "seed": seed, "extra": extra, "starts": len(p[0])}
-        found.append({**told, "best": float(off.min()), "median": float(off.median())})
-    return found
+        rows.append({**told, "best": float(off.min()), "median": float(off.median())})
+    return rows
 
 
 def jacobian_sums(f: MLP, n: int, random: torch.Generator) -> Tensor:
@@ -208,7 +208,7 @@ def jacobian_sums(f: MLP, n: int, random: torch.Generator) -> Tensor:
 
 
 def ranks(d: int, m: int, activation: str, draws: int) -> dict[str, Any]:
-    """D_S for every S of many random MLPs: its rank, and how near to the condition the nearest comes."""
+    """D_S for every S of many random MLPs: its rank, and the smallest distance to the condition."""
     signs = torch.tensor(list(itertools.product((0.0, 1.0), repeat=m)), dtype=torch.float64)
     lowest, nearest, smallest, constant = d, float("inf"), float("inf"), 0.0
     for seed in range(draws):
@@ -238,17 +238,17 @@ def ranks(d: int, m: int, activation: str, draws: int) -> dict[str, Any]:
 
 
 def dimensions(d: int, m: int, activation: str) -> dict[str, Any]:
-    """How many dimensions the functions of each kind have: the rank of the Jacobian by all weights."""
+    """The dimension of the function space of each kind: the rank of the Jacobian by all weights."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn(20 * m, d, dtype=torch.float64, generator=random)
-    found = {}
+    ranks = {}
     for skip in (True, False):
         f = random_mlp(d, m, activation, random)
         whole = lambda up, down, skip=skip: MLP(up, down, activation, skip)(x).flatten()  # noqa: E731
         parts = jacrev(whole, (0, 1))(f.up, f.down)
         values = torch.linalg.svdvals(torch.cat([q.flatten(1) for q in parts], 1))
-        found["skip" if skip else "no skip"] = int((values > 1e-10 * values[0]).sum())
-    return {"d": d, "m": m, "activation": activation, "parameters": 2 * d * m, **found}
+        ranks["skip" if skip else "no skip"] = int((values > 1e-10 * values[0]).sum())
+    return {"d": d, "m": m, "activation": activation, "parameters": 2 * d * m, **ranks}
 
 
 @dataclass(frozen=True)
@@ -265,13 +265,13 @@ class Settings:
 @app.command()
 def run(
     out: OutOption,
-    seeds: Annotated[int, typer.Option(help="random MLPs of every kind")] = 3,
-    starts: Annotated[int, typer.Option(help="of every fit")] = 128,
-    iterations: Annotated[int, typer.Option(help="of every fit")] = 80,
-    draws: Annotated[int, typer.Option(help="random MLPs whose ranks are taken")] = 200,
-    largest: Annotated[int, typer.Option(help="width of the largest exact construction")] = 64,
+    seeds: Annotated[int, typer.Option(help="Random MLPs of every kind.")] = 3,
+    starts: Annotated[int, typer.Option(help="Starts of every fit.")] = 128,
+    iterations: Annotated[int, typer.Option(help="Iterations of every fit.")] = 80,
+    draws: Annotated[int, typer.Option(help="Random MLPs for the ranks.")] = 200,
+    largest: Annotated[int, typer.Option(help="Width of the largest exact construction.")] = 64,
 ) -> None:
-    """Measure, and record."""
+    """Measure, and write the record."""
     sizes = tuple(pair for pair in SIZES if pair[0] <= largest)
     s = Settings(seeds=seeds, starts=starts, iterations=iterations, draws=draws, sizes=sizes)
     record: dict[str, Any] = {"setting": setting(s), "exact": [], "fits": [], "ranks": [], "dimensions": []}
@@ -396,8 +396,8 @@ def exact_table(record: dict[str, Any]) -> list[str]:
     ]
     for activation in ACTIVATIONS:
         for d, m in record["setting"]["sizes"]:
-            found = cells(record, activation, d, [*EXACT_NAMES, *WRONG_NAMES])
-            lines.append(f"| {activation} | {d} | {m} | {' | '.join(found)} |")
+            row = cells(record, activation, d, [*EXACT_NAMES, *WRONG_NAMES])
+            lines.append(f"| {activation} | {d} | {m} | {' | '.join(row)} |")
     return lines
 
 
@@ -416,9 +416,9 @@ def fit_table(record: dict[str, Any]) -> list[str]:
         "| --- " * (s["d"] + 3) + "|",
     ]
     for activation in FITTED:
-        found = [span(best(record, activation, k)) for k in range(s["d"] + 1)]
+        fits_by_width = [span(best(record, activation, k)) for k in range(s["d"] + 1)]
         exact = span([e["m + d"] for e in record["exact"] if e["activation"] == activation and e["d"] <= 4])
-        lines.append(f"| {activation} | {' | '.join(found)} | {exact} |")
+        lines.append(f"| {activation} | {' | '.join(fits_by_width)} | {exact} |")
     return lines
 
 

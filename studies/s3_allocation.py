@@ -78,18 +78,18 @@ def sequences(kernel: Tensor, n: int, length: int, random: torch.Generator) -> t
 
 
 def first_weights(scores: str, heads: int, d: int, s: Settings) -> Weights:
-    """Of variance 1/inputs, all seeds beside each other."""
+    """Random weights of variance 1/inputs, stacked over seeds."""
     size = s.budget // heads
 
     def drawn(seed: int) -> Weights:
         random = torch.Generator().manual_seed(seed)
         normal = lambda *shape, fan: torch.randn(*shape, generator=random) * fan**-0.5  # noqa: E731
         into = s.stream if scores == "standard" else d
-        found = {"value": normal(into, heads, size, fan=into), "out": normal(heads, size, d, fan=s.budget)}
+        weights = {"value": normal(into, heads, size, fan=into), "out": normal(heads, size, d, fan=s.budget)}
         if scores == "by lag":
-            return found | {"table": normal(heads, s.length, fan=4)}
-        found |= {name: normal(into, heads, size, fan=into) for name in ("query", "key")}
-        return found | {"embed": normal(d, into, fan=d), "place": normal(s.length, into, fan=1)}
+            return weights | {"table": normal(heads, s.length, fan=4)}
+        weights |= {name: normal(into, heads, size, fan=into) for name in ("query", "key")}
+        return weights | {"embed": normal(d, into, fan=d), "place": normal(s.length, into, fan=1)}
 
     each = [drawn(seed) for seed in range(s.seeds)]
     return {name: torch.stack([w[name] for w in each]).requires_grad_() for name in each[0]}
@@ -116,7 +116,7 @@ def errors(w: Weights, x: Tensor, y: Tensor) -> Tensor:
 
 
 def trained(scores: str, heads: int, d: int, s: Settings) -> dict[str, Any]:
-    """The error of every seed on sequences it has not seen, after training."""
+    """The error of every seed on new sequences, after training."""
     kernel, w = kernels(d, s.seeds), first_weights(scores, heads, d, s)
     rate, random = s.rates[SCORES.index(scores)], torch.Generator().manual_seed(7)
     optimizer = torch.optim.Adam(w.values(), lr=rate)
@@ -128,9 +128,9 @@ def trained(scores: str, heads: int, d: int, s: Settings) -> dict[str, Any]:
         errors(w, *sequences(kernel, s.batch, s.length, random)).sum().backward()
         optimizer.step()
     with torch.no_grad():
-        found = errors(w, *sequences(kernel, s.judged, s.length, torch.Generator().manual_seed(8)))
+        judged = errors(w, *sequences(kernel, s.judged, s.length, torch.Generator().manual_seed(8)))
     told = {"scores": scores, "heads": heads, "size": s.budget // heads, "d": d}
-    return {**told, "errors": found.tolist(), "seconds": round(time.perf_counter() - start, 1)}
+    return {**told, "errors": judged.tolist(), "seconds": round(time.perf_counter() - start, 1)}
 
 
 def holds(task: Task, width: int = 256, rules: Rules | None = None) -> bool:
@@ -138,7 +138,7 @@ def holds(task: Task, width: int = 256, rules: Rules | None = None) -> bool:
 
 
 def last_that_holds(test: Callable[[float], bool], low: float, high: float) -> float:
-    """Between a value at which the test holds and one at which it does not."""
+    """Bisect between a value at which the test holds and one at which it does not."""
     assert test(low) and not test(high)
     for _ in range(40):
         middle = (low + high) / 2
@@ -151,7 +151,7 @@ def decaying(exponent: float) -> Task:
 
 
 def conditions() -> dict[str, Any]:
-    """Where the optimum is the claimed one, and the optimum elsewhere."""
+    """Where the optimum is the claimed one, and what it is elsewhere."""
     others = {
         **{f"tokens of {d} numbers": (Task((1.0,) * 4, d), 256) for d in (4, 7, 9, 16, 32)},
         **{f"{n} lags alike": (Task((1.0,) * n, 8), 256) for n in (3, 5, 8, 32)},
@@ -170,18 +170,18 @@ def conditions() -> dict[str, Any]:
 
 
 def optimum(task: Task, width: int) -> dict[str, Any]:
-    found = solve(task, width)
-    return {"groups": [[g.heads, g.size] for g in found.groups], "error": found.error}
+    best = solve(task, width)
+    return {"groups": [[g.heads, g.size] for g in best.groups], "error": best.error}
 
 
 @app.command()
 def run(
     out: OutOption,
-    seeds: Annotated[int, typer.Option(help="of every training")] = 3,
-    steps: Annotated[int, typer.Option(help="of every training")] = 600,
-    most: Annotated[int, typer.Option(help="heads at most")] = 128,
+    seeds: Annotated[int, typer.Option(help="Seeds of every trained layer.")] = 3,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of every trained layer.")] = 600,
+    most: Annotated[int, typer.Option(help="Largest number of heads.")] = 128,
 ) -> None:
-    """Compute, train, and record."""
+    """Compute, train, and write the record."""
     s = Settings(seeds=seeds, steps=steps)
     record: dict[str, Any] = {
         "setting": {**asdict(s), "precision": "float32, one thread", **circumstances()},
@@ -228,8 +228,8 @@ def written(record: dict[str, Any]) -> str:
 
 
 def curve_part(record: dict[str, Any]) -> list[str]:
-    found = {int(h): e for h, e in record["curve"].items()}
-    best = min(found, key=lambda h: found[h])
+    bounds = {int(h): e for h, e in record["curve"].items()}
+    best = min(bounds, key=lambda h: bounds[h])
     return [
         "## The curve for D = 128",
         "",
@@ -241,9 +241,9 @@ def curve_part(record: dict[str, Any]) -> list[str]:
         "| heads | " + " | ".join(map(str, CURVE)) + " |",
         "| --- " * (len(CURVE) + 1) + "|",
         "| published | " + " | ".join(f"{e:.3f}" for e in CURVE.values()) + " |",
-        "| here | " + " | ".join(f"{found[h]:.3f}" for h in CURVE) + " |",
+        "| here | " + " | ".join(f"{bounds[h]:.3f}" for h in CURVE) + " |",
         "",
-        f"The minimum of the whole curve is at {best} heads, {found[best]:.4f}.",
+        f"The minimum of the whole curve is at {best} heads, {bounds[best]:.4f}.",
     ]
 
 
@@ -312,12 +312,12 @@ def spread(values: Sequence[float]) -> str:
 
 
 def short(value: float) -> str:
-    """Two digits that count, without an exponent."""
+    """Two significant digits, without an exponent."""
     return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}" if 0 < value < 10 else f"{value:,.0f}"
 
 
 def reading_part(record: dict[str, Any]) -> list[str]:
-    """The published axis, read both ways."""
+    """The published axis under both readings."""
     lines = [
         "Whether the published axis counts heads in total or heads per lag is not known here. Below are the "
         "published errors, and ours under both readings. The best number of heads is bold. *Ends* are the errors at "
@@ -334,7 +334,7 @@ def reading_part(record: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Read:
-    """Errors at the places of the published axis."""
+    """Errors at the positions of the published axis."""
 
     values: tuple[float, ...]
 
@@ -348,20 +348,20 @@ class Read:
 
     @property
     def correlation(self) -> float:
-        """Spearman's, with the published errors."""
+        """Spearman's rank correlation with the published errors."""
         ranks = [[sorted(v).index(x) for x in v] for v in (self.values, tuple(TRAINED.values()))]
         return statistics.correlation(*ranks)
 
 
 def readings(record: dict[str, Any]) -> dict[tuple[tuple[str, int], str], Read]:
-    """Our mean errors, for each kind of layer and each reading that was run in full."""
-    found = {}
+    """Our mean errors, for each kind of layer and each reading with all its runs."""
+    reads = {}
     for kind in kinds(record):
         means = {h: statistics.mean(v) for h, v in trained_errors(record, *kind).items()}
         for name, factor in READINGS.items():
             if all(factor * h in means for h in TRAINED):
-                found[kind, name] = Read(tuple(means[factor * h] for h in TRAINED))
-    return found
+                reads[kind, name] = Read(tuple(means[factor * h] for h in TRAINED))
+    return reads
 
 
 def row(name: str, read: Read) -> str:
@@ -372,14 +372,14 @@ def row(name: str, read: Read) -> str:
 
 
 def verdicts(record: dict[str, Any]) -> list[str]:
-    found = {int(h): e for h, e in record["curve"].items()}
-    exact = all(round(found[h], 3) == e for h, e in CURVE.items())
+    bounds = {int(h): e for h, e in record["curve"].items()}
+    exact = all(round(bounds[h], 3) == e for h, e in CURVE.items())
     lines = [
         "| claim | found | verdict |",
         "| --- | --- | --- |",
         f"| six values of the curve for D = 128 | to three digits: {yes(exact)} | {'holds' if exact else 'fails'} |",
-        f"| it is U-shaped, lowest at 8 heads | falls to 8 and rises from there: {yes(u_shaped(found))} | "
-        f"{'holds' if u_shaped(found) else 'fails'} |",
+        f"| it is U-shaped, lowest at 8 heads | falls to 8 and rises from there: {yes(u_shaped(bounds))} | "
+        f"{'holds' if u_shaped(bounds) else 'fails'} |",
         "| the optimum for the 4-gram is M = 4, d_m = 8, H_m = 8 | "
         f"{yes(record['conditions']['claimed'])}, for tokens of 8 numbers and four lags of equal weight | "
         f"{'holds there only' if record['conditions']['claimed'] else 'fails'} |",
@@ -400,28 +400,28 @@ def verdicts(record: dict[str, Any]) -> list[str]:
     return [*lines, "", *sentences(record)]
 
 
-def within_spread(found: dict[int, list[float]], best: int) -> list[int]:
-    """Other numbers of heads whose mean is no further from the best mean than the larger spread of the two."""
+def within_spread(errors: dict[int, list[float]], best: int) -> list[int]:
+    """Other numbers of heads whose mean is within one spread (the larger of the two) of the best mean."""
     mean, spread_ = statistics.mean, lambda v: statistics.stdev(v) if len(v) > 1 else 0.0
     return [
         h
-        for h, v in found.items()
-        if h != best and mean(v) - mean(found[best]) <= max(spread_(v), spread_(found[best]))
+        for h, v in errors.items()
+        if h != best and mean(v) - mean(errors[best]) <= max(spread_(v), spread_(errors[best]))
     ]
 
 
-def u_shaped(found: dict[int, float]) -> bool:
-    values = [found[h] for h in sorted(found)]
+def u_shaped(errors: dict[int, float]) -> bool:
+    values = [errors[h] for h in sorted(errors)]
     return values[:8] == sorted(values[:8], reverse=True) and values[7:] == sorted(values[7:])
 
 
 def sentences(record: dict[str, Any]) -> list[str]:
     """Which reading the data support."""
-    found = readings(record)
-    if len(found) < len(READINGS) * len(kinds(record)):
+    reads = readings(record)
+    if len(reads) < len(READINGS) * len(kinds(record)):
         return ["Not all numbers of heads were run: nothing is said about the two readings."]
     eight = {
-        name: [said(kind) for (kind, other), read in found.items() if other == name and read.best == 8]
+        name: [said(kind) for (kind, other), read in reads.items() if other == name and read.best == 8]
         for name in READINGS
     }
     told = "; ".join(f"heads {n}, {heads_of(n, 8)}: {' and '.join(k) or 'none of ours'}" for n, k in eight.items())
@@ -432,7 +432,7 @@ def sentences(record: dict[str, Any]) -> list[str]:
         "below four heads in total. Only one reading has this rise on the published axis, where one head is 19 times "
         "worse than eight.",
         "",
-        *concluded(found),
+        *concluded(reads),
     ]
 
 
@@ -441,7 +441,7 @@ def heads_of(reading: str, on_axis: int) -> str:
     return f"{total} heads of {256 // total}"
 
 
-def concluded(found: dict[tuple[tuple[str, int], str], Read]) -> list[str]:
+def concluded(reads: dict[tuple[tuple[str, int], str], Read]) -> list[str]:
     """Three properties of the published errors, and how many of our kinds of layer have each, by reading."""
     tests: dict[str, Callable[[Read], bool]] = {
         "one head at least ten times worse than the best number": lambda r: r.ends[0] >= 10,
@@ -454,7 +454,7 @@ def concluded(found: dict[tuple[tuple[str, int], str], Read]) -> list[str]:
         "| --- | --- | --- |",
     ]
     for words, test in tests.items():
-        counts = {name: [test(r) for (_, other), r in found.items() if other == name] for name in READINGS}
+        counts = {name: [test(r) for (_, other), r in reads.items() if other == name] for name in READINGS}
         lines.append(f"| {words} | {' | '.join(f'{sum(c)} of {len(c)}' for c in counts.values())} |")
         for name, passed in counts.items():
             scores[name] += sum(passed)
@@ -471,8 +471,8 @@ def said(kind: tuple[str, int]) -> str:
 def figure(record: dict[str, Any], file: Path) -> None:
     """The curve, and the errors of trained layers under both readings."""
     picture, axes = pyplot().subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    found = {int(h): e for h, e in record["curve"].items()}
-    axes[0].plot(list(found), list(found.values()), color="black", linewidth=1, label="here")
+    bounds = {int(h): e for h, e in record["curve"].items()}
+    axes[0].plot(list(bounds), list(bounds.values()), color="black", linewidth=1, label="here")
     axes[0].scatter(list(CURVE), list(CURVE.values()), color="C3", zorder=3, s=18, label="published")
     axes[0].set_title("the bound, D = 128, d = 16, one lag", fontsize=9)
     for panel, reading in zip(axes[1:], READINGS, strict=True):

@@ -58,11 +58,11 @@ BOUND, SATURATED, NEED = "the bound", "the bound, and saturation", "measured nee
 
 @app.command()
 def plans(
-    text: Annotated[str, typer.Option(help="a text file")],
+    text: Annotated[str, typer.Option(help="A text file.")],
     out: OutOption,
-    steps: Annotated[int, typer.Option(help="steps of the pilot run")] = 200,
+    steps: Annotated[int, typer.Option(help="Steps of the pilot run.")] = 200,
 ) -> None:
-    """Train a pilot, and record the plans that are compared."""
+    """Train a pilot, and write the plans to compare into the record."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"  # the pilot sees none of the bytes that plans are judged on
         read = read_text(text, print)
@@ -72,8 +72,8 @@ def plans(
         small = compress(Path(folder) / "pilot", cache="low-rank", keep_kv=0.5, text=str(file), length=SHAPE.context)
     rules = Rules(multiple=8, one_size=True)
     made = {
-        name: [(layer.heads, layer.size) for layer in found.layers]
-        for name, found in {
+        name: [(layer.heads, layer.size) for layer in own_plan.layers]
+        for name, own_plan in {
             BOUND: plan(SHAPE, known.values, d_token=known.d_token, rules=rules),
             SATURATED: plan(SHAPE, known.values, d_token=known.d_token, saturation=seen.factors, rules=rules),
         }.items()
@@ -98,12 +98,12 @@ def tell(what: str, done: int, of: int) -> None:
 
 
 def shares(weights: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to the weights with this sum, none of them zero: largest remainders first."""
+    """Positive whole numbers with this sum, in proportion to the weights, by largest remainders."""
     exact = [1 + (total - len(weights)) * w / sum(weights) for w in weights]
-    found = [math.floor(x) for x in exact]
-    for place in sorted(range(len(exact)), key=lambda i: found[i] - exact[i])[: total - sum(found)]:
-        found[place] += 1
-    return found
+    whole = [math.floor(x) for x in exact]
+    for place in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: total - sum(whole)]:
+        whole[place] += 1
+    return whole
 
 
 def config(layers: Layers) -> TransformerConfig:
@@ -123,13 +123,13 @@ def config(layers: Layers) -> TransformerConfig:
 @app.command()
 def run(
     text: byte_runs.TextOption,
-    out: Annotated[Path, typer.Option(help="the record; plans that it has curves of are not run again")],
+    out: Annotated[Path, typer.Option(help="The record; plans that it has curves of are not repeated.")],
     steps: byte_runs.StepsOption = 2400,
     batch: byte_runs.BatchOption = 16,
     seeds: byte_runs.SeedsOption = 4,
     only: byte_runs.OnlyOption = None,
 ) -> None:
-    """Train every plan, all its seeds together, and record."""
+    """Train every plan, all its seeds together, and write the record."""
     record = load_record(out)
     tokens, train = byte_runs.read_bytes(text), byte_runs.train_settings(steps, batch)
     told = {"text": Path(text).name, "steps": steps, "batch": batch, "seeds": seeds, **circumstances()}
@@ -154,7 +154,7 @@ def bits(record: dict[str, Any], name: str) -> list[float]:
 
 
 def against(record: dict[str, Any], name: str, other: str) -> tuple[float, float]:
-    """The mean difference over seeds, which see the same text in the same order, and its standard error."""
+    """The mean difference over seeds, which read the same batches, and its standard error."""
     pairs = [a - b for a, b in zip(bits(record, name), bits(record, other), strict=True)]
     return statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
 
@@ -206,7 +206,7 @@ def written(record: dict[str, Any]) -> str:
 
 
 def verdicts(record: dict[str, Any]) -> list[str]:
-    """From the numbers: a difference counts if it is more than two of its standard errors."""
+    """The verdicts: a difference counts if it exceeds two standard errors."""
 
     def said(name: str, other: str) -> str:
         difference, error = against(record, name, other)

@@ -44,7 +44,7 @@ Data = dict[str, Any]
 
 
 def plain(model: torch.nn.Module, spaces: Spaces) -> Spaces:
-    """The truncated SVD of the weights alone: what comes in is taken to be white, and all that goes out to count."""
+    """The truncated SVD of the weights alone, as if inputs were white noise and all outputs mattered equally."""
     heads = spaces.heads
     assert heads.query is not None and heads.key is not None and heads.value is not None and heads.output is not None
     values, out = LinearMap(model, heads.value.module).weight, LinearMap(model, heads.output).weight
@@ -52,8 +52,8 @@ def plain(model: torch.nn.Module, spaces: Spaces) -> Spaces:
     columns = out.unflatten(1, (heads.heads, heads.d_v)).transpose(0, 1)  # h out d
 
     def rows(weight: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        found = weight[places]
-        return (found @ found.T)[None]
+        rows = weight[places]
+        return (rows @ rows.T)[None]
 
     return replace(
         spaces,
@@ -70,43 +70,47 @@ def plain(model: torch.nn.Module, spaces: Spaces) -> Spaces:
 
 
 def with_sizes(spaces: Sequence[Spaces], sizes: dict[tuple[str, int], int]) -> dict[str, Kept]:
-    """Every attention whole, but for the named heads, which keep so many dimensions of keys and of values."""
-    found = {}
+    """Every attention as it is, except the named heads, which keep so many dimensions of keys and of values."""
+    kept_by_path = {}
     for s in spaces:
         kept = whole(s)
         values, still = list(kept.values), list(kept.still)
         for h in range(s.heads.heads):
             values[h] = still[h] = sizes.get((s.heads.path, h), s.heads.d_v)
-        found[s.heads.path] = replace(kept, values=tuple(values), still=tuple(still))
-    return found
+        kept_by_path[s.heads.path] = replace(kept, values=tuple(values), still=tuple(still))
+    return kept_by_path
 
 
 class Trial:
-    """The model, its text, and what a truncation costs before and after fine-tuning."""
+    """The model, its text, and the cost of a truncation before and after fine-tuning."""
 
     def __init__(self, windows: int, length: int, steps: int, seeds: int) -> None:
         self.source: Source = open_complete("demo")
-        self.found: Calibration = calibration(self.source, "demo", text="embedded", windows=windows, length=length)
+        self.calibration: Calibration = calibration(
+            self.source, "demo", text="embedded", windows=windows, length=length
+        )
         self.steps, self.seeds = steps, seeds
-        self.text = text_to_heal_on(self.source, "demo", "embedded", None, self.found, steps)
+        self.text = text_to_heal_on(self.source, "demo", "embedded", None, self.calibration, steps)
 
     def measured(self, merged: int) -> list[Spaces]:
         attentions = locate(self.source)
-        moments = measure(self.source.module, {h.path: Moments(h, merged) for h in attentions}, self.found.measure)
+        moments = measure(
+            self.source.module, {h.path: Moments(h, merged) for h in attentions}, self.calibration.measure
+        )
         return [spaces_of(h, moments[h.path], self.source.module) for h in attentions]
 
     def outcome(self, spaces: Sequence[Spaces], kept: dict[str, Kept], *, heal: bool) -> Data:
-        """KL and loss on text held back; with `heal`, also after fine-tuning, seed by seed."""
+        """KL and loss on held-out text; with `heal`, also after fine-tuning, for every seed."""
 
         def fresh() -> torch.nn.Module:
             return assembled(cut(self.source.module, spaces, kept, bias=True))[0]
 
-        first = judge(self.source.module, fresh(), self.found.judge)
+        first = judge(self.source.module, fresh(), self.calibration.judge)
         told: Data = {"kl": first.error, "loss": first.increase, "healed": []}
         for seed in range(self.seeds if heal else 0):
             module = fresh()
             healed(self.source.module, module, self.text, self.steps, seed=seed)
-            after = judge(self.source.module, module, self.found.judge)
+            after = judge(self.source.module, module, self.calibration.judge)
             told["healed"].append({"kl": after.error, "loss": after.increase})
         return told
 
@@ -114,12 +118,12 @@ class Trial:
 @app.command()
 def run(
     out: OutOption,
-    windows: Annotated[int, typer.Option(help="of text to measure on, an eighth of them to judge by")] = 64,
-    length: Annotated[int, typer.Option(help="bytes in each")] = 128,
-    steps: Annotated[int, typer.Option(help="of fine-tuning")] = 40,
-    seeds: Annotated[int, typer.Option(help="orders of the text")] = 3,
+    windows: Annotated[int, typer.Option(help="Text windows; an eighth of them is held out for evaluation.")] = 64,
+    length: Annotated[int, typer.Option(help="Bytes per window.")] = 128,
+    steps: Annotated[int, typer.Option(help="Fine-tuning steps.")] = 40,
+    seeds: Annotated[int, typer.Option(help="Seeds of the order of the batches.")] = 3,
 ) -> None:
-    """All heads alone, then all together."""
+    """Truncate each head alone, then all together, and write the record."""
     torch.manual_seed(0)
     trial = Trial(windows, length, steps, seeds)
     own = trial.measured(1)
@@ -215,7 +219,7 @@ def written(record: Data) -> str:
 
 
 def verdict(record: Data) -> str:
-    """What fine-tuning did, counted."""
+    """How often fine-tuning helped and hurt."""
     tried = [row[m] for row in (*record["single"], *record["whole"]) for m in (PLAIN, CALIBRATED, SPREAD) if m in row]
     tried = [t for t in tried if t["healed"]]
     after = [statistics.mean(h["kl"] for h in t["healed"]) for t in tried]

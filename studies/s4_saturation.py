@@ -43,14 +43,14 @@ Data = dict[str, Any]
 
 @app.command()
 def run(
-    models: Annotated[list[str], typer.Argument(help="folders of causal language models, or demo")],
-    text: Annotated[str, typer.Option(help="what they read")],
+    models: Annotated[list[str], typer.Argument(help="Folders of causal language models, or demo.")],
+    text: Annotated[str, typer.Option(help="The text they read.")],
     out: OutOption,
-    windows: Annotated[int, typer.Option(help="of the text, of the longest length")] = 8,
-    length: Annotated[int | None, typer.Option(help="the longest; default: 1024, or the context")] = None,
-    seed: Annotated[int, typer.Option(help="of the rows looked at, and of random weights")] = 0,
+    windows: Annotated[int, typer.Option(help="Text windows of the longest length.")] = 8,
+    length: Annotated[int | None, typer.Option(help="Longest context; default: 1024, or the model's context.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled rows and of the random weights.")] = 0,
 ) -> None:
-    """Measure every model, and its architecture with random weights, and record."""
+    """Measure every model, and its architecture with random weights, and write the record."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     setting = {"text": Path(text).name, "windows": windows, "length": length, "seed": seed, **circumstances()}
@@ -60,9 +60,9 @@ def run(
             untrained(model, Path(folder), seed)
             for source, added in ((model, ""), (folder, RANDOM)):
                 print(Path(model).name + added, flush=True)
-                found = measure(source, text, windows=windows, length=length, seed=seed)
-                found = thinned(found, CONTROL if added else TRAINED)
-                record["models"].append({**found, "model": Path(model).name + added, "text": Path(text).name})
+                data = measure(source, text, windows=windows, length=length, seed=seed)
+                data = thinned(data, CONTROL if added else TRAINED)
+                record["models"].append({**data, "model": Path(model).name + added, "text": Path(text).name})
                 save_record(out, record, indent=None)
 
 
@@ -71,7 +71,7 @@ def measure(model: str, text: str, **options: Any) -> Data:
 
 
 def thinned(data: Data, columns: Sequence[str]) -> Data:
-    """Only these numbers by length, to four digits: the record is to be read."""
+    """Keep only these columns, to four digits, so that the record stays small."""
     for layer in data["layers"]:
         for head in layer["heads"]:
             head["by_length"] = {name: [short(v) for v in head["by_length"][name]] for name in columns}
@@ -83,7 +83,7 @@ def short(value: float) -> float:
 
 
 def untrained(model: str, folder: Path, seed: int) -> None:
-    """The same architecture and tokens, with weights as they are before training."""
+    """The same architecture and tokenizer, with initial weights."""
     source = embedded.path() if model == "demo" else Path(model)
     torch.manual_seed(seed)
     config = transformers.AutoConfig.from_pretrained(source)
@@ -108,14 +108,14 @@ def slope_from(head: Data, least: int, name: str = "log_norm") -> float | None:
 
 
 def rank_correlation(x: list[float], y: list[float]) -> float:
-    """Spearman's."""
+    """Spearman's rank correlation."""
     if len(set(x)) < 2 or len(set(y)) < 2:
         return 0.0
     return statistics.correlation(ranks(x), ranks(y))
 
 
 def ranks(values: list[float]) -> list[float]:
-    """From 0 on; ties have their mean rank."""
+    """Ranks from 0; ties get their mean rank."""
     ordered = sorted(values)
     return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
 
@@ -218,8 +218,8 @@ def named_heads(data: Data) -> list[str]:
     """Every head that is not flat, as layer.head with its slope."""
     lines = []
     for verdict in ("saturates", "partly", "grows"):
-        found = sorted((h for h in heads_of(data) if h["verdict"] == verdict), key=lambda h: h["slope"])
-        told = ", ".join(f"{h['layer']}.{h['head']} ({signed(h['slope'])} ± {h['error']:.2f})" for h in found)
+        heads = sorted((h for h in heads_of(data) if h["verdict"] == verdict), key=lambda h: h["slope"])
+        told = ", ".join(f"{h['layer']}.{h['head']} ({signed(h['slope'])} ± {h['error']:.2f})" for h in heads)
         lines.append(f"- **{verdict}** (layer.head): {told or 'none'}.")
     return [*lines, "- **flat**: all others."]
 

@@ -1,4 +1,4 @@
-"""What every adapter shares: it reads a job, lets its tool work, and leaves outputs, files and a report.
+"""Shared by all adapters: read a job, run the tool, and write outputs, files and a report.
 
 An adapter runs in the environment of its tool, so this file needs nothing but torch and safetensors.
 """
@@ -26,7 +26,7 @@ PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.o
 
 
 class NotSupported(Exception):
-    """The tool says, or its documentation says, that it does not do this model."""
+    """The tool or its documentation says that it does not support this model."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ def load_hugging(job: Job, folder: Path) -> nn.Module:
 
 
 class Full(TorchDispatchMode):
-    """Lets no operation round to float32: RMSNorm, softmax and rotary positions in transformers ask for that."""
+    """Keep all operations in float64: RMSNorm, softmax and rotary positions in transformers cast to float32."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -137,7 +137,7 @@ def run_hugging(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def save_state(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Tensors in a file of their own, where the tool writes none; what is shared is stored once."""
+    """Write tensors to a file, for tools that write none; shared tensors are stored once."""
     folder.mkdir(parents=True, exist_ok=True)
     seen: set[tuple[int, torch.Size]] = set()
     kept = {}

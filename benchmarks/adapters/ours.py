@@ -1,4 +1,4 @@
-"""deadweight itself, through the same door as everyone else."""
+"""deadweight itself, through the same interface as the other tools."""
 
 from __future__ import annotations
 
