@@ -71,7 +71,7 @@ def equivalent(rows: list[Row]) -> str:
     same = [r for r in rows if r["verdict"] == "equivalent"]
     return listed(
         "## Equivalent",
-        "None of these can make a false claim; the last column says why. *It says less*: the mutant claims less.",
+        "None of these can make a false claim; the last column says why.",
         same,
     )
 
