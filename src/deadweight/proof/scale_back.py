@@ -96,14 +96,12 @@ class ScaleBack:
 
     def parts(self, node: Node) -> list[Tensor]:
         """The same for an operation with several results: what is asked for each of them, 0 where nobody asks."""
-        found = []
         asked = self.asked[node.name]
-        shapes = [tuple(part.shape) for part in move(self.graph, node, lambda n: numbers(self.graph.nodes[n].shape))]
-        readers = {reader.args[1]: reader for reader in self.graph.users[node.name]}
-        for place, shape in enumerate(shapes):
-            reader = readers.get(place)
-            empty = torch.full(shape, UNREAD if reader is None else 0, dtype=torch.int64)
-            found.append(empty if reader is None else asked.get(reader.name, empty))
+        parts = move(self.graph, node, lambda n: numbers(self.graph.nodes[n].shape))
+        found = [torch.full_like(part, UNREAD) for part in parts]
+        for reader in self.graph.users[node.name]:
+            place = reader.args[1]
+            found[place] = agreed(node, found[place], asked.get(reader.name, torch.zeros_like(found[place])))
         return found
 
     def ask(self, node: Node, operand: Any, labels: Tensor) -> None:
@@ -260,10 +258,12 @@ def linear(walk: ScaleBack, node: Node, labels: Tensor) -> None:
     """Row c of the weight scales output c, at all positions alike."""
     if node.op in CONVOLUTIONS and weight_view(walk.graph, node, rows_only=True) is None:
         raise Blocked(node.name, node.op, "its weight is not a parameter used whole")
+    weight = walk.graph.node(node.args[1])
+    if len(weight.shape) < 2:
+        raise Blocked(node.name, node.op, "its weight is a vector, which has no rows")
     channel = 1 if node.op in CONVOLUTIONS else len(node.shape) - 1
     for axis in range(len(node.shape)):
         labels = labels if axis == channel else alike(node, labels, axis)
-    weight = walk.graph.node(node.args[1])
     rows = labels.reshape(-1, *[1] * (len(weight.shape) - 1)).expand(weight.shape)
     ask_one(walk, node, (node.args[1], node.args[0]), rows)
     if len(node.args) > 2 and isinstance(node.args[2], Ref):
