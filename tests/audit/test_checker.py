@@ -223,3 +223,125 @@ def test_a_proof_of_which_one_step_is_false_is_refused_whatever_its_motion(claim
         value = claim.steps[i].value
         lie = replace(claim.steps[i], value=replace(value, label=torch.ones_like(value.label)))
         assert fault(replace(claim, steps=(*claim.steps[:i], lie, *claim.steps[i + 1 :])), point), i
+
+
+class Fused(nn.Module):
+    """Two blocks of attention whose queries, keys and values are written by one map; the scores are two differences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.output = (nn.ModuleList(nn.Linear(4, n) for _ in range(2)) for n in (12, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for qkv, output in zip(self.qkv, self.output, strict=True):
+            q, k, v = qkv(x).chunk(3, -1)
+            x = x + output(torch.softmax((q - q.roll(1, 0)) @ k.mT, -1) @ v).tanh()
+        return x
+
+
+@pytest.fixture(scope="module")
+def fused() -> Graph:
+    torch.manual_seed(0)
+    return canonical(trace(Fused().double(), (torch.randn(2, 3, 4, dtype=torch.float64),)))
+
+
+@pytest.fixture(scope="module")
+def fused_claims(fused: Graph) -> list[Any]:
+    return search(fused).claims
+
+
+@pytest.fixture
+def fused_point(fused: Graph) -> Point:
+    values = {n: t.detach() for n, t in fused.tensors.items()}
+    return Point(fused, values, {fused.inputs[0]: torch.randn(2, 3, 4, dtype=torch.float64)})
+
+
+def test_honest_proofs_about_parts_of_two_blocks_pass(
+    fused: Graph, fused_claims: list[Any], fused_point: Point
+) -> None:
+    assert len([c for c in fused_claims if c.code == "DW010"]) == 2
+    replayed = replay(fused_claims, fused_point)
+    assert structure(fused, fused_claims) == {} == replayed.faults == replayed.skipped
+
+
+def unlabelled(claim: ShiftClaim, place: int) -> ShiftClaim:
+    """The proof as it is kept of a value that is too large for its labels to be kept."""
+    steps = [replace(s, value=True) if i == place else s for i, s in enumerate(claim.steps)]
+    return replace(claim, steps=tuple(steps))
+
+
+@pytest.mark.parametrize("code", ["DW002", "DW003"])
+def test_steps_without_labels_and_what_reads_them_are_not_replayed_but_counted(
+    graph: Graph, claims: list[Any], point: Point, code: str
+) -> None:
+    claim = pick(claims, code)
+    shifted = [i for i, s in enumerate(claim.steps) if s.value is not None]
+    for i in shifted:
+        replayed = replay([unlabelled(claim, i)], point)
+        later = [s for s in claim.steps[i + 1 :] if s.kind != "absorbed"]
+        readers = [s for s in later if claim.steps[i].node in graph.nodes[s.node].inputs]
+        assert replayed.faults == {}
+        assert replayed.skipped == {0: len(readers) + (i > 0)}, claim.steps[i]
+
+
+def test_a_false_step_behind_one_without_labels_is_refused(claims: list[Any], point: Point) -> None:
+    claim = pick(claims, "DW003")
+    shifted = [i for i, s in enumerate(claim.steps) if isinstance(s.value, Shift)]
+    first, last = shifted[0], shifted[-1]
+    value = claim.steps[last].value
+    lie = replace(claim.steps[last], value=replace(value, label=torch.ones_like(value.label)))
+    lied = replace(claim, steps=(*claim.steps[:last], lie, *claim.steps[last + 1 :]))
+    assert fault(unlabelled(lied, first), point)
+
+
+def test_a_shift_that_is_said_to_be_taken_over_and_goes_on_is_replayed(claims: list[Any], point: Point) -> None:
+    claim = pick(claims, "DW002")
+    steps = list(claim.steps)
+    for i, step in enumerate(steps):
+        if step.op == "aten.matmul":
+            value = replace(step.value, label=torch.ones_like(step.value.label))
+            steps[i] = replace(step, value=value, kind="absorbed")
+    assert "one label" in fault(replace(claim, steps=tuple(steps)), point)
+
+
+class Astray(ShiftClaim):
+    """A claim whose motion also moves the bias of the queries, by as much as its note says."""
+
+    def member(self, point: Point, generator: torch.Generator) -> dict[str, Tensor]:
+        name = point.graph.node_of["query.bias"]
+        return super().member(point, generator) | {name: point.values[name] + float(self.note)}
+
+
+def test_motions_of_claims_that_move_one_parameter_add_up(claims: list[Any], point: Point) -> None:
+    one, none = (replace(remade(pick(claims, "DW002"), Astray), note=note) for note in ("1.0", "0.0"))
+    assert replay([none, none], point).faults == {}
+    assert set(replay([one, none], point).faults) == {0}
+    assert set(replay([none, one], point).faults) == {1}
+
+
+def test_a_claim_that_does_not_fit_is_named_beside_one_that_is_false(claims: list[Any], point: Point) -> None:
+    claim = pick(claims, "DW002")
+    faults = replay([remade(claim, Misfit), replace(remade(claim, Astray), note="1.0")], point).faults
+    assert "does not fit" in faults[0] and "changes the outputs" in faults[1]
+
+
+class Ranked(nn.Module):
+    """The largest of equally shifted numbers, less the same shift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax((x + self.bias).topk(2, dim=1)[0], 1)
+
+
+def test_a_conclusion_about_some_of_several_results_is_refused() -> None:
+    graph = canonical(trace(Ranked().double(), (x := torch.randn(2, 3, 4, dtype=torch.float64),)))
+    claim = next(c for c in search(graph).claims if isinstance(c, ShiftClaim))
+    point = Point(graph, {n: t.detach() for n, t in graph.tensors.items()}, {graph.inputs[0]: x})
+    assert fault(claim, point) == ""
+    place = next(i for i, s in enumerate(claim.steps) if s.op == "aten.topk")
+    short = replace(claim.steps[place], value=claim.steps[place].value[:1])
+    steps = (*claim.steps[:place], short, *claim.steps[place + 1 :])
+    assert "2 results, and conclusions about 1" in fault(replace(claim, steps=steps), point)

@@ -14,6 +14,12 @@ from deadweight.graph.evaluate import evaluate
 from deadweight.graph.trace import trace
 
 W = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def packed(x: Tensor) -> Tensor:
+    return nn.utils.rnn.pack_padded_sequence(x, [4, 3, 3], batch_first=True).data
+
+
 CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a bias and a linear map": lambda x, p: (x + p[0]) @ W.T,
     "an expanded parameter": lambda x, p: (x + p.expand(3, 4, 4)).tanh(),
@@ -25,6 +31,11 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "the divisor": lambda x, p: x / (p.square() + 1),
     "pieces": lambda x, p: torch.cat([q.exp() for q in (x + p).chunk(2, -1)], -1),
     "picked rows": lambda x, p: (x + p)[:, torch.tensor([2, 0, 2])].mean(1),
+    "a quotient that is rounded": lambda x, p: torch.div(x + p, 0.3, rounding_mode="floor") + p,
+    "dividend and divisor": lambda x, p: (x + p) / (p.square() + 1),
+    "the largest": lambda x, p: (x + p).topk(2, -1)[0] * x[..., :2],
+    "packed": lambda x, p: packed(x + p) * 2.0,
+    "one value on both sides": lambda x, p: (h := x + p) @ h * h,
     "a softmax": lambda x, p: torch.softmax(x @ p, -1) @ (x + p),
     "a convolution": lambda x, p: torch.conv1d(x + p[:, :1], p.reshape(4, 4, 1)),
     "repeated": lambda x, p: (x + p[0].repeat(3, 4, 1)).reshape(3, 16).relu(),

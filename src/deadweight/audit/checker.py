@@ -105,8 +105,7 @@ def moved_along(claims: dict[int, Claim], point: Point) -> tuple[Point, dict[int
 
 def overlap(one: Values, other: Values) -> bool:
     """Whether two changes of parameters meet in some element."""
-    common = [(one[n], other[n]) for n in one.keys() & other.keys() if one[n].shape == other[n].shape]
-    return any(bool(((a != 0) & (b != 0)).any()) for a, b in common)
+    return any(bool(((one[n] != 0) & (other[n] != 0)).any()) for n in one.keys() & other.keys())
 
 
 def motion_of(place: int, claim: Claim, point: Point) -> Values:
@@ -178,11 +177,12 @@ def one_step(node: Node, step: Step, known: Mapping[str, Tensor], changed: dict,
     after = node.target(
         *float64_arguments(substitute(node.args, shifted)), **float64_arguments(substitute(node.kwargs, shifted))
     )
-    pairs = (
-        zip(after, known[node.name], strict=True) if isinstance(after, (list, tuple)) else [(after, known[node.name])]
-    )
-    conclusions = step.value if isinstance(step.value, list) else [step.value]
-    for (new, old), conclusion in zip(pairs, conclusions if len(conclusions) > 1 else conclusions * 99, strict=False):
+    several = isinstance(after, (list, tuple))
+    pairs = list(zip(after, known[node.name], strict=True)) if several else [(after, known[node.name])]
+    conclusions = step.value if isinstance(step.value, list) else [step.value] * len(pairs)
+    if len(conclusions) != len(pairs):
+        return f"{node.name} [{node.op}]: {len(pairs)} results, and conclusions about {len(conclusions)}"
+    for (new, old), conclusion in zip(pairs, conclusions, strict=True):
         fault = contradicts(new, old, conclusion)
         if fault is not None:
             return f"{node.name} [{node.op}]: {fault}"

@@ -25,20 +25,16 @@ def derivative(graph: Graph, node: Node, moved: Values, still: Values) -> Value:
     if node.op == "getitem":
         return moved[node.args[0].name][node.args[1]]
     places = [place for place, a in enumerate(node.args) if isinstance(a, Ref) and a.name in moved]
-    if node.op in ("aten.add", "aten.sub") and plain_motions(node, moved):
+    if node.op in ("aten.add", "aten.sub"):
         return added(node, moved)
     if node.op in ("aten.cat", "aten.stack"):
         zero = torch.zeros((), dtype=torch.float64)
         beside = {n: moved.get(n, zero.expand(graph.nodes[n].shape)) for n in node.inputs}
         return value_of(graph, node, Overlaid(beside, still), {}, {})
-    single = len(places) == 1 and [name in moved for name in node.inputs].count(True) == 1
-    if single and (node.op in BILINEAR or (node.op in LINEAR_IN_FIRST and places == [0])) and not rounded(node):
+    linear = (node.op in BILINEAR and len(places) == 1) or (node.op in LINEAR_IN_FIRST and places == [0])
+    if linear and not rounded(node):
         return run_on_motion(graph, node, moved, still)
     return forward_mode(graph, node, moved, still)
-
-
-def plain_motions(node: Node, moved: Values) -> bool:
-    return all(isinstance(moved.get(name), Tensor) or name not in moved for name in node.inputs)
 
 
 def rounded(node: Node) -> bool:
