@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from deadweight.claims.head_parts import HeadPart, turn_of
 from deadweight.graph.node import Graph
 from deadweight.laws.catalogue import search
 from deadweight.proof import field
-from deadweight.proof.commutant import Products, commutant, commutant_dimension
+from deadweight.proof.commutant import Products, commutant, commutant_dimension, head_products, merged
+from deadweight.proof.form import Form, Slot
 from deadweight.proof.normed import Gram
 
 HEADS, HEAD, LENGTH = 2, 4, 8
@@ -193,6 +195,50 @@ def whole(part: Blockwise, size: int) -> Tensor:
 
 def test_no_square_map_means_no_answer() -> None:
     assert commutant_dimension(products_of([[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]])) is None
+
+
+def chained(count: int) -> Tensor:
+    """Maps of so many coordinates, each of which meets the next."""
+    return torch.eye(count, dtype=torch.int64) + torch.diag(torch.ones(count - 1, dtype=torch.int64), 1)
+
+
+@pytest.mark.parametrize(("count", "summed", "known"), [(4, True, True), (5, True, False), (5, False, True)])
+def test_random_sums_stand_for_positions_only_where_few_coordinates_are_linked(
+    count: int, summed: bool, known: bool
+) -> None:
+    products = replace(products_of(chained(count), chained(count).T), summed=summed)
+    assert (commutant(products) is not None) == known
+
+
+def test_too_many_linked_coordinates_are_not_solved() -> None:
+    assert commutant(products_of(chained(16))) is not None
+    assert commutant(products_of(chained(17))) is None
+
+
+UNLIKE: dict[str, tuple[Any, ...]] = {
+    "other values": (ONE * 2, torch.tensor([[1, 0], [0, 3]])),
+    "other places": (torch.tensor([[0, 1], [1, 0]]),),
+    "one map more": (ONE, torch.tensor([[1, 0], [0, 2]])),
+}
+
+
+@pytest.mark.parametrize("maps", UNLIKE.values(), ids=list(UNLIKE))
+def test_heads_that_meet_through_other_maps_are_not_alike(maps: tuple[Any, ...]) -> None:
+    own = products_of(ONE)
+    assert own.like(products_of(ONE)) and not own.like(products_of(*maps))
+
+
+def test_products_of_the_same_heads_are_merged() -> None:
+    turned = products_of(*(complex_number(s) for s in range(3)))
+    assert commutant_dimension(merged([products_of(ONE), turned])) == commutant_dimension(turned) == 2
+    assert commutant_dimension(merged([products_of(ONE)])) == 4
+
+
+def test_coordinates_that_never_meet_have_no_entries() -> None:
+    factor = torch.ones(2, 2, dtype=torch.int64)
+    left, right = (Form((Slot(torch.tensor(c), factor),)) for c in ([[1, 0], [1, 0]], [[0, 0], [2, 2]]))
+    (product,) = head_products(left, right)
+    assert product.left.tolist() == [1] and product.right.tolist() == [2] and not len(product.entries)
 
 
 def test_a_group_that_depends_on_the_numbers_drawn_is_not_claimed() -> None:

@@ -81,7 +81,16 @@ def test_what_is_stored_with_the_model_may_change() -> None:
     assert len(labels(angles(), persistent=True).unique()) == 36
 
 
+def labels_of(table: Tensor) -> Tensor:
+    """The labels of a constant table in a graph of nothing else."""
+    node = Node("table", "buffer", shape=tuple(table.shape), dtype=table.dtype)
+    return Identity(Graph({"table": node}, {}, (), {"table": table})).of("table")
+
+
 def test_a_table_without_rows_has_no_labels() -> None:
-    node = Node("table", "buffer", shape=(0, 4), dtype=torch.float32)
-    graph = Graph({"table": node}, {}, (), {"table": torch.zeros(0, 4)})
-    assert Identity(graph).of("table").shape == (0, 4)
+    assert labels_of(torch.zeros(0, 4)).shape == (0, 4)
+
+
+def test_a_table_without_values_has_a_label_for_each_number() -> None:
+    assert len(labels_of(angles()).unique()) == angles().numel() // 2
+    assert len(labels_of(angles().to("meta")).unique()) == angles().numel()

@@ -123,6 +123,14 @@ TRAPS: dict[str, tuple[Callable, Tensor]] = {
         lambda m, x, i: torch.softmax(convolved(x.mT, m.p, transposed=True), 1),
         PER_OUTPUT,
     ),
+    "a kernel whose outputs move differently": (
+        lambda m, x, i: torch.softmax(convolved(x.mT, m.p), 1),
+        torch.arange(1, 49).reshape(4, 4, 3),
+    ),
+    "places that a mask chooses": (
+        lambda m, x, i: torch.softmax((x + m.p)[x > 0], 0) + 0 * (x + m.p).sum(),
+        ONE_BY_ONE,
+    ),
     "a kernel in groups": (lambda m, x, i: torch.softmax(convolved(x.mT, m.p, groups=2), 1), PER_OUTPUT[:, :2]),
     "one expert of several": (lambda m, x, i: torch.tanh(chosen(x, m.p)), SECOND_EXPERT),
     "an axis of one number": (lambda m, x, i: torch.softmax(x[:, :1] + m.p, 1), ONE_BY_ONE),

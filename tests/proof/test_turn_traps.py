@@ -337,8 +337,19 @@ def sheared(h: Tensor) -> Tensor:
     return torch.cat([h[:, :1], joined(a + b * ANGLES[1:].sin(), b)], 1)
 
 
+UNLIKE_SIX = torch.linspace(1.0, 2.0, 6, dtype=torch.float64)
 PRODUCTS: dict[str, tuple[Callable, int]] = {
     "queries behind a LayerNorm": (lambda m, x: F.layer_norm(m.write(x), (6,), eps=1e-12) @ m.key(x).mT, 4 + 1),
+    "queries, as they are and behind a LayerNorm": (
+        lambda m, x: m.write(x) @ m.key(x).mT + F.layer_norm(m.write(x), (6,), eps=1e-12) @ m.key(x).mT,
+        0,
+    ),
+    "queries, as they are and normed": (lambda m, x: m.write(x) @ m.key(x).mT + normed(m.write(x)) @ m.key(x).mT, 15),
+    "queries that meet keys in two orders": (
+        lambda m, x: torch.tanh(m.write(x) @ m.key(x).mT) + (m.write(x) * UNLIKE_SIX) @ m.key(x).mT,
+        6,
+    ),
+    "queries behind a learned factor": (lambda m, x: torch.tanh((m.write(x) * m.gain) @ m.key(x).mT), 6 + 6),
     "queries that meet data beside keys": (
         lambda m, x: joined(m.write(x), x[..., :3]) @ joined(torch.sin(x[..., :3]), m.key(x)).mT,
         0,
@@ -364,7 +375,7 @@ PRODUCTS: dict[str, tuple[Callable, int]] = {
 def test_what_stands_before_a_product_decides_which_turns_are_free(
     traced: Callable, assert_flat: Callable, forward: Callable, free: int
 ) -> None:
-    graph = traced(forward, (X,), write=linear(4, 6), key=linear(4, 6), square=linear(6, 6))
+    graph = traced(forward, (X,), write=linear(4, 6), key=linear(4, 6), square=linear(6, 6), gain=torch.rand(6) + 0.5)
     claims = [claim for claim in search(graph).claims if claim.code != "DW001"]
     assert sum(c.dof for c in claims) == free
     for claim in claims:
