@@ -50,6 +50,7 @@ def parts() -> dict[str, Any]:
         "kernel": torch.randn(4, 4, 1, generator=SEED),
         "halves": torch.randn(4, 2, 1, generator=SEED),
         "matrix": torch.randn(4, 4, generator=SEED),
+        "stack": torch.randn(2, 4, 4, generator=SEED),
         "counts": nn.Parameter(torch.arange(1, 5), requires_grad=False),
     }
 
@@ -134,6 +135,16 @@ STOPS: dict[str, tuple[Callable, str]] = {
     ),
     "a square": (lambda m, x, i: torch.tanh((h := m.w(x)) * h * m.f), "aten.mul"),
     "both factors of one map": (lambda m, x, i: torch.tanh((h := m.w(x)).relu() * h * m.f), "linear"),
+    "a number times data": (lambda m, x, i: torch.tanh(x * 2.0 * m.f), "input"),
+    "a map that is split elsewhere": (
+        lambda m, x, i: torch.tanh((h := m.w(x).neg()) * m.f) + torch.sin(h.chunk(2, -1)[0]).sum(),
+        "aten.neg",
+    ),
+    "a map beside others elsewhere": (
+        lambda m, x, i: torch.tanh((h := m.w(x).neg()) * m.f) + torch.sin(torch.cat([x, h], -1)).sum(),
+        "aten.neg",
+    ),
+    "a vector of data times stacks": (lambda m, x, i: torch.tanh((x[0, 0] @ m.stack) * m.f), "aten.matmul"),
     "a divisor": (lambda m, x, i: torch.tanh(x / m.w(x) * m.f), "input"),
     "a quotient that is rounded": (
         lambda m, x, i: torch.tanh(torch.div(m.w(x), 0.3, rounding_mode="floor") * m.f),

@@ -149,8 +149,8 @@ def narrowed(node: Node, labels: Tensor, shape: tuple[int, ...]) -> Tensor:
     while labels.ndim > len(shape):
         labels = alike(node, labels, 0).squeeze(0)
     for axis, size in enumerate(shape):
-        if labels.shape[axis] != size:
-            labels = alike(node, labels, axis) if size == 1 else labels.expand(shape)
+        if size == 1:
+            labels = alike(node, labels, axis)
     return labels
 
 
@@ -228,7 +228,7 @@ def homogeneous(walk: ScaleBack, node: Node, labels: Tensor) -> None:
 @back_rule("aten.masked_fill")
 def masked(walk: ScaleBack, node: Node, labels: Tensor) -> None:
     """0 and −∞ are what they are times any positive number."""
-    if isinstance(node.args[2], Ref) or node.args[2] not in (0, -math.inf):
+    if node.args[2] not in (0, -math.inf):
         raise Blocked(node.name, node.op, "it fills in a number that would have to be scaled")
     walk.ask(node, node.args[0], labels)
     walk.asked.setdefault(node.args[1].name, {})[node.name] = torch.zeros(walk.graph.node(node.args[1]).shape).long()
@@ -240,10 +240,8 @@ def product(walk: ScaleBack, node: Node, labels: Tensor) -> None:
     if node.kwargs:
         raise Blocked(node.name, node.op, "the quotient is rounded")
     left, right = node.args[:2]
-    use_left = isinstance(left, Ref)
-    if use_left and isinstance(right, Ref) and node.op == "aten.mul":
-        use_left = walk.possible[left.name]
-    ask_one(walk, node, (left, right) if use_left else (right, left), labels)
+    second = node.op == "aten.mul" and isinstance(right, Ref) and not walk.possible[left.name]
+    ask_one(walk, node, (right, left) if second else (left, right), labels)
 
 
 def ask_one(walk: ScaleBack, node: Node, operands: tuple[Any, Any], labels: Tensor) -> None:
