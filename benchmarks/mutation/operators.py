@@ -17,6 +17,7 @@ from pathlib import Path
 TEXTS = {"words", "describe", "theorem", "softmax_reason", "__str__", "in_words", "refused", "note"}
 RESOURCES = {"refuse_large", "compact", "kept"}  # what they decide costs time or memory, not truth
 REFUSES_WHEN_TRUE = {"followed_by_bias", "surely_alive", "reaches_reader", "moves_last", "is_transposed", "transposed"}
+REFUSES_WHEN_TRUE |= {"picks_along_last"}
 REFUSES_WHEN_TRUE |= {"depends_on_input", "claimed", "all_claimed", "mean_claimed", "on_residual_path", "of_experts"}
 REFUSING_NAMES = {
     "short",

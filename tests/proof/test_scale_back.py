@@ -144,6 +144,7 @@ STOPS: dict[str, tuple[Callable, str]] = {
         lambda m, x, i: torch.tanh((h := m.w(x).neg()) * m.f) + torch.sin(torch.cat([x, h], -1)).sum(),
         "aten.neg",
     ),
+    "stacks of data times a vector": (lambda m, x, i: torch.tanh((SQUARE @ m.p) * m.one + x[0, 0]), "aten.matmul"),
     "a vector of data times stacks": (lambda m, x, i: torch.tanh((x[0, 0] @ m.stack) * m.f), "aten.matmul"),
     "a divisor": (lambda m, x, i: torch.tanh(x / m.w(x) * m.f), "input"),
     "a quotient that is rounded": (

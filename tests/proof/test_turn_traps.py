@@ -216,6 +216,10 @@ TRAPS: dict[str, tuple[Callable, int]] = {
         lambda m, x, w, i: torch.tanh(m.square(m.write(x))) + F.linear(m.write(x), m.square.weight.t()),
         0,
     ),
+    "a reader that reads two orders": (
+        lambda m, x, w, i: torch.tanh(m.read(h := m.write(x))) + torch.sin(m.read(h.flip(-1))),
+        0,
+    ),
     "a reader behind two gains": (
         lambda m, x, w, i: torch.tanh(m.read(m.write(x) * m.gain)) + torch.sin(m.read(m.write(x) * m.other_gain)),
         0,

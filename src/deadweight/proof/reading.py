@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.weights import uses_of, weight_view
 
@@ -47,13 +49,13 @@ def skip_shape(graph: Graph, name: str) -> str:
     while (node.op in KEEPS_LAST_AXIS or node.op == "getitem") and node.args and isinstance(node.args[0], Ref):
         before = graph.nodes[node.args[0].name]
         before = graph.node(before.args[0]) if before.op == "recurrent.pack" and node.args[1] == 0 else before
-        if not before.shape or not node.shape or before.shape[-1] != node.shape[-1] or moves_last(node, before):
+        if not before.shape or not node.shape or before.shape[-1] != node.shape[-1] or moves_last(graph, node, before):
             break
         node = before
     return node.name
 
 
-def moves_last(node: Node, before: Node) -> bool:
+def moves_last(graph: Graph, node: Node, before: Node) -> bool:
     rank = len(before.shape)
     if node.op == "aten.transpose":
         return rank - 1 in (node.args[1] % rank, node.args[2] % rank)
@@ -62,8 +64,15 @@ def moves_last(node: Node, before: Node) -> bool:
     if node.op in ("aten.slice", "aten.select", "aten.index_select"):
         return (node.args[1] if len(node.args) > 1 else 0) % rank == rank - 1
     if node.op == "aten.index":
-        return len(node.args[1]) >= rank and node.args[1][-1] is not None
+        return picks_along_last(graph, node, rank)
     return False
+
+
+def picks_along_last(graph: Graph, node: Node, rank: int) -> bool:
+    """Whether an index is meant for the last axis; a mask stands for as many axes as it has."""
+    found = [None if i is None else graph.node(i) for i in node.args[1]]
+    axes = [len(i.shape) if i is not None and i.dtype == torch.bool else 1 for i in found]
+    return sum(axes) >= rank and found[-1] is not None
 
 
 def peel(graph: Graph, name: str, op: str) -> tuple[str, str | None]:

@@ -67,12 +67,12 @@ class ScaleWalk:
         if rule is None or self.graph.depends[node.name][1]:
             raise Blocked(node.name, node.op, "no rule says how this operation passes a scale on")
         label = rule(self, node).expand(node.shape)
-        live = bool((label != 0).any())
-        if live:
-            self.labels[node.name] = label
-        words = "scaled" if live else "not scaled any more"
         theorem = (rule.__doc__ or "").strip().splitlines()[0].rstrip(".")
-        self.scaled.steps.append(Step(node.name, node.op, theorem, words, True if live else None))
+        if not bool((label != 0).any()):
+            self.scaled.steps.append(Step(node.name, node.op, theorem, "not scaled any more"))
+            return
+        self.labels[node.name] = label
+        self.scaled.steps.append(Step(node.name, node.op, theorem, "scaled", True))
 
     def of(self, value: object) -> Tensor:
         """The label of an operand; 0 for what is not scaled."""

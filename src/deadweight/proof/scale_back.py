@@ -285,8 +285,7 @@ def matmul(walk: ScaleBack, node: Node, labels: Tensor) -> None:
     first = walk.possible[left.name]
     one, other = (left, right) if first else (right, left)
     labels = alike(node, labels, -1 if first else -2)
-    size = (*labels.shape[:-1], one.shape[-1]) if first else (*labels.shape[:-2], *one.shape[-2:])
-    wide = labels.expand(size)
+    wide = labels.expand(*labels.shape[:-2], *one.shape[-2:])
     ask_one(walk, node, (Ref(one.name), Ref(other.name)), wide)
 
 

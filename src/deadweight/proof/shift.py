@@ -161,8 +161,7 @@ class ShiftWalk:
         """What takes a shift over at one place must be wanted, by the same amounts, wherever else it is added."""
         for parameter, (_, places) in self.promised.items():
             if not set(readings(self.graph, parameter)) <= places:
-                kept = {n: found for n, found in self.outcome.absorbed.items() if found[0].parameter != parameter}
-                self.outcome.absorbed = kept
+                self.outcome.absorbed.clear()
                 raise Blocked(parameter, "parameter", "it is added elsewhere too, where nothing is to be taken over")
 
     def check_outputs(self) -> None:

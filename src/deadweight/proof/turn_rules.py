@@ -18,7 +18,7 @@ from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
 from deadweight.proof.powers import multiplied
-from deadweight.proof.reading import is_vector_of_parameters
+from deadweight.proof.reading import is_vector_of_parameters, picks_along_last
 from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
 from deadweight.proof.weights import uses_of, weight_view
@@ -113,19 +113,12 @@ def index(walk: TurnWalk, node: Node) -> Form:
         return picked_vectors(walk, node, form, node)
     if form is None or slot is None or node.op != "aten.index" or node.target is None:
         raise Blocked(node.name, node.op, "it picks single coordinates")
-    if picks_along_last(walk, node, slot.coordinate.ndim):
+    if picks_along_last(walk.graph, node, slot.coordinate.ndim):
         raise Blocked(node.name, node.op, "it picks single coordinates")
     uniform(walk, node, slot)
     coordinate = lines(slot)[0][0].expand(node.shape)
     factor = field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
     return form.with_slots([Slot(coordinate, factor)])
-
-
-def picks_along_last(walk: TurnWalk, node: Node, rank: int) -> bool:
-    """Whether an index is meant for the last axis; a mask stands for as many axes as it has."""
-    found = [None if i is None else walk.graph.node(i) for i in node.args[1]]
-    axes = [len(i.shape) if i is not None and i.dtype == torch.bool else 1 for i in found]
-    return sum(axes) >= rank and found[-1] is not None
 
 
 def picked_vectors(walk: TurnWalk, node: Node, form: Form, result: Node) -> Form:
