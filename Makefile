@@ -1,4 +1,7 @@
-# make setup | demo | test | check | format | clean
+# make setup | demo | test | test-all | check | format | clean
+#
+# make test leaves out the tests marked `slow`: each takes long, and a faster test covers the same code. make test-all
+# runs them too, and so does .ci/run. ARGS goes to pytest: make test ARGS="tests/train -k resume".
 PYTHON ?= python3
 EXTRAS ?= dev
 JOBS   ?= 2
@@ -8,7 +11,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 STAMP  := .venv/.setup-$(EXTRAS)
 WHAT   := src tests $(wildcard studies benchmarks)
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test test-all check format clean
 
 setup: $(STAMP)
 
@@ -22,9 +25,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/deadweight demo
 
-# One thread per process: the models of the tests are small, and two processes with two threads each wait for each other.
+# One thread per process: the models of the tests are small, and on two cores two processes with two threads each are
+# slower.
+PYTEST := OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(JOBS)
+
 test: setup
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: setup
+	$(PYTEST) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check $(WHAT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deadweight.version import __version__
 
@@ -53,7 +53,7 @@ class _Stage(ModuleType):
     so a function put there would be lost; a package that is callable means both, whatever was imported first.
     """
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: object, **options: object) -> object:
         name = self.__name__.rpartition(".")[2]
         return getattr(import_module(f"{self.__name__}.run"), name)(*args, **options)
 
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from deadweight.save.load import load
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'deadweight' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -15,11 +15,12 @@ import deadweight
 from deadweight.laws.page import law_codes
 from deadweight.report.groups import Group, group_findings
 from deadweight.report.text import plural, printable
+from deadweight.source.kinds import ExampleInputs, ModelLike
 
 
 def assert_no_deadweight(
-    model: Any,
-    inputs: Any = None,
+    model: ModelLike,
+    inputs: ExampleInputs = None,
     *,
     select: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,15 +26,22 @@ TOGETHER = 128  # rows: larger matrices are not factorised in a batch, since a u
 T = TypeVar("T")
 
 
+class Limiter(Protocol):
+    """A limit of the number of threads that can be lifted."""
+
+    def restore_original_limits(self) -> None: ...
+
+
 @functools.cache
-def controller() -> Any:
+def controller() -> ThreadpoolController | None:
     """The thread counts of all loaded OpenMP runtimes; torch's is one of them."""
     return None if ThreadpoolController is None else ThreadpoolController().select(user_api="openmp")
 
 
-def limit(threads: int) -> Any:
+def limit(threads: int) -> Limiter | None:
     """Limit the threads of OpenMP for the calling thread; `restore_original_limits` of the result undoes it."""
-    return None if controller() is None else controller().limit(limits=threads)
+    openmp = controller()
+    return None if openmp is None else openmp.limit(limits=threads)
 
 
 @contextmanager

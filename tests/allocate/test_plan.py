@@ -86,7 +86,6 @@ def test_heads_must_divide_the_width() -> None:
         UniformShape(64, 2, 5)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_file_trains_and_the_model_is_audited_and_loaded(tmp_path: Path) -> None:
     found = plan(

@@ -29,8 +29,7 @@ def config_file(tmp_path: Path, kind: str, sizes: dict[str, Any]) -> Path:
     return tmp_path / "config.json"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["xmod", *(pytest.param(k, marks=pytest.mark.slow) for k in MODELS if k != "xmod")])
 def test_a_config_whose_model_asks_for_values_is_traced(kind: str, tmp_path: Path) -> None:
     found = deadweight.audit(config_file(tmp_path, kind, MODELS[kind]))
     assert found.untraced is None and found.findings

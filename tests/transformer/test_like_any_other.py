@@ -60,11 +60,11 @@ COUNTED: dict[str, tuple[dict[str, Any], int]] = {  # the first four are the ref
     "no norm, shared layers": (UNTIED | {"norm": "none", "shared_layers": True}, 136),
     "norms without gains": (UNTIED | {"norm_gain": False, "positions": "none", "biases": EVERY}, 319),
 }
+QUICK = ("no norm, both skips", "norms without gains")  # the others are marked slow
 ALL_IDS = torch.tensor([[0, 10, 3, 7, 5]])  # others are drawn between the least and the greatest of them
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COUNTED])
 def test_the_laws_explain_every_redundant_dimension(name: str) -> None:
     changes, count = COUNTED[name]
     model = TransformerForCausalLM(TransformerConfig(**SMALL | {"context": 5} | changes))
