@@ -91,6 +91,12 @@ def test_a_finished_run_is_not_trained_again(
     assert not train(tiny(), tmp_path / "out").finished_before, "a run without its weights is not finished"
 
 
+def test_a_batch_larger_than_memory_is_refused(tmp_path: Path, tiny: Tiny) -> None:
+    with pytest.raises(DeadweightError, match=r"batches of 160,000,000,000 tokens, whose training needs at least"):
+        train(tiny(train__batch=10**10), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("width", [10**7, 10**9])
 def test_a_model_larger_than_memory_is_refused_before_a_folder_is_made(tmp_path: Path, tiny: Tiny, width: int) -> None:
     with pytest.raises(DeadweightError, match=r"found a (model of [\d,]+ parameters|weight of more than)") as error:

@@ -83,7 +83,7 @@ class Ensemble:
         self.update = torch.compile(self.all_updates, dynamic=False) if compiled else self.all_updates
 
     def stack_members(self) -> Weights:
-        """Each member as it would be alone with its seed."""
+        """The weights of all members, each initialised with its own seed."""
         weights: list[Weights] = []
         for member in self.members:
             torch.manual_seed(member.seed)

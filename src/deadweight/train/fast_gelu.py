@@ -21,7 +21,7 @@ POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592,
 
 
 def normal(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The normal distribution below x, and its density there."""
+    """The cumulative distribution of the standard normal at x, and its density."""
     bell = torch.exp(-0.5 * x * x)
     t = 1.0 / (1.0 + P * x.abs())
     polynomial = torch.full_like(t, POLYNOMIAL[0])
@@ -32,7 +32,7 @@ def normal(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class FastGelu(torch.autograd.Function):
-    """x·Φ(x); what is saved for the gradient is x alone."""
+    """x·Φ(x); only x is saved for the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
@@ -49,13 +49,13 @@ class FastGelu(torch.autograd.Function):
 
 
 def fast_gelu(x: Tensor) -> Tensor:
-    """A function of its own: torch.compile looks into one, and not into `FastGelu.apply` as an attribute."""
+    """A plain function, since torch.compile does not trace `FastGelu.apply` as an attribute."""
     result: Tensor = FastGelu.apply(x)
     return result
 
 
 def with_fast_gelu(model: TransformerForCausalLM) -> TransformerForCausalLM:
-    """The same model, whose GELU is the fast one. It pays where torch.compile makes one kernel of it."""
+    """Replace the GELU of the model by the fast one. It is faster only if torch.compile fuses it into one kernel."""
     for module in model.modules():
         if isinstance(module, MLP) and model.config.activation == "gelu":
             module.activation = fast_gelu

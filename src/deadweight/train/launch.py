@@ -26,7 +26,7 @@ def first_process() -> bool:
 
 
 def make_accelerator() -> Accelerator:
-    """As launched: one process, several with copies of the weights (DDP), or several with shards of them (FSDP2)."""
+    """One process, several with copies of the weights (DDP), or several with shards of them (FSDP2), as launched."""
     try:
         from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:

@@ -246,7 +246,7 @@ class Trainer:
         fitting = LOGITS // (context * self.config.vocab_size)
         rows = max(1, min(fitting, self.settings.batch // accelerator.num_processes))
         most = math.ceil(len(every) / accelerator.num_processes / rows)
-        for part in range(most):  # every process calls as often: sharded weights are gathered together
+        for part in range(most):  # every process makes as many calls, since sharded weights are gathered in each
             tokens = mine[part * rows : (part + 1) * rows]
             counts = len(tokens)
             tokens = (tokens if counts else every[:1]).to(accelerator.device)
@@ -273,7 +273,7 @@ class Trainer:
 
     @property
     def own_optimizer(self) -> torch.optim.Optimizer:
-        """Without accelerate's wrapping."""
+        """The optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def save_model(self, result: Trained) -> None:

@@ -14,17 +14,21 @@ from deadweight.transformer import TransformerForCausalLM
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
 
-BYTES = 16  # per parameter: the weight, its gradient and the two moments of AdamW, in float32
+PER_PARAMETER = 16  # bytes: the weight, its gradient and the two moments of AdamW, in float32
+PER_ACTIVATION = 2  # bytes, at least
 
 
 def check_memory(run: Run, accelerator: Accelerator) -> None:
-    """An error if weights, gradients and moments alone need more than this machine has."""
-    needed, present = BYTES * count_parameters(run), memory_of(accelerator)
+    """An error if weights, gradients, moments and the inputs of all layers alone need more than this machine has."""
+    shape, parameters = run.shape(), count_parameters(run)
+    tokens = run.train.batch // accelerator.num_processes * shape.context
+    needed = PER_PARAMETER * parameters + PER_ACTIVATION * tokens * shape.d_model * shape.n_layers
+    present = memory_of(accelerator)
     if needed > present:
         raise DeadweightError(
-            f"found a model of {needed // BYTES:,} parameters, whose training needs at least {needed / 1e9:,.0f} GB; "
-            f"expected one that fits into {present / 1e9:,.1f} GB: choose a smaller width, context or vocabulary, or "
-            "fewer layers"
+            f"found a model of {parameters:,} parameters and batches of {tokens:,} tokens, whose training needs at "
+            f"least {needed / 1e9:,.0f} GB; expected less than {present / 1e9:,.1f} GB: choose a smaller width, "
+            "context, batch or vocabulary, or fewer layers"
         )
 
 

@@ -13,7 +13,8 @@ from deadweight.transformer import TransformerForCausalLM
 
 
 class Objective(nn.Module):
-    """The mean negative log-likelihood of the next token, in nats. It is what processes wrap, shard and compile."""
+    """The mean negative log-likelihood of the next token, in nats: the module that DDP wraps, FSDP shards, and
+    torch.compile compiles."""
 
     def __init__(self, model: TransformerForCausalLM, precision: torch.dtype = torch.float32) -> None:
         super().__init__()

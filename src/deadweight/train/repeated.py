@@ -112,9 +112,7 @@ class Repeated:
         if not member.learned_scale:
             for name, parameter in self.model.named_parameters():
                 if name.endswith("log_scale"):
-                    parameter.grad = (
-                        None  # a constant scale is a learned one that is not updated: the graph is the same
-                    )
+                    parameter.grad = None  # a constant scale: the same graph, but no update
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

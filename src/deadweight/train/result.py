@@ -56,7 +56,7 @@ def read_result(out: Path) -> Trained | None:
 
 
 def ignore(update: Update) -> None:
-    """Nobody wants to know."""
+    """Ignore every measurement."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Listener:
 
 
 class Metrics:
-    """metrics.jsonl: appended to, and cut back to the step that a run is resumed at."""
+    """metrics.jsonl: lines are appended; when a run is resumed, later lines are removed."""
 
     def __init__(self, file: Path, resumed_at: int) -> None:
         self.file = file

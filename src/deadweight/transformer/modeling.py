@@ -172,9 +172,8 @@ def visible(x: Tensor, padding: Tensor | None, causal: bool, old: int, room: int
     if padding is None:
         return seen
     own = torch.eye(new, old + new, dtype=torch.bool, device=device).roll(old, -1)
-    return (
-        seen & padding[:, None, None, :].bool()
-    ) | own  # a padded query sees itself: a row without keys would be NaN
+    padded = seen & padding[:, None, None, :].bool()
+    return padded | own  # a padded query sees itself: a row without keys would be NaN
 
 
 class TransformerPreTrained(PreTrainedModel):
