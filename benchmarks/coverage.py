@@ -42,13 +42,13 @@ from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
 
-from deadweight.audit.measure import untraced_evidence
+from deadweight.audit.untraced import untraced_evidence
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
 from deadweight.report import record
-from deadweight.source.model import REFUSED, Source, open_model
+from deadweight.source.model import Source, open_model
 from deadweight.source.narrow import narrow, narrow_config, shallow_config
 from deadweight.source.table import Size
 from deadweight.source.text import reason
@@ -118,8 +118,7 @@ def narrowed(form: str, source: Source) -> tuple[str, Source]:
     try:
         return form, narrow(source)
     except DeadweightError:
-        refusal = next((note.removeprefix(REFUSED) for note in source.notes if note.startswith(REFUSED)), None)
-        if refusal is not None:
+        if source.refusal is not None:
             raise
         return f"{form}, at its own width", source
 
@@ -188,7 +187,7 @@ def opened(kind: str, model_type: str) -> tuple[str, Source]:
         except Exception as error:  # noqa: BLE001 - try the next form
             refusals.append(error)
             continue
-        if not any(note.startswith(REFUSED) for note in source.notes):
+        if source.refusal is None:
             return form, source
         silent.append((form, source))
     if silent:

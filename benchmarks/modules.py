@@ -70,8 +70,6 @@ OUTCOMES = {
     "not built": "the corpus could not build it",
     "skipped": "a package or a checkout is not there",
 }
-SPECIALISED = re.compile(r"traced on the example inputs' values")
-NO_EVIDENCE = re.compile(r"no (evidence|gradients) (was|were) taken")
 NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|bad_alloc|MemoryError|failed to map segment")
 
 
@@ -199,17 +197,13 @@ def summary(audit: Any) -> dict[str, Any]:
 
 def judged(audit: Any) -> tuple[str, str]:
     """One of OUTCOMES, and the reason."""
-
-    def noted(pattern: re.Pattern[str]) -> str:
-        return next((note for note in audit.notes if pattern.search(note)), "")
-
     if audit.untraced is not None:
         return "out of memory" if NO_MEMORY.search(audit.untraced) else "evidence only", audit.untraced
     if not audit.findings:
-        return "nothing found", noted(NO_EVIDENCE)
-    if note := noted(NO_EVIDENCE):
-        return "proofs, no evidence", note
-    return ("proofs, specialised", note) if (note := noted(SPECIALISED)) else ("proofs", "")
+        return "nothing found", audit.untested or ""
+    if audit.untested is not None or all(finding.evidence is None for finding in audit.findings):
+        return "proofs, no evidence", audit.untested or "no gradient is finite"
+    return ("proofs, specialised", audit.specialised) if audit.specialised else ("proofs", "")
 
 
 def failed(status: str, error: Exception) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.audit import measure
+from deadweight.audit import untraced
 from deadweight.audit.choices import has_no_derivative
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
@@ -102,8 +102,8 @@ class Single(nn.Module):
 
 def test_a_clone_that_runs_in_float32_alone_gives_evidence_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     source = replace(open_model(Single(), inputs=torch.randn(2, 3)), config=object())
-    monkeypatch.setattr(measure, "narrow", replace)  # the clone is a copy of the model
-    assert [u.parameter for u in measure.untraced_evidence(source)] == ["unread"]
-    monkeypatch.setattr(measure, "own_precision", lambda _: torch.float64)
+    monkeypatch.setattr(untraced, "narrow", replace)  # the clone is a copy of the model
+    assert [u.parameter for u in untraced.untraced_evidence(source)] == ["unread"]
+    monkeypatch.setattr(untraced, "own_precision", lambda _: torch.float64)
     with pytest.raises(DeadweightError, match="does not run"):
-        list(measure.untraced_evidence(source))
+        list(untraced.untraced_evidence(source))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.audit.account import account
+from deadweight.audit.account import make_account
 from deadweight.audit.checker import contradicts, replay_motions
 from deadweight.audit.evidence import gradients, relative
 from deadweight.claims.claim import Title
@@ -106,7 +106,7 @@ def test_a_claim_whose_motion_is_no_number_counts_as_unsound() -> None:
 
     graph, values, draw = graph_of(Root())
     claim = Broken(**vars(dead(graph, "weight")))
-    counted = account(graph, values, draw, [claim])
+    counted = make_account(graph, values, draw, [claim])
     assert counted.completeness.unsound == 1 and counted.completeness.explained == 0
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.audit.matching import Identity, identities, roles
+from deadweight.audit.matching import ClaimIdentity, identities, roles
 from deadweight.audit.measure import Measured
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
@@ -57,8 +57,8 @@ def test_where_the_counts_differ_the_worst_of_all_counterparts_counts() -> None:
     own = identities(claims, graph, roles(model))
     claim = claims[0]
     law, role, place, among = own[id(claim)]
-    others = {Identity(law, role, i, among + 1): 10.0**-i for i in range(among + 1)}
-    measured = Measured(own, set(others), dict(others), faults={Identity(law, role, among, among + 1): "a fault"})
+    others = {ClaimIdentity(law, role, i, among + 1): 10.0**-i for i in range(among + 1)}
+    measured = Measured(own, set(others), dict(others), faults={ClaimIdentity(law, role, among, among + 1): "a fault"})
     assert measured.evidence_of(claim) == 1.0
     assert measured.refuses(claim)
     exact = Measured(own, {own[id(claim)]}, {own[id(claim)]: 1e-16, **others}, faults=measured.faults)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import deadweight
 from deadweight.audit.account import GAP
-from deadweight.audit.jacobian import Rows
+from deadweight.audit.jacobian import JacobianRows
 from deadweight.audit.nullity import free_columns, null_directions, unexplained_directions, unit_rows
 from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
@@ -66,7 +66,7 @@ class Chain(nn.Module):
         return torch.tanh(self.second(self.first(x)))
 
 
-def rows_of(module: nn.Module, *inputs: Tensor) -> Rows:
+def rows_of(module: nn.Module, *inputs: Tensor) -> JacobianRows:
     graph = canonical(trace(module, inputs))
     wide = randomise(module, 0)
     values = {node: wide.get_parameter(name).detach() for node, name in graph.parameters.items()}
@@ -74,7 +74,7 @@ def rows_of(module: nn.Module, *inputs: Tensor) -> Rows:
     def draw(seed: int) -> dict[str, Tensor]:
         return bind(graph, tuple(noise(*x.shape, seed=seed) for x in inputs), {})
 
-    return Rows(graph, values, draw, sorted(graph.parameters), 300)
+    return JacobianRows(graph, values, draw, sorted(graph.parameters), 300)
 
 
 def test_what_is_explained_is_not_found_again_and_the_rest_is() -> None:

@@ -151,8 +151,8 @@ class Scaling(nn.Module):
         return self.layer(x) * size if size > 1 else self.layer(-x)
 
 
-def test_a_float_taken_out_of_a_tensor_is_a_trace_error_that_names_the_line() -> None:
-    with pytest.raises(TraceError, match=r"a float32 number is taken out.*x at .*test_trace.py:\d+: size = x.norm"):
+def test_a_float_that_python_reads_is_a_trace_error_that_names_the_line() -> None:
+    with pytest.raises(TraceError, match=r"Python reads a float32 number.*x at .*test_trace.py:\d+: size = x.norm"):
         trace(Scaling(), (torch.randn(2, 4),))
 
 

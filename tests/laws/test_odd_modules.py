@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.audit.account import account
+from deadweight.audit.account import make_account
 from deadweight.audit.checker import replay, structure
 from deadweight.claims.point import Point
 from deadweight.graph.bind import bind
@@ -65,7 +65,7 @@ def found(module: nn.Module, *inputs: Tensor, training: bool = False) -> dict[tu
         drawn = [torch.randn(x.shape, generator=generator) if x.is_floating_point() else x for x in inputs]
         return bind(graph, tuple(drawn), {})
 
-    counted = account(graph, values, draw, claims, most_inputs=300)
+    counted = make_account(graph, values, draw, claims, most_inputs=300)
     assert not counted.unsound, [(c.code, graph.parameters[c.node], e) for c, e in counted.unsound]
     assert not structure(graph, claims)
     assert replay(claims, Point(graph, values, draw(2))).faults == {}

@@ -40,7 +40,7 @@ def test_a_tied_weight_that_is_stored_twice_is_written_once(gpt2: Path, tmp_path
 
 def test_tied_weights_that_differ_in_the_file_are_refused(gpt2: Path, tmp_path: Path) -> None:
     change(gpt2, {HEAD: load_file(gpt2 / "model.safetensors")[TABLE] + 0.5})
-    with pytest.raises(DeadweightError, match=r"tied by the config, and differ.*tie_word_embeddings"):
+    with pytest.raises(DeadweightError, match=r"tied by the config, but differ.*tie_word_embeddings"):
         deadweight.reduce(gpt2, tmp_path / "out")
 
 
@@ -84,10 +84,10 @@ def test_of_one_file_and_an_index_the_file_counts_as_for_transformers(gpt2: Path
 def test_weights_that_are_not_those_of_the_model_are_noticed(
     gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deadweight.reduce.job import Job
+    from deadweight.reduce.job import ReductionJob
 
-    honest = Job.read
-    monkeypatch.setattr(Job, "read", lambda self, name: honest(self, name) + 1)
+    honest = ReductionJob.read
+    monkeypatch.setattr(ReductionJob, "read", lambda self, name: honest(self, name) + 1)
     with pytest.raises(DeadweightError, match="is not what the model has when it is loaded"):
         deadweight.reduce(gpt2, tmp_path / "out")
 
@@ -107,7 +107,7 @@ def test_overwrite_never_takes_the_model_with_it(gpt2: Path, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("{}")  # looks like a checkpoint
     (tmp_path / "link").symlink_to(gpt2)
     for out in (tmp_path, gpt2, gpt2 / "out", tmp_path / "link"):
-        with pytest.raises(DeadweightError, match=r"holds the model|is the model itself"):
+        with pytest.raises(DeadweightError, match=r"contains the model|is the model's own folder"):
             deadweight.reduce(gpt2, out, overwrite=True)
     assert (gpt2 / "model.safetensors").is_file()
 
@@ -117,11 +117,11 @@ def test_overwrite_replaces_a_checkpoint_and_nothing_else(
 ) -> None:
     (letters := tmp_path / "letters").mkdir()
     (letters / "to a friend").write_text("x")
-    with pytest.raises(DeadweightError, match="no checkpoint that --overwrite could replace"):
+    with pytest.raises(DeadweightError, match="expected a checkpoint for --overwrite to replace"):
         deadweight.reduce(gpt2, letters, overwrite=True)
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
-    with pytest.raises(DeadweightError, match="the folder you are in"):
+    with pytest.raises(DeadweightError, match="is the working directory"):
         deadweight.reduce(gpt2, ".", overwrite=True)
     (empty := tmp_path / "empty").mkdir()
     deadweight.reduce(gpt2, empty, overwrite=True)

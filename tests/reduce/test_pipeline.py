@@ -25,6 +25,7 @@ from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.plan import Request
 from deadweight.save import stream
 from deadweight.save.stream import Writer
+from deadweight.source.model import ModelSpec
 
 from .test_windows import deep as deep
 
@@ -184,8 +185,7 @@ def test_files_and_verdicts_are_the_same_to_the_bit_on_one_two_and_four_threads(
 
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "BertForMaskedLM", "LlamaForCausalLM"])
 def test_parts_give_what_the_plan_gives_in_one_go(folder_of: Callable[[str], Path], architecture: str) -> None:
-    options = {"inputs": None, "trust_remote_code": False}
-    job = run.prepare(folder_of(architecture), Request("slim"), options, silent, weights=True)
+    job = run.prepare(ModelSpec(folder_of(architecture)), Request("slim"), silent, weights=True)
     results = []
     plan = dict(enumerate(job.plan.rewrites))
     for groups in ([plan], independent(plan)):

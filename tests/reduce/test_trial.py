@@ -10,15 +10,14 @@ import transformers
 
 import deadweight
 from deadweight.reduce import run, verify
-from deadweight.reduce.apply import Group
+from deadweight.reduce.apply import Rewrites
 from deadweight.reduce.plan import Request
 from deadweight.reduce.trial import Trial, Tried
 from deadweight.reduce.verify import Error, Noise, relative
 from deadweight.rewrite.bases import BasisRewrite
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.save.facts import Constant, IdentityBlocks, ZeroPlaces
-
-OPTIONS = {"inputs": None, "trust_remote_code": False}
+from deadweight.source.model import ModelSpec
 
 
 @pytest.fixture
@@ -30,8 +29,9 @@ def gpt2(tmp_path: Path) -> Path:
 
 
 def trial_of(folder: Path) -> Trial:
-    job = run.prepare(folder, Request("slim"), OPTIONS, lambda _: None, weights=True)
-    full = run.affordable(job, folder, OPTIONS, lambda _: None)
+    spec = ModelSpec(folder)
+    job = run.prepare(spec, Request("slim"), lambda _: None, weights=True)
+    full = run.comparison_of(job, spec, lambda _: None)
     assert full is not None
     return Trial(job, full)
 
@@ -40,7 +40,7 @@ def test_a_limit_stays_what_it_was_when_a_law_was_accepted(gpt2: Path, monkeypat
     """Query-key bases fit with a limit of 50, value-output bases with none: that must not loosen the first."""
     trial, honest = trial_of(gpt2), Trial.tried
 
-    def tried(self: Trial, rewrites: Group) -> Tried:
+    def tried(self: Trial, rewrites: Rewrites) -> Tried:
         bases = [r for r in rewrites.values() if isinstance(r, BasisRewrite)]
         too_wide = any(r.claim.code == "DW010" or r.growth > 50 for r in bases)
         done = honest(self, rewrites)
@@ -88,7 +88,7 @@ def test_rewrites_that_round_too_much_are_left_out(gpt2: Path, monkeypatch: pyte
     trial = trial_of(gpt2)
     rewrites = {n: r for n, r in enumerate(trial.job.plan.rewrites) if r.claim.code in ("DW002", "DW010")}
     assert trial.tried(rewrites).fits
-    monkeypatch.setattr("deadweight.reduce.job.Job.precision", lambda self, name: torch.bfloat16)
+    monkeypatch.setattr("deadweight.reduce.job.ReductionJob.precision", lambda self, name: torch.bfloat16)
     assert not trial.tried(rewrites).fits
     best, left = trial.within_noise(rewrites, lambda _: None)
     assert {r.claim.code for r in best.rewrites.values()} == {"DW002"}  # its bias is zero already, and nothing changes
@@ -105,7 +105,7 @@ def test_a_gross_error_in_the_run_is_seen_whatever_was_simulated() -> None:
 
 
 def test_what_is_known_is_a_value() -> None:
-    nothing = Known()
+    nothing = SettledFacts()
     some = nothing.and_also([Constant("a.bias", 0.0, "folded"), ZeroPlaces("a.weight", 0, (3,), because="centred")])
     more = some.and_also(
         [IdentityBlocks("b.weight", 0, ((0, 1),), (0, 1), whole=True), Constant("c.bias", 0.0, "dead")]

@@ -80,7 +80,7 @@ def test_a_rewrite_above_the_noise_is_left_out_and_named(gpt2: Path, tmp_path: P
     found = deadweight.reduce(gpt2, tmp_path / "out", layout="stock")
     assert "DW002" not in {s.code for s in found.steps}
     assert {s.why for s in found.skipped if s.code == "DW002"} == {
-        "would exceed 3 times the noise of the model's own precision"
+        "it would exceed 3 times the rounding noise of the model's own precision"
     }
     assert deadweight.verify(gpt2, tmp_path / "out").same
 

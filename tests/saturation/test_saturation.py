@@ -240,7 +240,7 @@ def test_the_command_tells_draws_writes_and_feeds_a_plan(run: Callable[..., Said
         ("demo --windows 1", "found 1 windows; expected two or more"),
         ("demo --rows 0", "found 0 rows for each length"),
         ("demo --plot s.exe", "expected a name that ends in .svg or .png"),
-        ("words", "has no tokenizer beside it and 99 tokens"),
+        ("words", "has 99 tokens and no tokenizer in its folder"),
         ("broken", "model.layers.1.self_attn has NaN or infinity in its queries or keys"),
         ("mamba", "mamba does not call softmax attention through transformers' attention interface"),
         ("vit", "vit does not take input_ids; expected a language model"),

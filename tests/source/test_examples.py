@@ -190,7 +190,7 @@ def test_examples_avoid_tokens_with_a_meaning_and_draws_avoid_placeholders(tmp_p
 def test_draws_never_hold_the_placeholder_of_an_image(tmp_path: Path) -> None:
     source = opened("llava", "LlavaForConditionalGeneration", tmp_path, image_token_index=7)
     assert source.inputs.spans["input_ids"].avoid == (7,)
-    assert any("without pixel_values" in note for note in source.notes)
+    assert any("the example has no pixel_values" in note for note in source.notes)
 
 
 def tokens(source: Source, seed: int) -> list[int]:

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from deadweight.errors import DeadweightError
-from deadweight.source.model import open_model
+from deadweight.source.model import ModelSpec, open_model
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_a_live_module_is_neither_switched_nor_copied() -> None:
 
 
 def test_training_is_kept_where_it_is_asked_for() -> None:
-    assert open_model(nn.Linear(4, 4), inputs=torch.randn(1, 4), training=True).module.training
+    assert ModelSpec(nn.Linear(4, 4), torch.randn(1, 4), training=True).open().module.training
 
 
 def test_a_live_hugging_face_module_needs_no_inputs_and_keeps_its_attention() -> None:

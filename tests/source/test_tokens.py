@@ -5,34 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers import BatchEncoding
 
 from deadweight.errors import DeadweightError
 from deadweight.source import tokens
-from deadweight.source.tokens import encoded, first_tokens
+from deadweight.source.tokens import encoded, first_tokens, ids_of_pieces
 
 TEXT = "".join(f"line {i} of some text, with ünïcödé\n" for i in range(200)).encode()
 
 
 class Words:
-    """A tokenizer of a word and the space behind it, which counts what it is given."""
+    """A tokenizer whose id of a word is its length, and which counts the characters that it is given."""
 
     def __init__(self) -> None:
         self.seen = 0
 
-    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+    def __call__(self, texts: list[str], **_: Any) -> BatchEncoding:
         self.seen += sum(map(len, texts))
-        return {"input_ids": [[len(word) for word in text.split()] for text in texts]}
+        return BatchEncoding({"input_ids": [[len(word) for word in text.split()] for text in texts]})
 
 
 def test_pieces_are_cut_behind_lines_and_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = encoded(TEXT, Words(), 99, "x")
     assert len(whole) == 200 * 7
     for piece in (1, 50, 333, 10**6):
-        assert first_tokens(TEXT, Words(), 99, "x", 10**9, piece=piece) == whole
+        assert ids_of_pieces(TEXT, Words(), 10**9, piece) == whole
+    assert first_tokens(TEXT, Words(), 99, "x", 10**9) == whole
     monkeypatch.setattr(tokens, "AT_ONCE", 2)
     few = Words()
-    found = first_tokens(TEXT, few, 99, "x", 30, piece=100)
-    assert 30 <= len(found) < 100 and found == whole[: len(found)] and few.seen < len(TEXT) // 10
+    ids = ids_of_pieces(TEXT, few, 30, 100)
+    assert 30 <= len(ids) < 100 and ids == whole[: len(ids)] and few.seen < len(TEXT) // 10
 
 
 def test_bytes_are_their_own_tokens_and_strange_ones_are_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, RobertaConfig
 
 from deadweight.errors import DeadweightError
-from deadweight.source.families import FAMILIES, LIMITS
+from deadweight.source.families import FAMILIES, REQUIRED_SETTINGS
 from deadweight.source.our_transformer import imported, origins
 from deadweight.source.randomise import randomise
 from deadweight.transformer import TransformerForCausalLM, TransformerModel
@@ -208,7 +208,7 @@ REFUSED = {
 
 
 def test_every_limit_is_tried() -> None:
-    assert set(REFUSED) == {limit.name for limit in LIMITS}
+    assert set(REFUSED) == {limit.name for limit in REQUIRED_SETTINGS}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -35,10 +35,10 @@ def measure_model(
     model: str, lags: int, *, text: str = "embedded", layers: int | None = None, say: Progress = silent
 ) -> Profile:
     """Mean attention by lag over the first `layers` layers (a third of them by default) on a text."""
-    from deadweight.evaluate.run import Subject
+    from deadweight.evaluate.run import EvaluatedModel
     from deadweight.source.plain_text import check_text, read_text
 
-    subject = Subject.open(model, {}, say)
+    subject = EvaluatedModel.open(model, {}, say)
     if lags >= subject.context:
         raise DeadweightError(
             f"found {lags} lags; {printable(model)} reads {subject.context} tokens, expected at most "

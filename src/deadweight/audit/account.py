@@ -1,8 +1,8 @@
 """The account: how many redundant dimensions there are, and how many of them the laws explain.
 
-J is the Jacobian of the outputs with respect to all parameters, over more random outputs than parameters; its nullity
-is the number of redundant dimensions. The motions of all claims must lie in that null space (soundness) and span it
-(completeness). Nothing here shares code with the proofs: it differentiates the float64 model.
+J is the Jacobian of the outputs with respect to all parameters, with more random outputs than parameters; its nullity
+is the number of redundant dimensions. The motions of all claims must lie in this null space (soundness) and span it
+(completeness). Nothing here shares code with the proofs: the float64 model is differentiated.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from deadweight.audit.choices import has_no_derivative
 from deadweight.audit.finding import Completeness
-from deadweight.audit.jacobian import Draw, Rows, refuse_none
+from deadweight.audit.jacobian import Draw, JacobianRows, refuse_none
 from deadweight.audit.nullity import largest_singular, unexplained_directions
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph
 
-SOUND = 1e-11  # effect of a unit motion on the outputs, as a share of the largest that any has
-FAINT = 1e-9  # the same for a scale that dies in a norm, up to its ε
-RANK = 1e-7  # singular values of unit motions, new directions against those already counted
-GAP = 30.0  # between the smallest singular value that counts as live and the largest that counts as zero
-PROBES = 64  # rows that every motion is tried on: a random sum of the outputs sees it if any of them does
-EPSILON = 1e-10  # a claim up to a norm's ε counts where ε is at most this: then the model cannot tell either
+SOUND = 1e-11  # largest effect of a unit motion that changes nothing, as a share of the largest effect of any motion
+FAINT = 1e-9  # the same for claims that hold up to a norm's ε
+RANK = 1e-7  # singular values above this are new directions, below it they are combinations of those counted
+GAP = 30.0  # least ratio of the smallest singular value counted as live to the largest counted as zero
+PROBES = 64  # rows on which every motion is tried: a random sum of the outputs changes if any output does
+EPSILON = 1e-10  # claims that hold up to a norm's ε are counted where ε is at most this: float64 shows no difference
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,17 @@ class Account:
 
     @property
     def decided(self) -> bool:
-        """Whether a gap parts live dimensions from redundant ones, so that rounding has no say in the count."""
+        """Whether live and redundant dimensions are clearly apart, so that rounding cannot change the count."""
         return self.gap >= GAP
 
 
-def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 3000) -> Account:
-    """Measure the nullity, and the rank of what the claims explain of it."""
+def make_account(
+    graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *, most_inputs: int = 3000
+) -> Account:
+    """Measure the nullity, and how much of it the claims explain."""
     floats = [n for n in graph.parameters if values[n].is_floating_point()]
     order = sorted(n for n in floats if n not in graph.live or not has_no_derivative(graph, n))
-    rows = Rows(graph, values, draw, order, most_inputs)
+    rows = JacobianRows(graph, values, draw, order, most_inputs)
     point = Point(graph, values, draw(0))
     unsound, spans = tried(claims, point, rows)
     by_law, basis = ranks_by_law(spans, sum(rows.sizes))
@@ -57,7 +59,7 @@ def account(graph: Graph, values: Values, draw: Draw, claims: Sequence[Claim], *
 
 
 def tried(
-    claims: Sequence[Claim], point: Point, rows: Rows
+    claims: Sequence[Claim], point: Point, rows: JacobianRows
 ) -> tuple[list[tuple[Claim, float]], list[tuple[str, Tensor]]]:
     """The claims whose motions change the outputs, and by how much; the motions of all others, by law."""
     probes = rows.take(PROBES)
@@ -69,15 +71,15 @@ def tried(
             continue
         motions = flat_motions(claim, point, rows)
         error = float((probes @ motions).norm(dim=0).max()) / largest if motions.shape[1] else 0.0
-        if not error <= (FAINT if claim.tier == "epsilon" else SOUND):  # a motion that is no number holds nowhere
+        if not error <= (FAINT if claim.tier == "epsilon" else SOUND):  # NaN is not sound
             unsound.append((claim, error))
         else:
             spans.append((claim.code, motions))
     return unsound, spans
 
 
-def moved_parameters(directions: Tensor, basis: Tensor, rows: Rows) -> tuple[tuple[str, float], ...]:
-    """Which parameters the unexplained directions move: the share of each in them, less what is explained."""
+def moved_parameters(directions: Tensor, basis: Tensor, rows: JacobianRows) -> tuple[tuple[str, float], ...]:
+    """The parameters that the unexplained directions move, with their shares, after removing what is explained."""
     for _ in range(2):  # twice, for orthogonality to rounding
         directions = torch.linalg.qr(directions - basis @ (basis.T @ directions))[0]
     energy = [float(part.square().sum()) for part in directions.split(rows.sizes)]
@@ -100,7 +102,7 @@ def ranks_by_law(spans: list[tuple[str, Tensor]], parameters: int) -> tuple[tupl
     return tuple(ranks), basis
 
 
-def flat_motions(claim: Claim, point: Point, rows: Rows) -> Tensor:
+def flat_motions(claim: Claim, point: Point, rows: JacobianRows) -> Tensor:
     """The claim's motions as unit columns over all parameters."""
     columns = [flatten(m, point.values, rows.order) for m in claim.motions(point)]
     if not columns:

@@ -1,4 +1,4 @@
-"""Parameters that no derivative reaches: they only decide a choice (which experts, codes or tokens are taken)."""
+"""Parameters without a derivative: they only decide a choice (which experts, codes or tokens are taken)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from deadweight.graph.node import Graph
 
 
 def has_no_derivative(graph: Graph, name: str) -> bool:
-    """Whether every way from a value to the outputs goes through whole numbers or yes and no.
+    """Whether every path from a value to the outputs goes through integers or booleans.
 
-    Its gradient is zero everywhere, for that reason alone: no gradient says nothing about such a parameter, which may
-    well matter. What compares, sorts or rounds to an integer type ends the way of a gradient; a detach does not: in the
-    canonical graph it is a copy, and the function depends on what is behind it.
+    The gradient of such a value is zero everywhere for this reason alone, so it does not show whether the value
+    matters. Comparisons, sorting and casts to integers end the path of a gradient. A detach does not: in the canonical
+    graph it is a copy, and the function depends on what is detached.
     """
     stack, seen = [name], {name}
     while stack:

@@ -1,31 +1,42 @@
-"""The count that the account gives: over several clones, for a single draw or a small vocabulary can only add to it.
+"""The best account of several clones: a small vocabulary or an unlucky draw makes the count of one too large.
 
-A first layer that sees single tokens sees as many points as there are words, and with few words dimensions look
-redundant that are not. A ReLU unit that is never or always on for the inputs drawn adds to the count as well. Both add;
-nothing takes away. So a shortfall is taken for one only if it stays with more words and other parameters.
+A first layer that reads single tokens sees as many points as there are tokens; with few of them, some dimensions look
+redundant and are not. So does a ReLU unit that is off, or on, for all inputs drawn. Nothing makes the count too small.
+So a shortfall is reported only if it remains with a larger vocabulary and with other parameters.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from deadweight.audit.account import Account, account
+from deadweight.audit.account import Account, make_account
 from deadweight.audit.jacobian import Draw
 from deadweight.claims.point import Values
 from deadweight.graph.node import Graph
 from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
 from deadweight.search.prover import Prover
 
-MORE_WORDS = (41, 97)  # the narrow vocabulary has 11; a hidden layer of 12 units needs about 30 points
-PATIENCE = 90.0  # seconds of processor time, after which no further clone is counted
+MORE_TOKENS = (41, 97)  # the narrow vocabulary has 11; a hidden layer of 12 units needs about 30 points
+PATIENCE = 90.0  # seconds of CPU time, after which no further clone is counted
 TRIES = 6  # draws of parameters for ReLU models
 
 
+@dataclass(frozen=True)
+class CloneChoice:
+    """Which clone to make: the seed of its parameters, and the size of its vocabulary (None: the narrow one)."""
+
+    seed: int = 0
+    vocabulary: int | None = None
+
+
+FIRST = CloneChoice()
+
+
 class Counted(Protocol):
-    """A clone: its graph, what was proved of it, and where it is evaluated."""
+    """A clone: its graph, what was proved about it, and the point at which it is evaluated."""
 
     @property
     def graph(self) -> Graph: ...
@@ -39,48 +50,48 @@ class Counted(Protocol):
     def words(self) -> str: ...
 
 
-def best_account(clone: Counted, again: Callable[..., Counted | None], *, widen: bool) -> Account:
+def best_account(clone: Counted, another: Callable[[CloneChoice], Counted | None], *, widen: bool) -> Account:
     """The account with the smallest shortfall.
 
-    `again` makes another clone, by `seed` and, if `widen`, by `vocabulary`; None where it cannot.
+    `another` makes another clone, or None where it cannot. The vocabulary is only changed if `widen`.
     """
     start, best, words = time.process_time(), count(clone), clone.words
-    choice: dict[str, int] = {}
-    for attempt in attempts(clone, widen=widen):
+    vocabulary: int | None = None
+    for choice in choices(clone, widen=widen):
         if complete(best) or time.process_time() - start > PATIENCE:
             break
-        if "vocabulary" in attempt and "vocabulary" not in choice and attempt["vocabulary"] != MORE_WORDS[0]:
-            continue  # more words did not help: neither will many more
-        other = again(**(choice | attempt))
+        if choice.vocabulary not in (None, MORE_TOKENS[0]) and vocabulary is None:
+            continue  # a larger vocabulary did not help: an even larger one will not either
+        other = another(choice if choice.vocabulary is not None else replace(choice, vocabulary=vocabulary))
         if other is None:
             continue
-        found = count(other)
-        if rank(found) < rank(best):
-            best, words = found, other.words
-            choice |= {k: v for k, v in attempt.items() if k == "vocabulary"}
+        account = count(other)
+        if rank(account) < rank(best):
+            best, words = account, other.words
+            vocabulary = choice.vocabulary or vocabulary
     return replace(best, completeness=replace(best.completeness, clone=words))
 
 
 def count(clone: Counted) -> Account:
-    return account(clone.graph, clone.values, clone.draw, clone.prover.claims)
+    return make_account(clone.graph, clone.values, clone.draw, clone.prover.claims)
 
 
-def complete(found: Account) -> bool:
-    return surplus(found) == 0 and not found.unsound and found.decided
+def complete(account: Account) -> bool:
+    return surplus(account) == 0 and not account.unsound and account.decided
 
 
-def rank(found: Account) -> tuple[bool, int]:
-    """What is decided comes before what is not; then the smaller shortfall."""
-    return not found.decided, surplus(found)
+def rank(account: Account) -> tuple[bool, int]:
+    """The smaller the better: decided accounts come first, then those with a smaller shortfall."""
+    return not account.decided, surplus(account)
 
 
-def surplus(found: Account) -> int:
-    """Redundant dimensions that nothing explains."""
-    return found.completeness.measured - found.completeness.explained
+def surplus(account: Account) -> int:
+    """Redundant dimensions that no law explains."""
+    return account.completeness.measured - account.completeness.explained
 
 
-def attempts(clone: Counted, *, widen: bool) -> Iterator[dict[str, int]]:
+def choices(clone: Counted, *, widen: bool) -> Iterator[CloneChoice]:
     if widen:
-        yield from ({"vocabulary": words} for words in MORE_WORDS)
+        yield from (CloneChoice(vocabulary=tokens) for tokens in MORE_TOKENS)
     if any(n.op in POSITIVELY_HOMOGENEOUS for n in clone.graph.nodes.values()):
-        yield from ({"seed": seed} for seed in range(1, TRIES))
+        yield from (CloneChoice(seed) for seed in range(1, TRIES))

@@ -1,7 +1,7 @@
 """Evidence: gradients in float64, with random parameters and random inputs. It shares no code with the proofs.
 
-One backward pass of a random functional of the output gives every parameter's gradient g. A motion t that changes
-nothing has g·t = 0 to rounding. A claim is tested by random directions of all that it calls redundant, not by a basis.
+One backward pass of a random functional of the output gives the gradient g of every parameter. A motion t that changes
+nothing has g·t = 0 up to rounding. A claim is tested along random directions of its whole redundant space.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Draw = Callable[[int], Values]
 DRAWS = 4
 MANY = 5_000_000  # parameters: from here on fewer draws, for time and memory
 DIRECTIONS = 2  # random ones, per claim; one in models of many parameters
-ROUNDING = 1e-13  # of the outputs' size: a whole gradient below that is what rounding leaves of none
+ROUNDING = 1e-13  # relative to the outputs: a gradient that is smaller everywhere is zero up to rounding
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Gradients:
         return sum(g.numel() for g in self.draws[0].values()) if self.draws else 0
 
     def along(self, motion: Motion) -> float:
-        """The largest |g·t|, relative to what a live direction of that size would give."""
+        """The largest |g·t|, relative to that of a live direction of the same size."""
         pairs = zip(self.draws, self.typical, strict=True)
         return max((relative(g, typical, motion) for g, typical in pairs), default=0.0)
 
@@ -77,19 +77,19 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
         size = max(size, ordinary_size(out.detach()))
     none = {n: torch.zeros((), dtype=torch.float64).expand(values[n].shape) for n in names}
     if not total.requires_grad:
-        return none  # nothing that is returned depends on a parameter
+        return none  # no output depends on a parameter
     gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     grads = {n: none[n] if g is None else g.to_dense() for n, g in zip(names, gradients, strict=True)}
     return none if all(float(g.abs().max()) < ROUNDING * size for g in grads.values() if g.numel()) else grads
 
 
 def ordinary_size(out: Tensor) -> float:
-    """The length of an output, leaving out what is infinite or a mask's fill."""
+    """The norm of an output, without infinities and the large numbers of masks."""
     return float(torch.where(out.abs() < FILL, out, 0.0).norm())
 
 
 def claim_evidence(claim: Claim, point: Point, grads: Gradients) -> float | None:
-    """The largest |g·t| over random directions of the claim; None where there is no gradient to ask."""
+    """The largest |g·t| over random directions of the claim; None where there is no finite gradient."""
     if not grads.draws:
         return None
     generator = torch.Generator().manual_seed(11)
@@ -105,7 +105,7 @@ def relative(g: Values, typical: float, motion: Motion) -> float:
             product = g[name] * t
             total, size = total + float(product.sum()), size + float(product.abs().sum())
     share = abs(total) / (size + typical * length**0.5 + 1e-300)
-    return share if math.isfinite(share) else math.inf  # a motion that is no number is no evidence
+    return share if math.isfinite(share) else math.inf  # NaN is no evidence
 
 
 def typical_size(g: Values) -> float:

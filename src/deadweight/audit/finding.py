@@ -11,7 +11,7 @@ Pieces = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Finding:
-    """One law, found true of one parameter (or of one part of it)."""
+    """One law that holds for one parameter, or for a part of it."""
 
     code: str  # DW002
     law: str  # key-bias
@@ -20,11 +20,11 @@ class Finding:
     elements: int  # how many stored numbers the slice holds
     dof: int  # how many dimensions of parameter space this finding makes redundant
     verdict: Verdict
-    into: tuple[str, ...]  # the parameters that take over its effect, or that move along with it
+    into: tuple[str, ...]  # the parameters that take over its effect, or that change along with it
     tier: Tier
     proof: tuple[str, ...]  # one line per step
-    evidence: float | None = None  # largest |J·tangent| relative to a live direction; None where not measured
-    unreplayed: int = 0  # steps of the proof that the checker did not replay: they concern too many elements
+    evidence: float | None = None  # largest |J·tangent| relative to a live direction; None: not measured
+    unreplayed: int = 0  # steps of the proof that the checker did not replay: their values have too many elements
     note: str = ""  # a condition in words: "eval only: attention dropout is off"
 
     def counts(self, *, gauges: bool = False) -> bool:
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A parameter that is almost dead, and the op that stands in the way; or a zero that no law explains."""
+    """A parameter that is almost dead, with the op that blocks the proof; or a zero gradient that no law explains."""
 
     parameter: str
     blocked_by: str | None  # the op; None for a zero gradient that no law explains
@@ -55,7 +55,7 @@ class Completeness:
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything an audit found out about one model."""
+    """The result of an audit of one model."""
 
     model: str
     parameters: int
@@ -65,11 +65,12 @@ class Audit:
     untraced: str | None = None  # the reason, where there are no proofs but only evidence
     notes: tuple[str, ...] = field(default=())
     seconds: float = 0.0
-    untested: str | None = None  # the reason, where proofs were found but no evidence could be taken
+    untested: str | None = None  # the reason, where the model was traced but no evidence could be taken
+    specialised: str | None = None  # where Python reads values, if the model was traced with those of the example
 
     @property
     def unaudited(self) -> str | None:
-        """Why finding nothing says nothing: the model was not traced, or nothing was found and nothing measured."""
+        """Why an audit without findings means nothing: the model was not traced, or no evidence could be taken."""
         return self.untraced or (self.untested if not self.findings else None)
 
     @property

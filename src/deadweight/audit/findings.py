@@ -19,7 +19,7 @@ from deadweight.source.model import Source
 
 
 def to_finding(graph: Graph, claim: Claim) -> Finding:
-    """The same facts by state-dict names."""
+    """The claim in terms of state-dict names."""
     shape = graph.nodes[claim.node].shape
     total = torch.Size(shape).numel()
     return Finding(
@@ -38,7 +38,7 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
 
 
 def stored_slice(graph: Graph, claim: Claim) -> Pieces | None:
-    """The part along the first axis of what is stored, in runs; None for all of it."""
+    """The part of the stored parameter along its first axis, as ranges; None for all of it."""
     shape = graph.nodes[claim.node].shape
     along = claim.axis == 0 or is_vector(shape)
     piece = graph.pieces.get(claim.node)
@@ -51,20 +51,20 @@ def stored_slice(graph: Graph, claim: Claim) -> Pieces | None:
 
 
 def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
-    """One line per step that computes; runs of operations that only move elements are one line."""
+    """One line per step; consecutive operations that only move elements are one line."""
     moves = 0
     for step in steps:
         if step.op in SHAPE:
             moves += 1
             continue
         if moves:
-            yield f"{moves} operation{'s' if moves > 1 else ''} that only move elements → each keeps what it has"
+            yield f"{moves} operation{'s' if moves > 1 else ''} that only move elements → no element changes"
             moves = 0
         yield by_name(graph, str(step), step.node)
 
 
 def by_name(graph: Graph, words: str, *nodes: str) -> str:
-    """The same words with parameters called as the state dict calls them."""
+    """The same text with the state-dict names of parameters."""
     for name in sorted({*nodes, *re.findall(r"\bp_\w+", words)}, key=len, reverse=True):
         words = re.sub(rf"\b{re.escape(name)}\b", graph.parameters.get(name, name), words)
     return words
@@ -84,7 +84,7 @@ def pieces(index: Tensor | None) -> Pieces | None:
 
 
 def expand(source: Source, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """A finding about a kept block speaks for every block that it represents."""
+    """Repeat a finding about a kept block for every block that it represents."""
     expanded = list(findings)
     for blocks in source.blocks:
         expanded = [f for finding in expanded for f in over_blocks(blocks, finding, source)]
@@ -109,7 +109,7 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
 
 
 def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterator[str]:
-    """What a finding about the whole stream touches, in every block."""
+    """The parameters of a finding about the whole residual stream, in every block."""
     seen: dict[str, None] = {}
     for name in names:
         index = blocks.index_in(name)
@@ -122,7 +122,7 @@ def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterat
 
 
 def everywhere_unknown(source: Source, unknowns: Iterable[Unknown]) -> Iterator[Unknown]:
-    """What is unknown of a kept block is unknown of every block that it represents."""
+    """Repeat an unknown about a kept block for every block that it represents."""
     expanded = list(unknowns)
     for blocks in source.blocks:
         spread = []

@@ -1,7 +1,7 @@
 """Rows of the Jacobian: how random sums of the outputs depend on each parameter, in float64.
 
 A row is the gradient of a random sum of all outputs of one draw of inputs. Rows of single outputs would repeat each
-other: the first position of a causal model says the same in every draw that begins with the same token.
+other: the first position of a causal model is the same function in every draw that begins with the same token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from deadweight.graph.node import Graph
 
 Draw = Callable[[int], Values]  # seed to fresh inputs
 LEAST_DRAWS = 16  # of inputs, however few rows are asked for
-SUMS = 1_000_000_007  # seeds of the random sums, far from those of inputs: a sum must not be like what it sums over
-SHARE = 3  # of so many outputs comes one row: with all of them, rows that say the same would count twice
+SUMS = 1_000_000_007  # first seed of the random sums, far from the seeds of inputs: the two must be independent
+SHARE = 3  # outputs per row: with one row per output, rows would repeat each other
 
 
 @dataclass
-class Rows:
-    """A source of rows over the parameters `order`; every call draws fresh inputs, `most` of them in all."""
+class JacobianRows:
+    """Rows over the parameters in `order`; every call draws fresh inputs, at most `most` in all."""
 
     graph: Graph
     values: Values
@@ -42,7 +42,7 @@ class Rows:
         return [self.values[name].numel() for name in self.order]
 
     def take(self, count: int) -> Float64[Tensor, "rows p"]:
-        """At least `count` rows, fewer where the draws are used up; rows that are not finite are left out."""
+        """At least `count` rows, fewer when the draws are used up; rows that are not finite are left out."""
         blocks: list[Tensor] = [torch.zeros(0, sum(self.sizes), dtype=torch.float64)]
         start, count_taken = self.drawn, 0
         while self.drawn < self.most and (count_taken < count or self.drawn - start < LEAST_DRAWS):
@@ -53,7 +53,7 @@ class Rows:
         return torch.cat(blocks)
 
 
-def mixed_rows(rows: Rows, seed: int, most: int) -> Float64[Tensor, "rows p"]:
+def mixed_rows(rows: JacobianRows, seed: int, most: int) -> Float64[Tensor, "rows p"]:
     """Gradients of random sums of the outputs of one draw, at most `most`."""
     leaves = {name: rows.values[name].detach().clone().requires_grad_() for name in rows.order}
     outputs = evaluate(rows.graph, {**rows.values, **leaves}, rows.draw(seed))
@@ -72,7 +72,7 @@ def mixed_rows(rows: Rows, seed: int, most: int) -> Float64[Tensor, "rows p"]:
 
 
 def gradients_of(flat: Tensor, leaves: Values, sums: Tensor) -> Float64[Tensor, "rows p"]:
-    """One row per sum; a parameter that no output reads has zeros."""
+    """One row per sum; a parameter that no output depends on has zeros."""
     grads = torch.autograd.grad(
         flat, list(leaves.values()), sums, is_grads_batched=True, allow_unused=True, retain_graph=True
     )
@@ -86,4 +86,4 @@ def gradients_of(flat: Tensor, leaves: Values, sums: Tensor) -> Float64[Tensor, 
 
 def refuse_none(rows: Tensor) -> None:
     if not len(rows):
-        raise DeadweightError("no account can be made: the model's derivatives are not finite at random parameters")
+        raise DeadweightError("redundancy cannot be counted: the derivatives are not finite at random parameters")

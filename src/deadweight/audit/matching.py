@@ -1,8 +1,8 @@
-"""Which claim about a narrow clone speaks of which claim about the model.
+"""Which claim about a narrow clone corresponds to which claim about the model.
 
-A clone has the modules of the model, with fewer layers and channels. Both claims have the same law, the same role of
-the parameter (the attributes on the way to it, whatever its position in a list of layers), and the same place among the
-claims of that law about one parameter, which is fused of the same parts in both.
+A clone has the modules of the model, with fewer layers and channels. Two claims correspond if they have the same law,
+the same role of the parameter (its attribute path without the numbers of layers), and the same position among the
+claims of that law about the parameter: a fused parameter consists of the same parts in both.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Role = tuple[str, ...]
 LISTS = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 
 
-class Identity(NamedTuple):
-    """What a claim about the model and its counterpart about the clone have in common."""
+class ClaimIdentity(NamedTuple):
+    """What a claim about the model and its counterpart about the clone share."""
 
     law: Title
     role: Role
     place: int
-    among: int  # the number of claims of this law about the parameter: where it differs, places do not correspond
+    among: int  # the number of claims of this law about the parameter: where it differs, positions do not correspond
 
 
 def roles(module: nn.Module, prefix: str = "", role: Role = ()) -> dict[str, Role]:
@@ -39,13 +39,13 @@ def roles(module: nn.Module, prefix: str = "", role: Role = ()) -> dict[str, Rol
     return named
 
 
-def identities(claims: Sequence[Claim], graph: Graph, known: Mapping[str, Role]) -> dict[int, Identity]:
-    """The identity of every claim, by `id`; a parameter without a known role is its own."""
+def identities(claims: Sequence[Claim], graph: Graph, known: Mapping[str, Role]) -> dict[int, ClaimIdentity]:
+    """The identity of every claim, by `id`; a parameter without a known role is its own role."""
     about: dict[tuple[Title, str], list[Claim]] = defaultdict(list)
     for claim in claims:
         about[claim.law, graph.parameters[claim.node]].append(claim)
     return {
-        id(claim): Identity(law, known.get(name, (name,)), place, len(alike))
+        id(claim): ClaimIdentity(law, known.get(name, (name,)), place, len(alike))
         for (law, name), alike in about.items()
         for place, claim in enumerate(alike)
     }

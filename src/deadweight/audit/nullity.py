@@ -1,10 +1,10 @@
 """Which directions change no output, beyond those that are explained.
 
-Let B span the explained directions, e of them, and A be the Jacobian without e of its columns, chosen so that the
-same e rows of B are invertible. Every direction of the null space is one that leaves these e parameters where they are,
-plus one of B: so the nullity of A is what is not explained. A = LU with partial pivoting; A₁, the square part that the
-pivots choose, has the rank of A, and its smallest singular values are found by inverse iteration. That takes half the
-time of a QR and a tenth of that of an SVD.
+Let the columns of B span the e explained directions. Choose e parameters so that these e rows of B are invertible, and
+let A be the Jacobian without their columns. Every direction of the null space is the sum of one in B and one that does
+not move these e parameters, so the nullity of A is the number of unexplained directions. A = LU with partial pivoting;
+the square part of A that the pivots choose has the rank of A, and its smallest singular values are computed by inverse
+iteration. That takes half the time of a QR and a tenth of that of an SVD.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from deadweight.audit.jacobian import Rows, refuse_none
+from deadweight.audit.jacobian import JacobianRows, refuse_none
 
-NULL = 1e-11  # singular values below this share of the largest are zero: a norm's ε of 1e-6 leaves about 1e-9
-LEFT = 3e-13  # and above this they are more than rounding leaves
-ROUNDING = 1e-13  # what rounding may leave of a zero, at most
-FRESH = 1e-10  # what fresh rows must see of a direction to strike it
-MORE = 1.2  # rows per column: with as many rows as columns, chance makes some singular values small
-SPARE = 8  # directions beyond those that look redundant: the first live one has to be seen
-ITERATIONS = 2  # each divides what is live by the square of the gap, at least 1e4
+NULL = 1e-11  # singular values below this share of the largest count as zero: a norm's ε of 1e-6 leaves about 1e-9
+LEFT = 3e-13  # a zero singular value above this share is larger than rounding explains
+ROUNDING = 1e-13  # the largest share that rounding leaves of a zero
+FRESH = 1e-10  # a direction with a larger effect than this on fresh rows is not redundant
+MORE = 1.2  # rows per column: with as many rows as columns, some singular values are small by chance
+SPARE = 8  # directions that are computed beyond those that look redundant: the first live one must be among them
+ITERATIONS = 2  # each divides the live part by the square of the gap, at least 1e4
 
 
 @dataclass(frozen=True)
 class Unexplained:
-    """Unit directions over all parameters that with the explained ones span the null space."""
+    """Unit directions over all parameters that span the null space together with the explained ones."""
 
     directions: Float64[Tensor, "p n"]
     gap: float  # the smallest singular value counted as live over the largest counted as zero
 
 
-def unexplained_directions(rows: Rows, basis: Float64[Tensor, "p e"]) -> Unexplained:
-    """Measure what `basis` leaves out of the null space; fresh rows then confirm each direction, or strike it."""
+def unexplained_directions(rows: JacobianRows, basis: Float64[Tensor, "p e"]) -> Unexplained:
+    """The part of the null space that `basis` does not span; fresh rows then confirm or reject each direction."""
     parameters, explained = basis.shape
     jacobian = rows.take(math.ceil(MORE * (parameters - explained)))
     refuse_none(jacobian)
     scale = jacobian.norm(dim=0)
-    scale = torch.where(scale > 1e-9 * scale.max(), scale, 1.0)  # nothing reads it, or nearly: no unit to measure it by
+    scale = torch.where(scale > 1e-9 * scale.max(), scale, 1.0)  # (almost) no effect: nothing to scale by
     kept = free_columns(basis * scale.unsqueeze(1))
-    found, gap = null_directions(unit_rows(jacobian[:, kept] / scale[kept]))
+    null, gap = null_directions(unit_rows(jacobian[:, kept] / scale[kept]))
     del jacobian
-    while found.shape[1]:
-        fresh = rows.take(max(found.shape[1] + SPARE, rows.drawn // 2))
-        remaining = found @ null_of(unit_rows(fresh[:, kept] / scale[kept]), found)
-        if remaining.shape == found.shape:
+    while null.shape[1]:
+        fresh = rows.take(max(null.shape[1] + SPARE, rows.drawn // 2))
+        remaining = null @ null_of(unit_rows(fresh[:, kept] / scale[kept]), null)
+        if remaining.shape == null.shape:
             break
-        found = remaining
-    directions = torch.zeros(parameters, found.shape[1], dtype=torch.float64)
-    directions[kept] = found / scale[kept].unsqueeze(1)
+        null = remaining
+    directions = torch.zeros(parameters, null.shape[1], dtype=torch.float64)
+    directions[kept] = null / scale[kept].unsqueeze(1)
     return Unexplained(directions / directions.norm(dim=0), gap)
 
 
 def null_of(fresh: Float64[Tensor, "m n"], candidates: Float64[Tensor, "n k"]) -> Float64[Tensor, "k j"]:
-    """Combinations of what was found that fresh rows do not see either."""
+    """Combinations of the candidates that have no effect on fresh rows either."""
     if not len(fresh):
         return torch.eye(candidates.shape[1], dtype=torch.float64)
     _, singular, turn = torch.linalg.svd(fresh @ candidates)
@@ -70,7 +70,7 @@ def unit_rows(rows: Tensor) -> Tensor:
 
 
 def free_columns(basis: Float64[Tensor, "p e"]) -> Tensor:
-    """The parameters that stay when one is held fixed for every explained direction."""
+    """The parameters that remain when one parameter is held fixed for every explained direction."""
     parameters, explained = basis.shape
     order = list(range(parameters))
     if explained:
@@ -105,7 +105,7 @@ def null_directions(rows: Float64[Tensor, "m n"]) -> tuple[Float64[Tensor, "n k"
 
 
 def largest_singular(matrix: Tensor) -> float:
-    """By power iteration: a share of it is all that is compared."""
+    """By power iteration: an estimate is enough, since only orders of magnitude are compared."""
     vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for _ in range(12):
         vector = matrix.T @ (matrix @ vector)
@@ -117,7 +117,7 @@ def smallest_singular(factors: Float64[Tensor, "n n"], count: int) -> tuple[Floa
     """The smallest singular values of LU and their right vectors, by inverse iteration."""
     floor = torch.finfo(torch.float64).eps * float(factors.diagonal().abs().max())
     tiny = factors.diagonal().abs() < floor
-    factors.diagonal()[tiny] = floor  # less than rounding has left there
+    factors.diagonal()[tiny] = floor  # smaller than the rounding errors there
     generator = torch.Generator().manual_seed(1)
     vectors = torch.linalg.qr(torch.randn(len(factors), count, generator=generator, dtype=torch.float64))[0]
     solves = ((factors.T, False, False), (factors.T, True, True), (factors, False, True), (factors, True, False))

@@ -1,4 +1,4 @@
-"""Evidence for a graph of one path: numbers with which that path can be run."""
+"""Evidence for a graph that was traced on values: parameters and inputs with which its path can be run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Draw = Callable[[int], Values]
 
 
 def on_path(graph: Graph, values: Values, draw: Draw, source: Source) -> tuple[Values, Draw]:
-    """These parameters and inputs; where a graph of one path does not run on them, those that it was traced on."""
+    """These parameters and inputs; where a specialised graph does not run on them, those that it was traced on."""
     if not graph.specialised:
         return values, draw
     example = bind(graph, source.inputs.args, source.inputs.kwargs)
@@ -31,7 +31,7 @@ def on_path(graph: Graph, values: Values, draw: Draw, source: Source) -> tuple[V
 
 
 def runs(graph: Graph, values: Values, inputs: Values) -> bool:
-    """Whether shapes fit: the number of tokens that an expert gets is part of the path."""
+    """Whether the graph runs: the number of tokens that an expert gets is fixed in it."""
     try:
         evaluate(graph, values, inputs)
     except (RuntimeError, IndexError, ValueError):

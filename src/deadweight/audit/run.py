@@ -11,9 +11,10 @@ import torch
 from deadweight.audit.checker import structure
 from deadweight.audit.finding import Audit, Finding, Unknown
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
-from deadweight.audit.measure import measure, untraced_evidence
+from deadweight.audit.measure import measure
 from deadweight.audit.shorten import shortened
 from deadweight.audit.unknowns import unknowns
+from deadweight.audit.untraced import untraced_evidence
 from deadweight.claims.claim import Claim
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical, read_as_probabilities
@@ -22,8 +23,8 @@ from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
 from deadweight.search.prover import Prover
-from deadweight.source.kinds import ExampleInputs, ModelLike, Options
-from deadweight.source.model import Source, open_model
+from deadweight.source.kinds import ExampleInputs, ModelLike
+from deadweight.source.model import ModelSpec, Source
 from deadweight.source.real import with_values
 from deadweight.threads import one_thread
 
@@ -46,53 +47,51 @@ def audit(
 ) -> Audit:
     """Every parameter of the model that is dead, folds into others, or is a gauge, each with its proof.
 
-    `model` is an nn.Module, or what the command line takes. `output` says what must stay the same: "logits" or
-    "probabilities". With `complete`, all redundancy is counted on a narrow clone and compared with what is explained.
-    `laws` are those of the catalogue unless others are given.
+    `model` is an nn.Module, or what the command line accepts. `output` says what must stay the same: "logits" or
+    "probabilities". With `complete`, all redundant dimensions are counted on a narrow clone and compared with those
+    that the laws explain. `laws` replaces the catalogue of all laws.
     """
     if output not in ("logits", "probabilities"):
         raise DeadweightError(f"found output={output!r}; expected 'logits' or 'probabilities'")
-    options = {"training": training, "trust_remote_code": trust_remote_code, "length": length}
+    spec = ModelSpec(model, inputs, trust_remote_code, training, length)
     with one_thread():
-        result = staged(model, inputs, options, Question(output, complete, laws or every_law()), progress)
+        result = run_stages(spec, AuditRequest(output, complete, laws or every_law()), progress)
     return chosen(result, select, ignore)
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of a model: which output must stay, whether all redundancy is counted, and by which laws."""
+class AuditRequest:
+    """What to find out: which output must stay the same, whether to count all redundancy, and by which laws."""
 
     output: str
     complete: bool
     laws: Catalogue
 
 
-def staged(model: ModelLike, inputs: ExampleInputs, options: Options, question: Question, say: Progress) -> Audit:
+def run_stages(spec: ModelSpec, request: AuditRequest, say: Progress) -> Audit:
     start = time.perf_counter()
     say("opening the model")
-    source = open_model(model, inputs=inputs, collapsed=True, **options)
+    source = spec.open(collapsed=True)
     if any(p.is_complex() for p in source.module.parameters()):
         raise DeadweightError(f"{source.name} has complex parameters; expected real ones")
     if not source.shapes:
-        raise DeadweightError(f"{source.name} has no parameters; expected a module with something to audit")
+        raise DeadweightError(f"{source.name} has no parameters; expected a module with parameters to audit")
     say("tracing")
     try:
-        source, graph = shortened(*traced(source, model, inputs, options))
+        source, graph = shortened(*traced(source, spec))
     except TraceError as error:
         return untraced(source, str(error), time.perf_counter() - start)
     if all(0 in graph.nodes[name].shape for name in graph.outputs):
         raise DeadweightError(
-            f"{source.name} returns nothing for an empty batch; expected inputs of at least one sample"
+            f"{source.name} returns empty tensors for its example inputs; expected inputs of at least one sample"
         )
-    graph = read_as_probabilities(graph) if question.output == "probabilities" else graph
-    result = prove(source, graph, question, say)
+    graph = read_as_probabilities(graph) if request.output == "probabilities" else graph
+    result = prove(source, graph, request, say)
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def traced(
-    source: Source, model: ModelLike, inputs: ExampleInputs, options: Options, *, pieces: bool = True
-) -> tuple[Source, Graph]:
-    """The graph of the collapsed model; of the whole one where the collapsed one cannot be traced."""
+def traced(source: Source, spec: ModelSpec, *, pieces: bool = True) -> tuple[Source, Graph]:
+    """The model and its graph; where the collapsed model cannot be traced, those of the whole one."""
     try:
         return source, canonical(trace(source.module, source.args, source.kwargs), pieces=pieces)
     except TraceError:
@@ -100,17 +99,17 @@ def traced(
             return source, canonical(trace(real.module, real.args, real.kwargs), pieces=pieces)
         if not source.blocks:
             raise
-    whole = open_model(model, inputs=inputs, collapsed=False, **options)
+    whole = spec.open(collapsed=False)
     return whole, canonical(trace(whole.module, whole.args, whole.kwargs), pieces=pieces)
 
 
 @dataclass(frozen=True)
 class Proved:
-    """The claims that were found and whose proofs cover all that reads a changed value; and what became of others."""
+    """The claims whose proofs cover all readers of a changed value, and those whose proofs do not."""
 
     prover: Prover
     claims: tuple[Claim, ...]
-    refused: dict[int, str]  # claims by place, and the gap in the proof
+    refused: dict[int, str]  # claims by their number, and the gap in the proof
 
 
 def proved(graph: Graph, laws: Catalogue, say: Progress) -> Proved:
@@ -121,11 +120,11 @@ def proved(graph: Graph, laws: Catalogue, say: Progress) -> Proved:
     return Proved(prover, tuple(c for i, c in enumerate(prover.claims) if i not in refused), refused)
 
 
-def prove(source: Source, graph: Graph, question: Question, say: Progress) -> Audit:
-    """What is proved, replayed on numbers and borne out by evidence, in terms of the whole model."""
-    result = proved(graph, question.laws, say)
+def prove(source: Source, graph: Graph, request: AuditRequest, say: Progress) -> Audit:
+    """The findings that are proved, replayed on numbers and confirmed by evidence, for all blocks of the model."""
+    result = proved(graph, request.laws, say)
     say("looking for evidence")
-    measured = measure(source, result.prover, question.laws, complete=question.complete)
+    measured = measure(source, result.prover, request.laws, complete=request.complete)
     replayed = [c for c in result.claims if not measured.refuses(c)]
     lost = [c for c in replayed if not (measured.evidence_of(c) or 0.0) <= TOLERANCE]
     kept = [c for c in replayed if not any(c is other for other in lost)]
@@ -148,6 +147,7 @@ def prove(source: Source, graph: Graph, question: Question, say: Progress) -> Au
         completeness=measured.completeness,
         untested=measured.untested,
         notes=(*source.notes, *graph.specialised, *measured.notes),
+        specialised="; ".join(graph.specialised) or None,
     )
 
 
@@ -162,7 +162,7 @@ def chosen(result: Audit, select: Sequence[str] | None, ignore: Sequence[str] | 
 
 
 def untraced(source: Source, reason: str, seconds: float) -> Audit:
-    """No graph, no proofs: what the gradients alone can say."""
+    """Without a graph there are no proofs: only what gradients show."""
     return Audit(
         model=source.name,
         parameters=sum(torch.Size(shape).numel() for shape in source.shapes.values()),

@@ -13,17 +13,17 @@ from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import RANDOM, Graph, Value
 from deadweight.source.model import Source
 
-CLOSE = 1e-2  # of the largest output: a model's code may round to float32 inside
-TRIES = 3  # inputs: for one of them, rounding may choose another expert
-MASKED = 1e28  # what a mask fills in is larger
+CLOSE = 1e-2  # relative to the largest output: a model's code may cast to float32 inside
+TRIES = 3  # inputs: for one of them, rounding may change which expert is chosen
+MASKED = 1e28  # masks fill in larger numbers
 
 
 @torch.no_grad()
 def program_error(graph: Graph, values: dict[str, Value], source: Source, module: nn.Module) -> float | None:
     """The largest difference between the outputs of program and module, relative to the largest output.
 
-    The least over several inputs; None where the two cannot be compared: what is drawn at random, traced on given
-    values or run in training may differ, and code that takes float32 alone does not run here.
+    It is the minimum over several inputs. None where the two cannot be compared: with random operations, after a trace
+    on values, in training mode, or if the code only runs in float32.
     """
     if graph.specialised or module.training or any(node.op in RANDOM for node in graph.nodes.values()):
         return None
@@ -46,7 +46,7 @@ def program_error(graph: Graph, values: dict[str, Value], source: Source, module
 
 @torch.no_grad()
 def same_buffers(module: nn.Module, original: nn.Module) -> None:
-    """Give a copy the buffers of its original: statistics are drawn at random with the parameters."""
+    """Copy the buffers of the original into its clone, where running statistics are random."""
     own = dict(module.named_buffers())
     for name, buffer in original.named_buffers():
         if name in own and own[name].shape == buffer.shape:
@@ -58,7 +58,7 @@ def floats(leaves: Sequence[object]) -> list[Tensor]:
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference where both are numbers and no mask."""
+    """The largest relative difference, without infinities, NaN and masked entries."""
     seen = torch.isfinite(a) & torch.isfinite(b) & (a.abs() < MASKED) & (b.abs() < MASKED)
     if not bool(seen.any()):
         return 0.0

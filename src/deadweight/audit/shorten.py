@@ -1,9 +1,9 @@
-"""Shorter examples: what is proved for two short sequences is proved for many long ones, if the model does the same.
+"""Shorter examples: proofs for two short sequences hold for many long ones, if the model runs the same operations.
 
-A model is traced on the example as given. Where batch or sequence are long it is traced again on a short one; if both
-traces are the same operations on the same values, differing only in sizes, the short one stands for the long one. What
-the model makes of the sizes alone (positions, masks, buckets) must look alike too: a bucket of 32 positions is one
-number for 16 of them, and what is constant there is not constant.
+A model is traced on the example as given. Where batch or sequence are long, it is traced again on a short example. If
+both traces are the same operations on the same values, and differ in sizes only, the short one is used. Values that
+depend on sizes alone (positions, masks, buckets) must vary along the same axes too: 16 positions may fall into one
+bucket where 32 do not.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from deadweight.proof.opsets import INDEXED
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 
-LARGE = 1 << 18  # elements of a traced value: below, a shorter example gains nothing
+LARGE = 1 << 18  # elements of a traced value: below this a shorter example saves no time
 BATCH = 2
 LENGTH = 16
 SIDE = 64  # pixels
 
 
 def shortened(source: Source, graph: Graph) -> tuple[Source, Graph]:
-    """The model on a shorter example with its graph, if it does the same there; else as it was."""
+    """The model on a shorter example, and its graph, if the operations are the same; else as it was."""
     if source.config is not None or not source.has_weights or graph.specialised or largest_value(graph) < LARGE:
         return source, graph
     if not all(one_row_each(graph, node) for node in graph.nodes.values()):
@@ -45,14 +45,14 @@ def shortened(source: Source, graph: Graph) -> tuple[Source, Graph]:
         try:
             short = canonical(trace(source.module, args, kwargs))
         except (TraceError, DeadweightError):
-            continue  # the model insists on its sizes
+            continue  # the model needs these sizes
         if same_program(graph, short) and same_constants(graph, short) and runs(short, inputs):
             return replace(source, inputs=inputs, args=args, kwargs=kwargs), short
     return source, graph
 
 
 def runs(graph: Graph, inputs: Inputs) -> bool:
-    """Whether the short example runs with its values: an input may hold places that are beyond its end now."""
+    """Whether the short example runs: an input may hold indices beyond the new length."""
     values = {name: tensor.detach() for name, tensor in graph.tensors.items()}
     try:
         with torch.no_grad():
@@ -63,7 +63,7 @@ def runs(graph: Graph, inputs: Inputs) -> bool:
 
 
 def one_row_each(graph: Graph, node: Node) -> bool:
-    """Whether a constant index into parameters names every row once at most: buckets need all of their positions."""
+    """Whether a constant index into parameters reads every row at most once: buckets need all their positions."""
     if node.op not in INDEXED | {"aten.embedding"} or not graph.depends[node.inputs[0]][0]:
         return True
     indices = [constant_value(graph, name) for name in node.inputs[1:] if graph.depends[name] == (False, False)]
@@ -123,7 +123,7 @@ def cut(inputs: Inputs, sizes: dict[int, int]) -> Inputs:
 def same_program(one: Graph, other: Graph) -> bool:
     """Whether two graphs are the same operations, node by node, on the same values; sizes aside.
 
-    An axis of several places must not become one of a single place: along that everything is constant.
+    An axis of several elements must not become one of a single element, along which everything is constant.
     """
     return one.outputs == other.outputs and [described(n) for n in one.nodes.values()] == [
         described(n) for n in other.nodes.values()
@@ -136,7 +136,7 @@ def described(node: Node) -> tuple[object, ...]:
 
 
 def without_sizes(value: object) -> object:
-    """Arguments with whole numbers, which may be lengths, left out."""
+    """Arguments without integers, which may be lengths."""
     if isinstance(value, (tuple, list)):
         return [without_sizes(v) for v in value]
     if isinstance(value, dict):

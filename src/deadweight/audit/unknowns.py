@@ -1,8 +1,9 @@
-"""Parameters that are almost dead, and the operation that stands in the way of each."""
+"""Parameters that are almost dead, and the operation that blocks the proof of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from deadweight.search.shifts import added_once
 
 
 def unknowns(prover: Prover) -> Iterator[Unknown]:
-    """What no law could take out, and what none could examine: for each parameter the nearest reason."""
+    """The parameters that no law can remove or examine, each with the first operation that is the reason."""
     blocked = list(almost_dead(prover))
     named = {unknown.parameter for unknown in blocked}
     yield from blocked
@@ -27,7 +28,7 @@ def unknowns(prover: Prover) -> Iterator[Unknown]:
 
 
 def almost_dead(prover: Prover) -> Iterator[Unknown]:
-    """Biases of keys and values that no law takes out: what blocked them."""
+    """Biases of keys and values that no law removes, and the operation that blocked the proof."""
     graph = prover.graph
     for node in prover.parameters():
         addition = added_once(graph, node)
@@ -36,7 +37,7 @@ def almost_dead(prover: Prover) -> Iterator[Unknown]:
         for groups, outcome in prover.blocked.get(node.name, []):
             if outcome.blocked is None or taken(prover, node, groups):
                 continue
-            if "keys or values" in sides(graph, first_readers(graph, node, groups)):
+            if Operand.RIGHT in product_operands(graph, first_readers(graph, node, groups)):
                 yield Unknown(graph.parameters[node.name], outcome.blocked.op, outcome.blocked.why)
                 break
 
@@ -46,7 +47,7 @@ def behind_linear(graph: Graph, addition: Node) -> bool:
 
 
 def taken(prover: Prover, node: Node, groups: Tensor) -> bool:
-    """Whether some law makes all these elements redundant after all."""
+    """Whether some law makes all these elements redundant."""
     left = groups != 0
     for claim in prover.claims:
         if claim.node == node.name and isinstance(claim, ShiftClaim) and element_wise(claim):
@@ -62,15 +63,21 @@ def first_readers(graph: Graph, node: Node, groups: Tensor) -> list[str]:
     return [where for where, elements in uses.items() if bool((elements != 0).any())]
 
 
-def sides(graph: Graph, places: list[str]) -> set[str]:
-    """How the values reach a product of two activations, before any other linear map: as which of its operands."""
-    result, seen = set[str](), set[str]()
+class Operand(Enum):
+    """A side of a product of two activations: queries or attention weights are left, keys and values right."""
+
+    LEFT, RIGHT = range(2)
+
+
+def product_operands(graph: Graph, places: list[str]) -> set[Operand]:
+    """As which operands the values enter a product of two activations, before any other linear map."""
+    result, seen = set[Operand](), set[str]()
     stack = list(places)
     while stack:
         name, _, place = stack.pop().partition(":")
         node = graph.nodes[name]
         if node.op == "aten.matmul":
-            result.add("queries" if place == "0" else "keys or values")
+            result.add(Operand.LEFT if place == "0" else Operand.RIGHT)
             continue
         if name in seen or node.op == "linear" or node.op in CONVOLUTIONS or adds_stream(graph, node):
             continue
@@ -81,12 +88,12 @@ def sides(graph: Graph, places: list[str]) -> set[str]:
 
 
 def adds_stream(graph: Graph, reader: Node) -> bool:
-    """A residual sum ends the way to a head."""
+    """Whether this is a residual sum, behind which a value no longer belongs to one head."""
     return reader.op == "aten.add" and len(reader.shape) == 3 and len(reader.inputs) == 2
 
 
 def without_rule(prover: Prover) -> Iterator[Unknown]:
-    """Parameters that an operation reads of which no rule knows how it passes a change on."""
+    """Parameters that are read by an operation for which there is no rule."""
     for node in prover.parameters():
         op = next((op for op in reading_ops(prover.graph, node.name) if not any(op in r for r in EVERY_RULE)), None)
         if op is not None and not taken(prover, node, torch.ones(node.shape, dtype=torch.int64)):
@@ -94,11 +101,11 @@ def without_rule(prover: Prover) -> Iterator[Unknown]:
 
 
 EVERY_RULE = (RULES, TURN_RULES, SCALE_RULES)
-NO_RULE = "no rule says how this operation passes a change on: what it reads is not examined"
+NO_RULE = "no rule says how this operation passes a change on: the parameters that it reads are not examined"
 
 
 def reading_ops(graph: Graph, name: str) -> Iterator[str]:
-    """The operations that compute with a value, behind those that only move its elements."""
+    """The operations that compute with a value, directly or behind operations that only move its elements."""
     stack, seen = [name], set[str]()
     while stack:
         for reader in graph.users[stack.pop()]:

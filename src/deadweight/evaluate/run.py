@@ -68,7 +68,9 @@ def evaluate(
     check_text(read, text)
     read = read[: boundary(read, limit)] if limit and limit < len(read) else read
     options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    subjects = [Subject.open(str(m), options, progress) for m in ([against] if against is not None else []) + [model]]
+    subjects = [
+        EvaluatedModel.open(str(m), options, progress) for m in ([against] if against is not None else []) + [model]
+    ]
     ids = [s.encode(read) for s in subjects]
     if len(ids) == 2 and ids[0] != ids[1]:
         raise DeadweightError(
@@ -87,7 +89,7 @@ def evaluate(
 
 
 @dataclass
-class Subject:
+class EvaluatedModel:
     """A model with its tokens."""
 
     name: str
@@ -96,7 +98,7 @@ class Subject:
     context: int
 
     @classmethod
-    def open(cls, name: str, options: Options, progress: Progress) -> Subject:
+    def open(cls, name: str, options: Options, progress: Progress) -> EvaluatedModel:
         from deadweight import embedded
         from deadweight.save.load import load
 
@@ -150,7 +152,7 @@ class Totals:
 
 
 @torch.no_grad()
-def measured(subjects: list[Subject], text: TokenText, progress: Progress) -> tuple[Evaluation, ...]:
+def measured(subjects: list[EvaluatedModel], text: TokenText, progress: Progress) -> tuple[Evaluation, ...]:
     """All windows through all models, side by side."""
     totals = [Totals() for _ in subjects]
     windows = text.windows()
@@ -181,7 +183,7 @@ def measured(subjects: list[Subject], text: TokenText, progress: Progress) -> tu
     return (*evaluations[:1], *against[1:])
 
 
-def evaluation(subject: Subject, text: TokenText, total: Totals, progress: Progress) -> Evaluation:
+def evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, progress: Progress) -> Evaluation:
     """One model's figures."""
     progress(f"timing {subject.name}")
     cache, speed = decoding(subject, text.ids[: min(text.length // 2, 128)])
@@ -199,7 +201,7 @@ def evaluation(subject: Subject, text: TokenText, total: Totals, progress: Progr
     )
 
 
-def decoding(subject: Subject, prompt: Tensor) -> tuple[int, float]:
+def decoding(subject: EvaluatedModel, prompt: Tensor) -> tuple[int, float]:
     """Bytes of cache per token, and tokens per second written one at a time."""
     ids = prompt[None].to(subject.device)
     out = subject.module(ids, use_cache=True)

@@ -29,7 +29,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Leaf]]:
 
 
 class SpelledOut(TorchFunctionMode):
-    """While a model runs, its fused operations run spelled out: the trace need not be lowered for them."""
+    """While a model is traced, fused operations run spelled out, so that the trace need not be lowered for them."""
 
     def __torch_function__(
         self, func: Callable[..., Leaf], types: object, args: Arguments = (), kwargs: Keywords | None = None
@@ -41,7 +41,7 @@ class SpelledOut(TorchFunctionMode):
             operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
             return table[aten.einsum.default](args[0], list(operands))
         if func in DROPOUTS and dropout_is_off(*args, **(kwargs or {})):
-            return args[0]  # as it is in eager mode: who writes to the result writes to the operand
+            return args[0]  # as in eager mode: writing to the result writes to the operand
         return func(*args, **(kwargs or {}))
 
 
@@ -64,7 +64,7 @@ def spelled_out_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q·kᵀ·scale + mask)·v, with heads repeated for grouped keys; dropout only when its rate is positive."""
+    """softmax(q·kᵀ·scale + mask)·v with the signature of torch's; key-value heads are repeated for grouped queries."""
     if enable_gqa and key.size(-3) != query.size(-3):
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)

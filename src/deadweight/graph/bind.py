@@ -1,4 +1,4 @@
-"""Example inputs as the graph names them."""
+"""Example inputs by the names of the graph's input nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deadweight.source.kinds import Arguments, Leaf
 
 
 def bind(graph: Graph, args: Arguments, kwargs: Mapping[str, Leaf]) -> dict[str, Tensor]:
-    """Input tensors by node name: by keyword where a node is called so, else in order. Floats become float64."""
+    """Input tensors by node name: by keyword where a node has that name, else in order. Floats become float64."""
     named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k in graph.inputs}
     rest = pytree.tree_leaves((args, {k: v for k, v in kwargs.items() if k not in named}))
     tensors = [v for v in rest if isinstance(v, Tensor)]
@@ -32,7 +32,7 @@ def bind(graph: Graph, args: Arguments, kwargs: Mapping[str, Leaf]) -> dict[str,
 
 
 def refuse_unlike(name: str, value: Tensor, traced: Node) -> None:
-    """Raise if an input has another shape, or another kind of numbers, than the example's."""
+    """Raise if an input differs from the example in shape, or in being floating-point."""
     if tuple(value.shape) != traced.shape:
         raise DeadweightError(
             f"input {name} has shape {tuple(value.shape)}; expected {traced.shape}, as in the example that was traced"

@@ -1,13 +1,14 @@
-"""A Graph in few words: affine parts split off, casts and copies gone, norms recognised.
+"""The canonical form of a Graph: affine parts split off, casts and copies removed, norms recognised.
 
-Every rule of a law then meets `linear`, `add` and `mul` where a model may have written addmm, layer_norm, Conv1D,
-batch_norm or a hand-made RMSNorm. The rewriting keeps the function: each new node carries the code that computes it.
+The rules of the laws only see `linear`, `add` and `mul` where a model may have written addmm, layer_norm, Conv1D,
+batch_norm or its own RMSNorm. The function stays the same: each new node carries the code that computes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -18,29 +19,40 @@ from deadweight.graph import scattered as _scattered  # noqa: F401
 from deadweight.graph import views as _views  # noqa: F401
 from deadweight.graph.cores import CORES
 from deadweight.graph.experts import every_expert
-from deadweight.graph.node import Argument, Graph, Node, Ref
+from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
+from deadweight.graph.operations import (
+    DIV,
+    LINEAR,
+    MATMUL,
+    MUL,
+    RESHAPE,
+    SOFTMAX,
+    SUB,
+    TRANSPOSE,
+    VECTOR_NORM,
+)
 from deadweight.graph.outputs import RETURNED
 from deadweight.graph.patterns import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
 from deadweight.graph.pieces import in_pieces
-from deadweight.graph.rewriting import Canonicaliser, argument, by_name, rewrites
+from deadweight.graph.rewriting import Canonicaliser, argument, arguments_as, rewrites
 
-aten = torch.ops.aten
 PROBABILITIES = "output_probabilities"
 
 
 def canonical(graph: Graph, *, pieces: bool = True) -> Graph:
-    """The same function in the canonical vocabulary, without the nodes that reach no output.
+    """The same function in canonical form, without the nodes that reach no output.
 
-    With `pieces`, a parameter that is read in disjoint slices becomes one parameter for each.
+    With `pieces`, a parameter that is only read in disjoint slices becomes one parameter per slice.
     """
     return Canonicaliser(in_pieces(graph) if pieces else graph).run()
 
 
 def read_as_probabilities(graph: Graph) -> Graph:
-    """The same graph, whose first output is read through a softmax over its last axis."""
+    """The same graph with a softmax over the last axis of its first output."""
     first = graph.nodes[graph.outputs[0]]
     first = graph.node(first.args[0]) if first.op == RETURNED else first
-    node = Node(PROBABILITIES, "softmax", aten.softmax.int, (Ref(first.name), -1), {}, first.shape, first.dtype)
+    args = (Ref(first.name), -1)
+    node = Node(PROBABILITIES, SOFTMAX.name, SOFTMAX.target, args, {}, first.shape, first.dtype)
     nodes = {**graph.nodes, node.name: node}
     return dataclasses.replace(graph, nodes=nodes, outputs=(node.name, *graph.outputs[1:]))
 
@@ -62,7 +74,7 @@ def drop_copy(make: Canonicaliser, node: Node) -> Ref | None:
 
 @rewrites("aten.copy")
 def copied_over(make: Canonicaliser, node: Node) -> Ref | None:
-    """What is written over a whole tensor is what is there afterwards."""
+    """A copy over a whole tensor: the result is the source."""
     source = node.args[1]
     same = make.shape(source) == node.shape and make.nodes[source.name].is_float == node.is_float
     return source if same else None
@@ -72,7 +84,7 @@ def copied_over(make: Canonicaliser, node: Node) -> Ref | None:
 def split_linear(make: Canonicaliser, node: Node) -> Ref:
     """x·Wᵀ, then the bias."""
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
-    product = make.emit(f"{node.name}_product", "linear", aten.linear.default, (x, weight), node.shape, node)
+    product = make.emit(f"{node.name}_product", LINEAR, (x, weight), node.shape, node)
     return make.affine(node, product, None, bias)
 
 
@@ -80,8 +92,7 @@ def split_linear(make: Canonicaliser, node: Node) -> Ref:
 def split_addmm(make: Canonicaliser, node: Node) -> Ref | None:
     """β·bias + α·x·W, each factor its own node unless it is 1."""
     bias, x, weight = node.args[:3]
-    target = aten.matmul.default
-    product = make.emit(f"{node.name}_product", "aten.matmul", target, (x, weight), node.shape, node)
+    product = make.emit(f"{node.name}_product", MATMUL, (x, weight), node.shape, node)
     product = matmul_with_parameter(make, make.nodes[product.name]) or product
     product = scaled(make, node, product, node.kwargs.get("alpha", 1), "alpha")
     bias = scaled(make, node, bias, node.kwargs.get("beta", 1), "beta")
@@ -91,24 +102,24 @@ def split_addmm(make: Canonicaliser, node: Node) -> Ref | None:
 def scaled(make: Canonicaliser, node: Node, ref: Ref, factor: float, name: str) -> Ref:
     if factor == 1:
         return ref
-    return make.emit(f"{node.name}_{name}", "aten.mul", aten.mul.Tensor, (ref, factor), make.shape(ref), node)
+    return make.emit(f"{node.name}_{name}", MUL, (ref, factor), make.shape(ref), node)
 
 
 @rewrites("aten.mm", "aten.matmul", "aten.bmm")
 def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
-    """x·W with W made of parameters alone is a linear map; any other product stays a matmul."""
+    """x·W is a linear map if W is a view of one parameter; any other product stays a matmul."""
     left, right = node.args[0], node.args[1]
     if is_parameter_view(make, right) and len(make.shape(right)) == 2:
         before = make.nodes[right.name]
         if before.op in ("aten.t", "aten.transpose", "aten.permute") and len(make.shape(before.args[0])) == 2:
-            args = (left, before.args[0])  # turned twice
-            return make.emit(f"{node.name}_linear", "linear", aten.linear.default, args, node.shape, node)
-        turned = make.emit(f"{node.name}_weight", "aten.t", aten.t.default, (right,), make.shape(right)[::-1], node)
-        return make.emit(f"{node.name}_linear", "linear", aten.linear.default, (left, turned), node.shape, node)
+            args = (left, before.args[0])  # the two transpositions cancel
+            return make.emit(f"{node.name}_linear", LINEAR, args, node.shape, node)
+        turned = make.emit(f"{node.name}_weight", TRANSPOSE, (right,), make.shape(right)[::-1], node)
+        return make.emit(f"{node.name}_linear", LINEAR, (left, turned), node.shape, node)
     result = every_expert(make, node) if len(make.shape(right)) == 3 else None
     if result is not None or node.op == "aten.matmul":
         return result
-    return make.emit(f"{node.name}_matmul", "aten.matmul", aten.matmul.default, (left, right), node.shape, node)
+    return make.emit(f"{node.name}_matmul", MATMUL, (left, right), node.shape, node)
 
 
 VIEWS = {"aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.slice", "aten.select"}
@@ -116,7 +127,7 @@ VIEWS |= {"aten.unsqueeze", "aten.squeeze", "aten.expand", "getitem", "aten.spli
 
 
 def is_parameter_view(make: Canonicaliser, ref: Argument) -> bool:
-    """Whether a value is one parameter, seen through shape operations."""
+    """Whether a value is one parameter behind shape operations only."""
     while isinstance(ref, Ref):
         node = make.nodes[ref.name]
         if node.op == "parameter":
@@ -128,7 +139,7 @@ def is_parameter_view(make: Canonicaliser, ref: Argument) -> bool:
 
 
 def core(make: Canonicaliser, node: Node, op: str, *args: Argument) -> Ref:
-    return make.emit(f"{node.name}_core", op, CORES[op], args, node.shape, node)
+    return make.emit(f"{node.name}_core", Operation(op, CORES[op]), args, node.shape, node)
 
 
 @rewrites("aten.layer_norm", "aten.native_layer_norm")
@@ -155,13 +166,15 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
         return None
     if by_hand := softmax_pattern(make.nodes, node):
         args = (Ref(by_hand[0]), by_hand[1])
-        return make.emit(f"{node.name}_softmax", "softmax", aten.softmax.int, args, node.shape, node)
-    if found := rms_pattern(make.nodes, node):
-        if whole := centred_pattern(make.nodes, found[0]):
-            return core(make, node, "core.layer", Ref(whole), 1, found[1])
-        return core(make, node, "core.rms", Ref(found[0]), 1, found[1])
-    if found := unit_pattern(make.nodes, node):
-        return core(make, node, "core.unit", Ref(found[0]), 1, 1.0, found[1])
+        return make.emit(f"{node.name}_softmax", SOFTMAX, args, node.shape, node)
+    if (rms := rms_pattern(make.nodes, node)) is not None:
+        x, eps = rms
+        if (whole := centred_pattern(make.nodes, x)) is not None:
+            return core(make, node, "core.layer", Ref(whole), 1, eps)
+        return core(make, node, "core.rms", Ref(x), 1, eps)
+    if (unit := unit_pattern(make.nodes, node)) is not None:
+        x, eps = unit
+        return core(make, node, "core.unit", Ref(x), 1, 1.0, eps)
     return scaled_unit(make, node)
 
 
@@ -182,34 +195,47 @@ def split_weight_norm(make: Canonicaliser, node: Node) -> Ref:
     v, g, dim = node.args[0], node.args[1], argument(node, 2, "dim", 0)
     axes = [a for a in range(len(node.shape)) if dim == -1 or a != dim % len(node.shape)]
     lengths = tuple(1 if a in axes else n for a, n in enumerate(node.shape))
-    target = aten.linalg_vector_norm.default
-    norm = make.emit(f"{node.name}_norm", "aten.linalg_vector_norm", target, (v, 2, axes, True), lengths, node)
-    unit = make.emit(f"{node.name}_unit", "aten.div", aten.div.Tensor, (v, norm), node.shape, node)
-    return make.emit(f"{node.name}_scaled", "aten.mul", aten.mul.Tensor, (unit, g), node.shape, node)
+    norm = make.emit(f"{node.name}_norm", VECTOR_NORM, (v, 2, axes, True), lengths, node)
+    unit = make.emit(f"{node.name}_unit", DIV, (v, norm), node.shape, node)
+    return make.emit(f"{node.name}_scaled", MUL, (unit, g), node.shape, node)
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """What a batch norm is given, by the names of its schema."""
+
+    input: Ref
+    weight: Ref | None
+    bias: Ref | None
+    eps: float
+    running_mean: Ref | None = None
+    running_var: Ref | None = None
+    training: bool = False
 
 
 @rewrites("aten.batch_norm")
 def split_batch_norm(make: Canonicaliser, node: Node) -> Ref:
     """Batch statistics: a core. Running statistics: (x − μ)/σ with constants."""
-    x, weight, bias, mean, var, training, _, eps = node.args[:8]
-    return batch_norm(make, node, x, weight, bias, None if training else mean, var, eps)
+    return batch_norm(make, node, arguments_as(BatchNorm, node))
 
 
-def batch_norm(
-    make: Canonicaliser, node: Node, x: Ref, weight: Argument, bias: Argument, mean: Argument, var: Argument, eps: float
-) -> Ref:
+def batch_norm(make: Canonicaliser, node: Node, norm: BatchNorm) -> Ref:
     view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
-    if mean is None:
-        return make.affine(node, core(make, node, "core.batch", x, eps), weight, bias, view)
-    scale = make.emit(f"{node.name}_scale", "running_scale", running_scale, (var, eps, view), tuple(view), node)
-    centre = make.emit(f"{node.name}_centre", "aten.reshape", aten.reshape.default, (mean, view), tuple(view), node)
-    moved = make.emit(f"{node.name}_moved", "aten.sub", aten.sub.Tensor, (x, centre), node.shape, node)
-    normed = make.emit(f"{node.name}_normed", "aten.mul", aten.mul.Tensor, (moved, scale), node.shape, node)
-    return make.affine(node, normed, weight, bias, view)
+    if norm.training or norm.running_mean is None:
+        normed = core(make, node, "core.batch", norm.input, norm.eps)
+        return make.affine(node, normed, norm.weight, norm.bias, view)
+    scale = make.emit(f"{node.name}_scale", RUNNING_SCALE, (norm.running_var, norm.eps, view), tuple(view), node)
+    centre = make.emit(f"{node.name}_centre", RESHAPE, (norm.running_mean, view), tuple(view), node)
+    moved = make.emit(f"{node.name}_moved", SUB, (norm.input, centre), node.shape, node)
+    normed = make.emit(f"{node.name}_normed", MUL, (moved, scale), node.shape, node)
+    return make.affine(node, normed, norm.weight, norm.bias, view)
 
 
 def running_scale(var: torch.Tensor, eps: float, view: list[int]) -> torch.Tensor:
     return (var + eps).rsqrt().view(view)
+
+
+RUNNING_SCALE = Operation("running_scale", running_scale)
 
 
 @rewrites("getitem")
@@ -218,10 +244,7 @@ def native_batch_norm(make: Canonicaliser, node: Node) -> Ref | None:
     source = make.nodes[node.args[0].name]
     if node.args[1] != 0 or source.op not in NATIVE_BATCH_NORMS:
         return None
-    given = by_name(source)
-    mean = None if given.get("training") else given.get("running_mean")
-    x, weight, bias = source.args[:3]
-    return batch_norm(make, node, x, weight, bias, mean, given.get("running_var"), given["eps"])
+    return batch_norm(make, node, arguments_as(BatchNorm, source))
 
 
 NATIVE_BATCH_NORMS = {
@@ -254,22 +277,22 @@ def split_convolution(make: Canonicaliser, node: Node) -> Ref | None:
     """The convolution, then its bias along the channel axis."""
     bias = argument(node, 2, "bias")
     if bias is None or len(node.shape) != len(make.shape(node.args[1])):
-        return None  # an input without a batch axis has its channels elsewhere
+        return None  # without a batch axis, the channels are another axis
     args = (*node.args[:2], None, *node.args[3:])
-    product = make.emit(f"{node.name}_product", node.op, node.target, args, node.shape, node)
+    product = make.emit(f"{node.name}_product", node.operation, args, node.shape, node)
     view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
     return make.affine(node, product, None, bias, view)
 
 
 @rewrites("aten.embedding")
 def plain_embedding(make: Canonicaliser, node: Node) -> Ref | None:
-    """Which rows get no gradient, or a smaller one, is no part of the function."""
+    """A look-up without its options: which rows get no gradient, or a smaller one, is no part of the function."""
     if len(node.args) == 2 and not node.kwargs:
         return None
-    return make.emit(f"{node.name}_rows", node.op, node.target, node.args[:2], node.shape, node)
+    return make.emit(f"{node.name}_rows", node.operation, node.args[:2], node.shape, node)
 
 
 @rewrites("aten._softmax", "aten.softmax", "aten.special_softmax")
 def plain_softmax(make: Canonicaliser, node: Node) -> Ref:
     args = (node.args[0], node.args[1])
-    return make.emit(f"{node.name}_softmax", "softmax", aten.softmax.int, args, node.shape, node)
+    return make.emit(f"{node.name}_softmax", SOFTMAX, args, node.shape, node)

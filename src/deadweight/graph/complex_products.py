@@ -1,17 +1,14 @@
-"""Products of complex numbers in real arithmetic: rotary positions are often written so.
+"""Products of complex numbers in real arithmetic: rotary position embeddings are often written this way.
 
-(a + ib)·(c + id) = (ac − bd) + i(ad + bc). Where a model looks at pairs of real numbers as complex ones, multiplies
-them and looks at the result as pairs again, the product is spelled out: every rule then meets sums and products.
+(a + ib)·(c + id) = (ac − bd) + i(ad + bc). Where a model views pairs of real numbers as complex ones, multiplies them
+and views the result as pairs again, the product is spelled out, so that the rules only see real sums and products.
 """
 
 from __future__ import annotations
 
-import torch
-
-from deadweight.graph.node import Node, Ref
+from deadweight.graph.node import Node, Operation, Ref
+from deadweight.graph.operations import ADD, MUL, SELECT, STACK, SUB, VIEW_AS_REAL
 from deadweight.graph.rewriting import Canonicaliser, rewrites
-
-aten = torch.ops.aten
 
 
 @rewrites("aten.view_as_real")
@@ -31,12 +28,12 @@ def spell_out(make: Canonicaliser, node: Node) -> Ref | None:
     (a, b), (c, d) = parts(make, node, first, "left"), parts(make, node, second, "right")
     shape = node.shape[:-1]
 
-    def join(name: str, op: str, x: Ref, y: Ref) -> Ref:
-        return make.emit(f"{node.name}_{name}", f"aten.{op}", getattr(aten, op).Tensor, (x, y), shape, node)
+    def combine(name: str, operation: Operation, x: Ref, y: Ref) -> Ref:
+        return make.emit(f"{node.name}_{name}", operation, (x, y), shape, node)
 
-    real = join("real", "sub", join("ac", "mul", a, c), join("bd", "mul", b, d))
-    imaginary = join("imaginary", "add", join("ad", "mul", a, d), join("bc", "mul", b, c))
-    return make.emit(f"{node.name}_pairs", "aten.stack", aten.stack.default, ([real, imaginary], -1), node.shape, node)
+    real = combine("real", SUB, combine("ac", MUL, a, c), combine("bd", MUL, b, d))
+    imaginary = combine("imaginary", ADD, combine("ad", MUL, a, d), combine("bc", MUL, b, c))
+    return make.emit(f"{node.name}_pairs", STACK, ([real, imaginary], -1), node.shape, node)
 
 
 def parts(make: Canonicaliser, node: Node, value: Node, side: str) -> list[Ref]:
@@ -46,9 +43,6 @@ def parts(make: Canonicaliser, node: Node, value: Node, side: str) -> list[Ref]:
         pairs = value.args[0]
     else:
         name = f"{node.name}_{side}"
-        pairs = make.emit(name, "aten.view_as_real", aten.view_as_real.default, (Ref(value.name),), shape, node)
+        pairs = make.emit(name, VIEW_AS_REAL, (Ref(value.name),), shape, node)
     names = (f"{node.name}_{side}_real", f"{node.name}_{side}_imaginary")
-    return [
-        make.emit(name, "aten.select", aten.select.int, (pairs, len(shape) - 1, k), value.shape, node)
-        for k, name in enumerate(names)
-    ]
+    return [make.emit(name, SELECT, (pairs, len(shape) - 1, k), value.shape, node) for k, name in enumerate(names)]

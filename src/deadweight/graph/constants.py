@@ -12,10 +12,10 @@ from deadweight.graph.node import Graph, Node, Ref, float64_arguments, substitut
 
 
 def constant_value(graph: Graph, name: str, stretch: int | None = None) -> Tensor | None:
-    """The node's value if it is the same for every input and all parameters, and can be computed without the model.
+    """The node's value if it depends on neither inputs nor parameters and can be computed without the model.
 
-    With `stretch`, its value for that many positions instead of the traced number: every arange grows; None where
-    nothing grows or the graph's shapes do not allow it.
+    With `stretch`, its value for that many positions instead of the traced number: every arange grows. None where
+    there is no arange, or where the graph's shapes do not allow it.
     """
     if graph.depends[name] != (False, False):
         return None
@@ -53,9 +53,9 @@ def _compute(graph: Graph, name: str, stretch: int | None) -> tuple[Tensor, bool
 
 
 def lower_bound(graph: Graph, name: str) -> int | None:
-    """A number that no element of an integer value is below; None where the arithmetic does not tell.
+    """A lower bound of the elements of an integer value; None where the operations give none.
 
-    An input counts from 0 if it looks up rows as it is: token ids do, distances need not.
+    An input that is used as an index of a table is at least 0: token ids are, distances need not be.
     """
     node, value = graph.nodes[name], constant_value(graph, name)
     if value is not None and value.numel():
@@ -67,7 +67,7 @@ def lower_bound(graph: Graph, name: str) -> int | None:
     if node.op not in BOUNDS or node.kwargs.get("alpha", 1) != 1:
         return None
     if node.op == "aten.sub" and isinstance(node.args[1], Ref):
-        return None  # what is subtracted has no known upper bound
+        return None  # there is no upper bound for what is subtracted
     below = [lower_bound(graph, a.name) if isinstance(a, Ref) else a for a in node.args[:2]]
     return BOUNDS[node.op](*below) if all(isinstance(b, int) for b in below[: OPERANDS.get(node.op, 1)]) else None
 

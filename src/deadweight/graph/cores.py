@@ -1,4 +1,4 @@
-"""The part of a normalisation that has no parameters, one function each, in the precision of its input."""
+"""Norms without their parameters, one function each, in the precision of the input."""
 
 from __future__ import annotations
 

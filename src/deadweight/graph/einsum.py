@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 from string import ascii_letters
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ def without_diagonals(x: Tensor, term: str) -> tuple[Tensor, str]:
 
 
 def summed(x: Tensor, letters: str, *, keep: str) -> tuple[Tensor, str]:
-    """x summed over the letters that nothing else reads."""
+    """x summed over the letters that are not in `keep`."""
     gone = [axis for axis, c in enumerate(letters) if c not in keep]
     return (x.sum(gone), "".join(c for c in letters if c in keep)) if gone else (x, letters)
 
@@ -68,7 +67,7 @@ def summed(x: Tensor, letters: str, *, keep: str) -> tuple[Tensor, str]:
 def contracted(a: Tensor, left: str, b: Tensor, right: str, kept: str) -> Tensor:
     """Σ a·b over the letters that are not kept, with axes in the order of `kept`."""
     if a.dim() < b.dim() and a.dim() == 2:
-        a, left, b, right = b, right, a, left  # a weight stands on the right
+        a, left, b, right = b, right, a, left  # the weight is the right operand
     batch = "".join(c for c in kept if c in left and c in right)
     over = "".join(c for c in left if c in right and c not in kept)
     own, others = ("".join(c for c in kept if c in x and c not in y) for x, y in ((left, right), (right, left)))
@@ -92,7 +91,7 @@ def permuted(x: Tensor, letters: str, wanted: str) -> Tensor:
     return x if letters == wanted else x.permute([letters.index(c) for c in wanted])
 
 
-def joined(x: Tensor, shape: list[Any], *, expand: bool = False) -> Tensor:
+def joined(x: Tensor, shape: list[int], *, expand: bool = False) -> Tensor:
     if list(x.shape) == shape:
         return x
     return x.expand(shape) if expand else x.reshape(shape)

@@ -15,7 +15,7 @@ from deadweight.graph.node import RANDOM, Graph, Node, Ref, Value, substitute
 
 aten = torch.ops.aten
 Values = dict[str, Value]
-FILL = 1e29  # what a mask fills in, and more: beside it no other entry of an output would count
+FILL = 1e29  # masks fill in numbers this large; next to them no other entry of an output would count
 
 
 def evaluate(
@@ -25,12 +25,12 @@ def evaluate(
     watch: Callable[[Node, Value], Value] | None = None,
     near: Near | None = None,
 ) -> list[Tensor]:
-    """The outputs for these parameters (by node name) and inputs; `watch` may replace a node's value as it appears.
+    """The outputs for these parameters (by node name) and inputs; `watch` sees, and may replace, each node's value.
 
-    A parameter is a tensor, or `Lazy`. Values `near` by that cannot differ are taken from there, not computed.
+    A parameter is a tensor, or `Lazy`. With `near`, the run of a nearby point, only what can differ is computed.
     """
     values: Values = {} if near is None else Overlay(near.values)
-    other = set[str]()  # nodes with another value than near by
+    other = set[str]()  # nodes whose value differs from that of the nearby run
     with float64_default():
         for step, node in enumerate(graph.nodes.values()):
             if near is None or node.name in near.moved or not other.isdisjoint(node.inputs):
@@ -46,14 +46,14 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Near:
-    """The values of all nodes for the same inputs, where some parameters have been `moved` since."""
+    """The values of all nodes in an earlier run on the same inputs, and the parameters that were `moved` since."""
 
     values: Mapping[str, Value]
     moved: Set[str]
 
 
 class Overlay(dict):
-    """Values of one run over those of another: what is not here is there."""
+    """Values of one run on top of those of another: a missing value is looked up `below`."""
 
     def __init__(self, below: Mapping[str, Value]) -> None:
         super().__init__()
@@ -70,10 +70,10 @@ def same_value(one: Value, other: Value) -> bool:
 
 
 def largest_difference(before: list[Tensor], after: list[Tensor]) -> float:
-    """How far the outputs of two runs lie apart, relative to each output's largest entry.
+    """The largest difference between the outputs of two runs, relative to each output's largest entry.
 
-    Infinite where only one run gives a finite number, where both give different ones that are not finite, and where
-    an integer changes. NaN in both runs at one place is no difference, and so is the same infinity.
+    It is infinite if only one of two entries is finite, if NaN and infinity do not match, or if an integer changes.
+    NaN in both runs is no difference, nor is the same infinity.
     """
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if isinstance(a, Tensor) and a.numel()]
     return max((difference(a, b) for a, b in pairs), default=0.0)
@@ -95,7 +95,7 @@ def relative_gap(a: Tensor, b: Tensor) -> float:
 
 
 def real_outputs(outputs: list[Tensor]) -> list[Tensor]:
-    """The outputs that vary continuously, complex ones as pairs of real numbers."""
+    """The floating-point outputs, complex ones as pairs of real numbers."""
     tensors = [out for out in outputs if isinstance(out, Tensor)]
     return [
         torch.view_as_real(out) if out.is_complex() else out
@@ -121,11 +121,11 @@ def value_of(
     if node.op not in RANDOM:
         return node.target(*args, **kwargs)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(zlib.crc32(node.name.encode()))  # the same draw each time: two runs can be compared
+        torch.manual_seed(zlib.crc32(node.name.encode()))  # the same random numbers in every run: runs can be compared
         return node.target(*args, **kwargs)
 
 
-PIECE = 1 << 19  # elements of a stored weight that are made float64 at a time: they stay in the cache
+PIECE = 1 << 19  # elements of a stored weight that are cast to float64 at a time: they fit into the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Lazy:
 
 
 def read_in_pieces(graph: Graph, node: Node) -> bool:
-    """Whether everything that reads this weight can do with its own precision, a few rows at a time."""
+    """Whether all readers of this weight can take it in its stored precision, a few rows at a time."""
     readers = graph.users[node.name]
     return bool(readers) and all(
         (r.op == "linear" and [a == Ref(node.name) for a in r.args] == [False, True])
@@ -161,19 +161,19 @@ def read_in_pieces(graph: Graph, node: Node) -> bool:
 
 
 def linear_in_pieces(x: Tensor, weight: Tensor | Lazy) -> Tensor:
-    """x·Wᵀ in float64, for a weight that may be stored in less."""
+    """x·Wᵀ in float64, for a weight that may be stored in a lower precision."""
     if isinstance(weight, Tensor) and weight.dtype == torch.float64:
         return aten.linear.default(x, weight)
     return torch.cat([aten.linear.default(x, piece) for piece in pieces(weight)], -1)
 
 
 def pieces(weight: Tensor | Lazy, size: int | None = None) -> Iterator[Tensor]:
-    """The rows in float64, a few at a time, in memory that the next ones take over (new memory would cost more)."""
+    """The rows in float64, a few at a time, in one buffer that is reused: allocating each time would cost more."""
     step = max(1, (size or PIECE) // max(weight.shape[1:].numel(), 1))
-    room = torch.empty((min(step, len(weight)), *weight.shape[1:]), dtype=torch.float64)
+    buffer = torch.empty((min(step, len(weight)), *weight.shape[1:]), dtype=torch.float64)
     for start in range(0, len(weight), step):
         rows = slice(start, min(start + step, len(weight)))
-        into = room[: rows.stop - rows.start]
+        into = buffer[: rows.stop - rows.start]
         yield weight.rows(rows, into) if isinstance(weight, Lazy) else into.copy_(weight[rows])
 
 

@@ -1,8 +1,8 @@
-"""Experts kept as one three-dimensional parameter: one linear map for each, in one operation.
+"""Experts stored as one three-dimensional parameter: one linear map per expert, in one operation.
 
-`experts(x, W, index, axis)` multiplies each row of x by the matrix of its expert: of the expert that `index` names for
-the row, or, without an index, of the one that the row's place along the first axis of x names. `axis` is the axis of W
-along which x is contracted; the other one is the output's.
+`experts(x, W, index, axis)` multiplies each row of x by the matrix of its expert. `index` gives the expert of each row;
+without an index, it is the row's position along the first axis of x. `axis` is the axis of W along which x is
+contracted; the other one is the output's.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Node, Ref
+from deadweight.graph.node import Node, Operation, Ref
+from deadweight.graph.operations import EMBEDDING
 from deadweight.graph.rewriting import Canonicaliser, rewrites
 
-aten = torch.ops.aten
 EXPERTS = "experts"
 
 
@@ -23,8 +23,11 @@ def experts(x: Tensor, weight: Tensor, index: Tensor | None, axis: int) -> Tenso
     return torch.matmul(x, weight) if index is None else torch.matmul(x.unsqueeze(-2), weight).squeeze(-2)
 
 
+BY_EXPERT = Operation(EXPERTS, experts)
+
+
 def gathered(make: Canonicaliser, ref: object) -> tuple[Ref, Ref] | None:
-    """The parameter and the index, if a value is the matrices of the experts that an index names."""
+    """The parameter and the index, if a value is W[index]: one matrix for each expert in the index."""
     node = make.nodes[ref.name] if isinstance(ref, Ref) else None
     if node is None or node.op != "aten.index" or len(node.args[1]) != 1 or not isinstance(node.args[1][0], Ref):
         return None
@@ -36,19 +39,19 @@ def gathered(make: Canonicaliser, ref: object) -> tuple[Ref, Ref] | None:
 
 @rewrites("aten.squeeze")
 def one_row_each(make: Canonicaliser, node: Node) -> Ref | None:
-    """squeeze(W[index] @ x[:, :, None]) or squeeze(x[:, None] @ W[index]): one row for each expert that is named."""
+    """squeeze(W[index] @ x[:, :, None]) or squeeze(x[:, None] @ W[index]): one row for each expert in the index."""
     product = make.nodes[node.args[0].name]
     if product.op != "aten.matmul" or len(product.shape) != 3 or len(node.shape) != 2:
         return None
     for place, axis in ((0, 2), (1, 1)):
-        found, row = gathered(make, product.args[place]), row_of(make, product.args[1 - place], axis)
-        if found is not None and row is not None and product.shape[axis] == 1:
-            return make.emit(f"{node.name}_experts", EXPERTS, experts, (row, *found, axis), node.shape, node)
+        matrices, row = gathered(make, product.args[place]), row_of(make, product.args[1 - place], axis)
+        if matrices is not None and row is not None and product.shape[axis] == 1:
+            return make.emit(f"{node.name}_experts", BY_EXPERT, (row, *matrices, axis), node.shape, node)
     return None
 
 
 def row_of(make: Canonicaliser, ref: object, axis: int) -> Ref | None:
-    """x, if a value is x with an axis of length one in the place where a matrix product expects it."""
+    """x, if a value is x unsqueezed at the axis that a batched matrix product expects."""
     node = make.nodes[ref.name] if isinstance(ref, Ref) else None
     if node is None or node.op != "aten.unsqueeze" or len(node.shape) != 3:
         return None
@@ -56,27 +59,25 @@ def row_of(make: Canonicaliser, ref: object, axis: int) -> Ref | None:
 
 
 def every_expert(make: Canonicaliser, node: Node) -> Ref | None:
-    """x @ W with a parameter of one matrix for each expert, and x with the experts along its first axis."""
+    """x @ W, where W is a parameter with one matrix per expert and the first axis of x is that of the experts."""
     x, weight = node.args[:2]
     if not isinstance(x, Ref) or make.nodes[weight.name].op != "parameter" or len(make.shape(weight)) != 3:
         return None
     if len(make.shape(x)) != 3 or make.shape(x)[0] != make.shape(weight)[0]:
         return None
-    return make.emit(f"{node.name}_experts", EXPERTS, experts, (x, weight, None, 1), node.shape, node)
+    return make.emit(f"{node.name}_experts", BY_EXPERT, (x, weight, None, 1), node.shape, node)
 
 
 @rewrites("aten.index")
 def rows_of_a_table(make: Canonicaliser, node: Node) -> Ref | None:
-    """Rows of a two-dimensional parameter that one index names: a look-up like that of any table."""
+    """table[index] of a two-dimensional parameter: an embedding look-up."""
     table, indices = node.args[0], node.args[1]
     known = len(indices) == 1 and isinstance(indices[0], Ref) and make.nodes[indices[0].name].dtype != torch.bool
     if not known or make.nodes[table.name].op != "parameter" or len(make.shape(table)) != 2:
         return None
     if depends_on_nothing(make, indices[0].name):
-        return None  # a constant index says which rows: the operation stays as it is
-    return make.emit(
-        f"{node.name}_rows", "aten.embedding", aten.embedding.default, (table, indices[0]), node.shape, node
-    )
+        return None  # a constant index picks known rows: the operation stays as it is
+    return make.emit(f"{node.name}_rows", EMBEDDING, (table, indices[0]), node.shape, node)
 
 
 def depends_on_nothing(make: Canonicaliser, name: str) -> bool:

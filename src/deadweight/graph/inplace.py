@@ -1,7 +1,7 @@
-"""Operations in place on values of their own, made into operations that return a new value.
+"""In-place operations replaced by functional ones, where no view can see the difference.
 
-torch lowers a program that writes to tensors by tracing it again, which takes as long as the first time. The usual
-case needs none of that: `relu_` on the result of a norm or a convolution, of which nobody holds a view.
+torch lowers a program with in-place operations by tracing it again, which takes as long as the first trace. The usual
+case does not need that: `relu_` on the result of a norm or a convolution, of which there is no view.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# They return new memory, or nothing, never their operand or a view of it; dropout, reshape and contiguous may.
+# They return new memory, never their operand or a view of it, as dropout, reshape and contiguous may.
 FRESH = words("""
 _assert_tensor_metadata _softmax add addmm avg_pool2d batch_norm bmm cat conv1d conv2d conv3d convolution div elu exp
 gelu group_norm hardsigmoid hardswish hardtanh instance_norm layer_norm leaky_relu linear masked_fill matmul max_pool2d
@@ -24,7 +24,7 @@ mean mm mul neg relu relu6 rsqrt sigmoid silu softmax sqrt sub sum tanh tril tri
 """)
 
 
-# They make a tensor of their own.
+# They allocate a tensor.
 MADE = words("""
 empty empty_like full full_like lift_fresh_copy new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like
 """)
@@ -36,7 +36,7 @@ Places = dict[fx.Node, float]
 
 
 def without_writing(graph: fx.Graph) -> None:
-    """Replace every operation in place of which that is known to be the same function; leave the others."""
+    """Replace every in-place operation whose functional form is known to compute the same; leave the others."""
     place: Places = {node: float(number) for number, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         functional = functional_of(node)
@@ -56,7 +56,7 @@ def without_writing(graph: fx.Graph) -> None:
 
 
 def slices_of(written: fx.Node) -> list[fx.Node]:
-    """The slices of slices through which a tensor is written to, the innermost first; nobody else may hold them."""
+    """The chain of slices through which a tensor is written to, the innermost first; each has one reader."""
     result = []
     while written.op == "call_function" and written.target in SCATTERS and len(written.users) == 1:
         result.append(written)
@@ -80,7 +80,7 @@ def put_back(graph: fx.Graph, node: fx.Node, views: list[fx.Node], place: Places
 
 
 def functional_of(node: fx.Node) -> OpOverload | None:
-    """The operation that returns what this one writes to its first operand."""
+    """The functional form of an in-place operation; None if it is none, or not a known one."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
     name, overload = schema(node.target).name, schema(node.target).overload_name
@@ -93,7 +93,7 @@ def functional_of(node: fx.Node) -> OpOverload | None:
 
 
 def same_type(node: fx.Node) -> bool:
-    """Whether no operand would make the result wider than what is written to; a mask is of its own type."""
+    """Whether all operands have the dtype and at most the rank of the tensor written to; a mask has its own dtype."""
     masked = node.target in (torch.ops.aten.masked_fill_.Scalar, torch.ops.aten.masked_fill_.Tensor)
     values = [a.meta.get("val") for a in node.all_input_nodes if not (masked and a is node.args[1])]
     value = node.meta.get("val")
@@ -103,13 +103,13 @@ def same_type(node: fx.Node) -> bool:
 
 
 def owned(base: fx.Node, node: fx.Node, place: Places, views: list[fx.Node]) -> bool:
-    """Whether a value is new memory of which no view is read after this node, but those given."""
+    """Whether a value is new memory, and no view of it but those given is read after this node."""
     before = [user for user in base.users if place[user] < place[node] and user not in views]
     return is_fresh(base, FRESH | MADE) and all(done_with(user, node, place) for user in before)
 
 
 def done_with(user: fx.Node, node: fx.Node, place: Places) -> bool:
-    """Whether a reader made new memory of a value, or slices that have been read before this node."""
+    """Whether a reader returned new memory, or slices that are all read before this node."""
     if user.op == "call_function" and user.target in SCATTERS:
         return all(place[u] < place[node] and done_with(u, node, place) for u in user.users)
     return is_fresh(user)
@@ -125,7 +125,7 @@ def is_fresh(node: fx.Node, ops: frozenset[str] = FRESH) -> bool:
 
 
 def is_converted(node: fx.Node) -> bool:
-    """`to` makes new memory where the type changes; else it may hand out its operand."""
+    """`to` returns new memory where the dtype changes; otherwise it may return its operand."""
     before = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
     after = node.meta.get("val")
     return isinstance(before, Tensor) and isinstance(after, Tensor) and before.dtype != after.dtype

@@ -1,7 +1,7 @@
-"""The memory layout of a fused operation's result, kept when the operation is spelled out.
+"""The strides of a fused operation's result, kept when the operation is spelled out.
 
-Code behind the operation may ask for a view, which only exists for some strides. torch's own kernel decides them, so
-it is asked, on tensors without values.
+The model's code may take a view of the result, which only exists for some strides. torch's own kernel decides them, so
+it is run on fake tensors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from deadweight.source.kinds import Arguments, Keywords, Leaf, Options
-from deadweight.source.private import OpOverload
-
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+from deadweight.source.private import OpOverload, run_own_kernel
 
 
 def with_layout_of(fused: OpOverload, spelled_out: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -38,11 +36,11 @@ def strides_of(fused: OpOverload, args: Arguments, kwargs: Keywords) -> tuple[in
     shadows = pytree.tree_map_only(Tensor, Description, (args, kwargs))
     with _disable_current_modes(), FakeTensorMode():
         args, kwargs = pytree.tree_map_only(Description, Description.tensor, shadows)
-        return tuple(fused._op_dk(COMPOSITE, *args, **kwargs).stride())  # not fused(): that is spelled out by now
+        return tuple(run_own_kernel(fused, args, kwargs).stride())  # fused() itself would be spelled out again
 
 
 class Description:
-    """What a kernel may look at besides values."""
+    """Everything about a tensor that a kernel may depend on, except its values."""
 
     def __init__(self, like: Tensor) -> None:
         self.size, self.stride = tuple(like.shape), like.stride()

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 
 Value: TypeAlias = Any  # what a node computes: a tensor, several of them, or a number
-Argument: TypeAlias = Any  # of a node: a Ref, a number, a word, or a list of these
-Target: TypeAlias = Callable[..., Value]  # what computes a node
+Argument: TypeAlias = Any  # of a node: a Ref, a number, a string, or a list of these
+Target: TypeAlias = Callable[..., Value]  # the function that computes a node
 
 DROPOUTS = {"aten.alpha_dropout", "aten.dropout", "aten.feature_dropout", "aten.native_dropout"}
 DRAWS = (
@@ -33,6 +33,14 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """What a node computes: the name by which rules know it, and the function."""
+
+    name: str
+    target: Target
+
+
+@dataclass(frozen=True)
 class Node:
     """One operation: `op` is its name without the overload ("aten.linear"), or parameter, buffer, input, constant."""
 
@@ -46,13 +54,18 @@ class Node:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the nodes it reads, in order, repeated when read twice."""
+        """The names of the nodes it reads, in order; a node that is read twice is named twice."""
         return tuple(ref.name for ref in references((self.args, self.kwargs)))
 
     @cached_property
     def float64_arguments(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
         """Positional and named arguments of the same operation in float64."""
         return float64_arguments(self.args), float64_arguments(self.kwargs)
+
+    @property
+    def operation(self) -> Operation:
+        assert self.target is not None, f"{self.name} is not computed"
+        return Operation(self.op, self.target)
 
     @property
     def is_float(self) -> bool:
@@ -137,7 +150,7 @@ class Graph:
     training: bool = False
     buffers: dict[str, str] = field(default_factory=dict)  # stored buffers: node name to state-dict name
     pieces: dict[str, Piece] = field(default_factory=dict)  # parameter nodes that are a slice of what is stored
-    specialised: tuple[str, ...] = ()  # notes, where the graph is that of one path: Python asked for values
+    specialised: tuple[str, ...] = ()  # notes, where Python code read values: the graph is that of one path
 
     def stored_name(self, node: str) -> str:
         """The state-dict name of a parameter or stored buffer."""
@@ -154,11 +167,11 @@ class Graph:
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """When each node is computed."""
+        """The position of each node in the order of execution."""
         return {name: i for i, name in enumerate(self.nodes)}
 
     def downstream(self, start: Iterable[str], goes_on: Callable[[str], bool]) -> Iterator[Node]:
-        """These nodes and, in the order of computing, whatever reads a node from which `goes_on` says to go on."""
+        """These nodes and, in execution order, the readers of those for which `goes_on` is true."""
         order = list(self.nodes)
         waiting = sorted({self.place[name] for name in start})
         known = set(waiting)
@@ -173,7 +186,7 @@ class Graph:
 
     @cached_property
     def last_reads(self) -> dict[int, list[str]]:
-        """Step number to the values that nobody reads after it; outputs are kept."""
+        """Position of a node to the values that no later node reads; outputs are not among them."""
         last = {}
         for step, node in enumerate(self.nodes.values()):
             last[node.name] = step
@@ -222,5 +235,5 @@ class Graph:
 
 
 def is_vector(node: Node) -> bool:
-    """At most one axis is longer than 1: a bias, a gain, a token, a single number."""
+    """At most one axis is longer than 1: a bias, a gain, an embedding, a single number."""
     return sum(n > 1 for n in node.shape) <= 1

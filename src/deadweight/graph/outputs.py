@@ -1,17 +1,16 @@
-"""Outputs as readers of what they return."""
+"""Outputs as nodes that read what they return."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.node import Graph, Node, Ref, Value
 
 RETURNED = "output"  # the operation that reads an output
 
 
 def returned(graph: Graph) -> Graph:
-    """What is returned is read: an output that others read too, or of parameters alone, gets a reader of its own."""
+    """Give an output a node that reads it, where other nodes read it too or where it depends on parameters alone."""
     nodes, outputs = dict(graph.nodes), []
     for name in graph.outputs:
         node = nodes[name]
@@ -22,5 +21,5 @@ def returned(graph: Graph) -> Graph:
     return dataclasses.replace(graph, nodes=nodes, outputs=tuple(outputs))
 
 
-def itself(value: Any) -> Any:
+def itself(value: Value) -> Value:
     return value

@@ -1,7 +1,7 @@
-"""What a trace on values says nothing about: parameters that its path does not read as a whole.
+"""Parameters that a trace on values does not read entirely: such a graph says nothing about them.
 
-An expert that got no token, or a branch that was not taken, looks unused in such a graph. It is not a parameter of it
-then, but a constant, so that no law speaks of it.
+An expert that got no token, or a branch that was not taken, looks unused in such a graph. It becomes a constant there,
+so that no law makes a claim about it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Value, substitute
 
-MOST_NAMES = 3  # that a note lists
+MOST_NAMES = 3  # in a note
 VIEWS = {"view", "reshape", "_unsafe_view", "t", "transpose", "permute", "select", "slice", "split", "unsqueeze"}
 VIEWS |= {"squeeze", "expand", "chunk", "unbind", "narrow", "split_with_sizes", "unflatten", "flatten", "numpy_T"}
 COPIES = {"clone", "alias", "contiguous", "detach", "_to_copy", "to", "type_as", "lift_fresh_copy"}
 
 
 def keep_what_is_read(graph: Graph) -> Graph:
-    """The same graph, whose parameters are those that it reads entirely, and that no empty tensor meets."""
+    """The same graph with only those parameters that it reads entirely and never together with an empty tensor."""
     beside = beside_nothing(graph)
     graph = with_known_empties(graph)
     if not graph.specialised:
-        return graph  # what it does not read, no input reads
+        return graph  # no value was read, so there is one path: what it does not read is never read
     partly = [name for name in graph.parameters if not bool(elements_read(graph, name).all())]
     unread = sorted({*partly, *beside}, key=list(graph.nodes).index)
     if not unread:
@@ -38,7 +38,7 @@ def keep_what_is_read(graph: Graph) -> Graph:
 
 
 def with_known_empties(graph: Graph) -> Graph:
-    """A tensor without elements is a constant, whatever it is computed from: the path fixes its shape."""
+    """Tensors without elements as constants: the path fixes their shape."""
     empty = [n for n in graph.nodes.values() if 0 in n.shape and n.target is not None and n.dtype is not None]
     nodes = graph.nodes | {n.name: Node(n.name, "buffer", shape=n.shape, dtype=n.dtype) for n in empty}
     tensors = graph.tensors | {n.name: torch.empty(n.shape, dtype=n.dtype) for n in empty}
@@ -51,7 +51,7 @@ def listed(names: list[str]) -> str:
 
 
 def elements_read(graph: Graph, name: str) -> Tensor:
-    """For each element of a parameter, whether an operation computes with it or an output holds it."""
+    """For each element of a parameter, whether an operation reads it or an output holds it."""
     shape = graph.nodes[name].shape
     seen = torch.zeros(torch.Size(shape).numel(), dtype=torch.bool)
     for read in leaves_read(graph, name, torch.arange(len(seen)).reshape(shape)):
@@ -84,7 +84,7 @@ def through_view(node: Node, name: str, elements: Value) -> Value:
 
 
 def beside_nothing(graph: Graph) -> set[str]:
-    """Parameters that meet an empty tensor, directly or after operations on parameters alone."""
+    """Parameters that are combined with an empty tensor, directly or after operations on parameters alone."""
     stack = [name for node in graph.nodes.values() if 0 in node.shape for name in node.inputs]
     names: set[str] = set()
     while stack:

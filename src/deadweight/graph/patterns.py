@@ -1,16 +1,14 @@
-"""Norms and softmax written by hand, recognised from their arithmetic."""
+"""Norms and softmax that a model spells out, recognised by their arithmetic."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from deadweight.graph.node import Node, Ref
+from deadweight.graph.node import Argument, Node, Ref
 
 Nodes = dict[str, Node]
 
 
 def rms_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
-    """(x, ε) if the node is x · (mean(x²) + ε)^(−1/2) over the last axis, in any spelling."""
+    """(x, ε) if the node is x · (mean(x²) + ε)^(−1/2) over the last axis, however it is written."""
     if len(node.args) != 2 or not all(isinstance(a, Ref) for a in node.args):
         return None
     left, right = (a.name for a in node.args)
@@ -33,7 +31,7 @@ def centred_pattern(nodes: Nodes, name: str) -> str | None:
 
 
 def same_value(nodes: Nodes, one: str, other: str) -> bool:
-    """Whether two nodes are the same operation on the same operands: a value that was computed twice."""
+    """Whether two nodes are the same operation on the same operands: one value, computed twice."""
     a, b = nodes[one], nodes[other]
     return one == other or (a.target is not None and (a.op, a.args, a.kwargs) == (b.op, b.args, b.kwargs) and is_sum(a))
 
@@ -58,7 +56,7 @@ def unit_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
 
 
 def softmax_pattern(nodes: Nodes, node: Node) -> tuple[str, int] | None:
-    """(x, axis) if the node is exp(x) / Σ exp(x) along one axis, with or without the largest x taken off before."""
+    """(x, axis) if the node is exp(x) / Σ exp(x) along one axis, with or without max(x) subtracted first."""
     if node.op != "aten.div" or node.kwargs or not all(isinstance(a, Ref) for a in node.args):
         return None
     exponential, total = nodes[node.args[0].name], nodes[node.args[1].name]
@@ -75,16 +73,16 @@ def softmax_pattern(nodes: Nodes, node: Node) -> tuple[str, int] | None:
 
 
 def kept_axis(nodes: Nodes, node: Node) -> int | None:
-    """The one axis over which a reduction goes, if it stays as an axis of length one."""
+    """The axis of a reduction over one axis with keepdim=True; None for any other."""
     rank = len(nodes[source(node)].shape)
-    axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    axes: Argument = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     axes = [axes] if isinstance(axes, int) else axes or []
     keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
     return axes[0] % rank if keep and len(axes) == 1 else None
 
 
 def is_last_two_norm(nodes: Nodes, norm: Node) -> bool:
-    """The Euclidean norm over the last axis, which stays as an axis of length one."""
+    """Whether this is the Euclidean norm over the last axis, with keepdim=True."""
     order, axes, keep = (*norm.args[1:], *[None] * 3)[:3]
     rank = len(nodes[source(norm)].shape)
     axes = norm.kwargs.get("dim", axes)
@@ -93,7 +91,7 @@ def is_last_two_norm(nodes: Nodes, norm: Node) -> bool:
 
 
 def under_root(nodes: Nodes, name: str, *, inverse: bool) -> str | None:
-    """What stands under the (inverse) square root."""
+    """The operand of a square root, or of an inverse square root."""
     node = nodes[name]
     if inverse and node.op == "aten.rsqrt":
         return source(node)
@@ -116,7 +114,7 @@ def mean_square(nodes: Nodes, name: str, x: str) -> float | None:
 
 def over_last_axis(nodes: Nodes, node: Node) -> bool:
     rank = len(nodes[node.args[0].name].shape)
-    axes: Any = node.args[1] if len(node.args) > 1 else None
+    axes: Argument = node.args[1] if len(node.args) > 1 else None
     keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
     return bool(keep) and axes is not None and [a % rank for a in axes] == [rank - 1]
 

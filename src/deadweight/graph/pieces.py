@@ -1,8 +1,7 @@
-"""Pieces: a parameter that is only ever read in disjoint slices is as many parameters as it has slices.
+"""Pieces: a parameter that is only read in disjoint slices becomes one parameter per slice.
 
 `nn.MultiheadAttention` stores the weights of queries, keys and values in one tensor and reads three chunks of it; each
-chunk is a linear map of its own. A parameter that is read whole, in overlapping slices, or with a rest that no slice
-reads stays one parameter.
+chunk is a linear map of its own. A parameter stays one if it is read whole, in overlapping slices, or only in part.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ def pieces_of(graph: Graph, name: str) -> list[Read]:
         return []
     reads: list[Read] = []
     for reader in graph.users[name]:
-        found = list(slices(graph, node, reader))
-        if not found:
+        own = list(slices(graph, node, reader))
+        if not own:
             return []
-        reads += found
+        reads += own
     distinct = list(dict.fromkeys(read.piece for read in reads))
     disjoint = all(apart(a, b) for i, a in enumerate(distinct) for b in distinct[:i])
     covered = sum(math.prod(stop - start for start, stop in piece.ranges) for piece in distinct)
@@ -57,7 +56,7 @@ def pieces_of(graph: Graph, name: str) -> list[Read]:
 
 
 def slices(graph: Graph, node: Node, reader: Node) -> Iterator[Read]:
-    """What one reader takes of a parameter; nothing if it reads otherwise than in slices."""
+    """The slices of a parameter that one node reads; none if it reads the parameter in any other way."""
     if reader.op in ONE:
         piece = taken(node, reader, None)
         if piece is not None:
@@ -70,21 +69,21 @@ def slices(graph: Graph, node: Node, reader: Node) -> Iterator[Read]:
 
 
 def taken(node: Node, reader: Node, part: int | None) -> Piece | None:
-    """The ranges of a slice, found by slicing the numbers of every axis."""
+    """The ranges of a slice, read off by slicing the indices of every axis."""
     assert reader.target is not None
     ranges, squeezed = [], list[int]()
     for axis, size in enumerate(node.shape):
         marks = torch.arange(size).reshape([-1 if a == axis else 1 for a in range(len(node.shape))])
         try:
-            found = reader.target(marks.expand(node.shape), *reader.args[1:], **reader.kwargs)
+            indices = reader.target(marks.expand(node.shape), *reader.args[1:], **reader.kwargs)
         except (RuntimeError, IndexError, TypeError):
             return None
-        found = found if part is None else found[part]
-        numbers = found.unique()
+        indices = indices if part is None else indices[part]
+        numbers = indices.unique()
         if not len(numbers) or len(numbers) != int(numbers[-1]) - int(numbers[0]) + 1:
             return None  # a step, or nothing
         ranges.append((int(numbers[0]), int(numbers[-1]) + 1))
-        if found.ndim < len(node.shape) and axis == reader_axis(node, reader):
+        if indices.ndim < len(node.shape) and axis == reader_axis(node, reader):
             squeezed.append(axis)
     return Piece(tuple(ranges), tuple(squeezed))
 
@@ -134,6 +133,6 @@ def redirected(node: Node, names: dict[str, str]) -> Node:
 
 
 def stored_part(graph: Graph, node: str, tensor: Tensor) -> Tensor:
-    """Of a stored tensor, the part that a node stands for."""
+    """The part of a stored tensor that a parameter node is."""
     piece = graph.pieces.get(node)
     return tensor if piece is None else piece.of(tensor)

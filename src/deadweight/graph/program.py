@@ -17,16 +17,16 @@ from deadweight.source.private import OpOverload
 
 IGNORED = {"aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_constrain_range_for_size"}
 IGNORED |= {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
-RETURNED = {OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION}  # who passes a tensor sees what is written to it
+RETURNED = {OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION}  # the caller sees what is written to its tensors
 
 
 class TraceError(DeadweightError):
-    """The model could not be followed; the message is the reason."""
+    """The model could not be traced; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A list of operations, and what stands at its placeholders."""
+    """A list of operations, and what its placeholders are."""
 
     graph: torch.fx.Graph
     root: nn.Module  # holds the constants that get_attr names
@@ -35,7 +35,7 @@ class Program:
     buffers: dict[str, str]  # placeholder to state-dict name, of stored buffers
     inputs: tuple[str, ...]  # placeholders of input tensors
     outputs: tuple[str, ...]  # names of the operations whose values are returned
-    specialised: tuple[str, ...] = ()  # notes, where Python asked for values
+    specialised: tuple[str, ...] = ()  # notes, where Python code read values
 
 
 def of_export(module: nn.Module, program: ExportedProgram) -> Program:
@@ -59,7 +59,7 @@ def of_export(module: nn.Module, program: ExportedProgram) -> Program:
 
 
 def returned(module: nn.Module, program: ExportedProgram) -> tuple[str, ...]:
-    """What is returned, what is written to inputs, and, but in training, what is kept in buffers for the next call."""
+    """What is returned, what is written to inputs, and, in eval mode, what is written to buffers for the next call."""
     kinds = RETURNED if module.training else RETURNED | {OutputKind.BUFFER_MUTATION}
     specs = sorted(program.graph_signature.output_specs, key=lambda spec: spec.kind != OutputKind.USER_OUTPUT)
     names = (spec.arg.name for spec in specs if spec.kind in kinds and hasattr(spec.arg, "name"))
@@ -124,16 +124,16 @@ class GraphBuilder:
         self.tensors[fx_node.name] = self.module.get_parameter(first)
 
     def read_aside(self, name: str, value: Tensor) -> bool:
-        """Whether a constant is a parameter in truth, which forward reads by another way than its name."""
+        """Whether a constant is a parameter that forward reads through another attribute; it becomes an alias then."""
         parameter = self.memory.get(address(value))
         if parameter is None:
             return False
         own = self.module.get_parameter(parameter)
         if (value.shape, value.stride(), value.dtype) != (own.shape, own.stride(), own.dtype):
-            raise TraceError(f"forward reads a part of {parameter} that is kept as a constant; expected the parameter")
+            raise TraceError(f"forward reads a view of {parameter} stored as a constant; expected the parameter itself")
         known = next((node for node, named in self.parameters.items() if named == parameter), None)
         if known is None:
-            raise TraceError(f"forward reads {parameter} as a constant before its name is known")
+            raise TraceError(f"forward reads {parameter} as a constant before it reads it as a parameter")
         self.aliases[name] = known
         return True
 

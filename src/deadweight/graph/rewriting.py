@@ -1,24 +1,26 @@
-"""One pass over a Graph that replaces operations by what stands for them: the rules are in canonical.py."""
+"""One pass over a Graph that replaces operations by canonical ones; the rewrites register themselves by operation."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
-from deadweight.graph.node import Argument, Graph, Node, Ref, Target, substitute
+from deadweight.graph.node import Argument, Graph, Node, Operation, Ref, substitute
+from deadweight.graph.operations import ADD, MUL, RESHAPE
 from deadweight.graph.outputs import returned
 from deadweight.source.private import schema
 
-aten = torch.ops.aten
-Replacement = Ref | tuple[Ref, ...] | None  # of an operation with several results: one for each
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Replacement = Ref | tuple[Ref, ...] | None  # one Ref per result of the operation; None: it stays as it is
 Rewrite = Callable[["Canonicaliser", Node], Replacement]
 REWRITES: dict[str, Rewrite] = {}
 
 
 Registered = TypeVar("Registered", bound=Rewrite)
+Arguments = TypeVar("Arguments", bound="DataclassInstance")
 
 
 def rewrites(*ops: str) -> Callable[[Registered], Registered]:
@@ -30,7 +32,7 @@ def rewrites(*ops: str) -> Callable[[Registered], Registered]:
 
 
 class Canonicaliser:
-    """One pass over the nodes; `alias` maps an old node to what stands for it now, `results` to one for each result."""
+    """One pass over the nodes; `alias` maps an old node to its replacement, `results` to one per result."""
 
     def __init__(self, graph: Graph) -> None:
         self.old = graph
@@ -71,25 +73,20 @@ class Canonicaliser:
         return self.nodes[ref.name].shape
 
     def emit(
-        self, name: str, op: str, target: Target | None, args: tuple[Argument, ...], shape: tuple[int, ...], like: Node
+        self, name: str, operation: Operation, args: tuple[Argument, ...], shape: tuple[int, ...], like: Node
     ) -> Ref:
-        """A new node; `like` lends its dtype."""
-        self.nodes[name] = Node(name, op, target, args, {}, shape, like.dtype)
+        """Write a new node; its dtype is that of `like`."""
+        self.nodes[name] = Node(name, operation.name, operation.target, args, {}, shape, like.dtype)
         return Ref(name)
 
     def affine(self, node: Node, core: Ref, weight: Argument, bias: Argument, view: list[int] | None = None) -> Ref:
-        """core · weight + bias, each step its own node; `view` aligns a channel vector with its axis."""
-        for part, op, target in ((weight, "aten.mul", aten.mul.Tensor), (bias, "aten.add", aten.add.Tensor)):
+        """core · weight + bias, one node each; `view` is the shape that aligns a vector with the channel axis."""
+        for part, name, operation in ((weight, f"{node.name}_mul", MUL), (bias, f"{node.name}_add", ADD)):
             if part is not None:
-                factor = self.aligned(node, part, view, op)
-                core = self.emit(f"{node.name}_{op[5:]}", op, target, (core, factor), node.shape, node)
+                if view is not None:
+                    part = self.emit(f"{name}_view", RESHAPE, (part, view), tuple(view), node)
+                core = self.emit(name, operation, (core, part), node.shape, node)
         return core
-
-    def aligned(self, node: Node, part: Ref, view: list[int] | None, op: str) -> Ref:
-        if view is None:
-            return part
-        name = f"{node.name}_{op[5:]}_view"
-        return self.emit(name, "aten.reshape", aten.reshape.default, (part, view), tuple(view), node)
 
 
 def argument(node: Node, position: int, name: str, default: Argument = None) -> Argument:
@@ -97,7 +94,13 @@ def argument(node: Node, position: int, name: str, default: Argument = None) -> 
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-def by_name(node: Node) -> dict[str, Argument]:
-    """Arguments by the names of the operation's schema: overloads put them at different places."""
+def arguments_by_name(node: Node) -> dict[str, Argument]:
+    """Arguments by the names of the operation's schema: overloads put them at different positions."""
     names = [argument.name for argument in schema(node.target).arguments]  # type: ignore[arg-type]
     return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+def arguments_as(kind: type[Arguments], node: Node) -> Arguments:
+    """The arguments of a node as a dataclass whose fields have the names of the operation's schema."""
+    given = arguments_by_name(node)
+    return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given})

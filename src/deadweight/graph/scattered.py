@@ -1,25 +1,23 @@
-"""A tensor that is filled slice by slice, until nothing is left of what it was, is a concatenation."""
+"""A tensor that is filled slice by slice, all of it, is a concatenation."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from deadweight.graph.node import Node, Ref
+from deadweight.graph.node import Argument, Node, Ref
+from deadweight.graph.operations import CAT
 from deadweight.graph.rewriting import Canonicaliser, argument, rewrites
 
 
 @rewrites("aten.slice_scatter")
 def join_slices(make: Canonicaliser, node: Node) -> Ref | None:
-    """Slices along one axis that meet without a gap and cover all of it; a later one may not write over another."""
+    """Slices along one axis that cover it without gaps; none may overwrite another."""
     axis, written = axis_of(node), dict[int, tuple[int, Ref]]()
     current: Node = node
     while current.op == "aten.slice_scatter" and axis_of(current) == axis:
-        found = interval(current, axis)
-        if found is None or found[0] in written:
+        places = interval(current, axis)
+        if places is None or places[0] in written:
             return None
-        written[found[0]] = (found[1], current.args[1])
+        start, stop = places
+        written[start] = (stop, current.args[1])
         current = make.nodes[current.args[0].name]
         if covers(written, node.shape[axis]):
             break
@@ -29,9 +27,9 @@ def join_slices(make: Canonicaliser, node: Node) -> Ref | None:
     if any(
         make.shape(p)[:axis] + make.shape(p)[axis + 1 :] != node.shape[:axis] + node.shape[axis + 1 :] for p in parts
     ):
-        return None  # a slice that was filled by repeating what is written
-    args: tuple[Any, ...] = (parts, axis)
-    return make.emit(f"{node.name}_joined", "aten.cat", torch.ops.aten.cat.default, args, node.shape, node)
+        return None  # what is written was broadcast to its slice
+    args: tuple[Argument, ...] = (parts, axis)
+    return make.emit(f"{node.name}_joined", CAT, args, node.shape, node)
 
 
 def axis_of(node: Node) -> int:
@@ -39,7 +37,7 @@ def axis_of(node: Node) -> int:
 
 
 def interval(node: Node, axis: int) -> tuple[int, int] | None:
-    """The first place that is written and the first that is not; None where places are left out."""
+    """The start and the stop of the slice that is written; None for a slice with a step, or an empty one."""
     size = node.shape[axis]
     start, stop = argument(node, 3, "start"), argument(node, 4, "end")
     if argument(node, 5, "step", 1) != 1 or not all(x is None or type(x) is int for x in (start, stop)):
@@ -49,7 +47,7 @@ def interval(node: Node, axis: int) -> tuple[int, int] | None:
 
 
 def covers(written: dict[int, tuple[int, Ref]], size: int) -> bool:
-    """Whether these intervals follow each other from 0 to the end."""
+    """Whether these intervals follow each other from 0 to `size`."""
     place = 0
     for start in sorted(written):
         if start != place:

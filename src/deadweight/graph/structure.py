@@ -1,4 +1,4 @@
-"""What goes into a forward and what comes out of it, as tensors with names."""
+"""The inputs and outputs of a forward as tensors with names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from deadweight.source.kinds import Arguments, Leaf
 
 
 def tensors_in(value: Leaf, _depth: int = 0) -> Iterator[Tensor]:
-    """Every tensor that a forward returns, in order; refuses what may hold tensors that cannot be seen."""
+    """Every tensor that a forward returns, in order; refuses objects that may hide tensors."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor):
             yield leaf
         elif inside := fields_of(leaf):
             if _depth > 8:
-                raise TraceError(f"forward returns a {type(leaf).__name__} that is nested without end")
+                raise TraceError(f"forward returns a {type(leaf).__name__} nested more than eight levels deep")
             yield from tensors_in(list(inside.values()), _depth + 1)
         elif not isinstance(leaf, PLAIN) and not dataclasses.is_dataclass(leaf):
             raise TraceError(
@@ -31,7 +31,7 @@ def tensors_in(value: Leaf, _depth: int = 0) -> Iterator[Tensor]:
 
 
 def input_names(module: nn.Module, args: Arguments, kwargs: Mapping[str, Leaf]) -> list[str]:
-    """One name for every leaf of the inputs: its argument's, and where in it the leaf stands."""
+    """One name for every leaf of the inputs: that of its argument, and its path inside the argument."""
     try:
         positional = list(inspect.signature(module.forward).parameters)
     except (TypeError, ValueError):

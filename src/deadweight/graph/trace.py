@@ -1,4 +1,4 @@
-"""From a module and example inputs to a Graph: by torch.export, or on the example's own values."""
+"""From a module and example inputs to a Graph: by torch.export, or with the values of the example."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = ["TraceError", "first_line", "tied_names", "trace"]
 def trace(module: nn.Module, args: Arguments = (), kwargs: Mapping[str, Leaf] | None = None) -> Graph:
     """The module's computation on these inputs as a Graph; raises TraceError with the reason.
 
-    What torch.export refuses because Python asks for values is traced on those of the example: `specialised` then
-    says where. The module is left as it is, also by a forward that keeps something for the next call.
+    Where torch.export fails because Python code reads values, the model is traced with those of the example, and
+    `specialised` says where values were read. The module does not change, even if its forward stores something in it.
     """
     given = dict(kwargs or {})
     refuse_hidden_tensors(Inputs(args, given))
@@ -77,7 +77,7 @@ def export(module: nn.Module, args: Arguments, kwargs: Keywords) -> Program:
 
 
 def name_outputs(program: ExportedProgram) -> None:
-    """Have the program's signature name what its graph returns: a tensor that was written to is another node now."""
+    """Make the program's signature name the nodes that its graph returns: functional forms replaced some of them."""
     returned = program.graph.output_node().args[0]
     assert isinstance(returned, (tuple, list))
     for spec, value in zip(program.graph_signature.output_specs, returned, strict=True):
@@ -94,7 +94,7 @@ def on_values(module: nn.Module, args: Arguments, kwargs: Keywords) -> Program:
 
 
 def needs_lowering(program: ExportedProgram) -> bool:
-    """Whether the graph still mutates tensors, calls higher-order ops, or holds ops that we spell out."""
+    """Whether the graph still has in-place operations, higher-order operations, or ones that we spell out."""
     table = decompositions()
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
@@ -116,7 +116,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_layers() -> Iterator[None]:
-    """nn.MultiheadAttention and nn.TransformerEncoder run their parts one by one: the fused path hides the softmax."""
+    """Switch off the fused path of nn.MultiheadAttention and nn.TransformerEncoder: it hides the softmax."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

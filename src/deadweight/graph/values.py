@@ -1,13 +1,14 @@
-"""A trace on real numbers, for models whose Python asks for values.
+"""Tracing with the values of the example, for models whose Python code reads values of tensors.
 
 The graph is that of the path which the example takes. Tensors stay operations of the graph; only numbers that Python
-took out of them are constants. So that these hide nothing, every value that was asked for and that depends on a
-parameter becomes an output: what leaves it alone leaves the path alone. A float that was taken out is refused, since
-Python may compute with it.
+read from them are constants. Every value that was read and that depends on a parameter becomes an output of the graph:
+a change of parameters that keeps this output keeps the path. A float that was read is refused, because Python may
+compute with it.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,36 +25,36 @@ from torch.utils import _pytree as pytree
 
 from deadweight.graph.attention import decompositions
 from deadweight.graph.layout import Description
-from deadweight.graph.program import Program, TraceError
+from deadweight.graph.program import Program, TraceError, op_name
 from deadweight.graph.structure import input_names, tensors_in
 from deadweight.source.kinds import Arguments, Keywords, Leaf, Options
-from deadweight.source.private import OpOverload
+from deadweight.source.private import OpOverload, rename_node
 
-aten = torch.ops.aten
 TORCH = str(Path(torch.__file__).parent)
 LAYERS = str(Path(torch.nn.__file__).parent)
 OURS = str(Path(__file__).parent)
-NUMBERS = {aten.item.default, aten._local_scalar_dense.default}
+NUMBERS = {"aten.item", "aten._local_scalar_dense"}  # they return a Python number
 DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
-MOST_PLACES = 4  # that a note names
+MOST_PLACES = 4  # in a note
+VALUE, LINE = "val", "line"  # of a node's meta: the value of the example (torch's key), and the line of code (ours)
 
 
 @dataclass(frozen=True)
-class Question:
-    """A place where Python asked for values, and what they depend on."""
+class ValueRead:
+    """A place where Python code reads values of tensors, and what these values depend on."""
 
     place: str  # file:line: the line
-    operands: tuple[str, ...]  # the nodes whose values decide the answer
-    parameters: bool
-    inputs: tuple[str, ...]
-    number: torch.dtype | None  # of a number that was taken out; None for a shape, or for yes or no
+    operands: tuple[str, ...]  # the nodes whose values are read
+    parameters: bool  # whether they depend on parameters
+    inputs: tuple[str, ...]  # the inputs that they depend on
+    number: torch.dtype | None  # the dtype of a number that was read; None where only a shape or a branch depends on it
 
     def __str__(self) -> str:
         return f"{' and '.join(self.inputs + ('parameters',) * self.parameters)} at {self.place}"
 
 
 def trace_on_values(module: nn.Module, args: Arguments, kwargs: Mapping[str, Leaf]) -> Program:
-    """The operations that the module runs on these inputs; the module itself is left as it is only if it is a copy."""
+    """The operations that the module runs on these inputs. The module is run: pass a copy if it must not change."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     stored = {**parameters, **buffers}
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
@@ -77,8 +78,8 @@ def trace_on_values(module: nn.Module, args: Arguments, kwargs: Mapping[str, Lea
     recorded = record(run, [t.detach() for t in stored.values()], [leaves[i].detach() for i in places])
     holders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
     rename(holders, [*map(stored_name, stored), *(names[i] for i in places)])
-    questions = asked(recorded, holders[: len(parameters)], holders[len(stored) :])
-    refuse_hidden_numbers(questions)
+    reads = value_reads(recorded, holders[: len(parameters)], holders[len(stored) :])
+    refuse_floats(reads)
     kept = dict(zip((node.name for node in holders), stored, strict=False))
     return Program(
         graph=recorded.graph,
@@ -87,23 +88,26 @@ def trace_on_values(module: nn.Module, args: Arguments, kwargs: Mapping[str, Lea
         constants={node: buffers[name] for node, name in kept.items() if name in buffers},
         buffers={node: name for node, name in kept.items() if name in persistent(module)},
         inputs=tuple(node.name for node in holders[len(stored) :]),
-        outputs=(*written(recorded, n_returned), *(name for q in questions if q.parameters for name in q.operands)),
-        specialised=(note(list(dict.fromkeys(map(str, questions)))),) if questions else (),
+        outputs=(
+            *written(recorded, n_returned),
+            *(name for read in reads if read.parameters for name in read.operands),
+        ),
+        specialised=(note(list(dict.fromkeys(map(str, reads)))),) if reads else (),
     )
 
 
 def record(run: Callable[..., Leaf], *tensors: list[Tensor]) -> torch.fx.GraphModule:
-    """The operations as torch.export would write them down: before composite ones fall apart, without mutations."""
+    """The operations as torch.export would record them: composite ones not decomposed, without mutations."""
     functional = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
     options: Options = {"tracing_mode": "real", "pre_dispatch": True, "_error_on_data_dependent_ops": False}
     return make_fx(functional, decomposition_table=decompositions(), **options)(*tensors)
 
 
 class WithoutIdleDropout(TorchFunctionMode):
-    """Dropout that is off hands on its input itself, and what is then written to the one is written to the other.
+    """Dropout that is off returns its input itself, as in eager mode: writing to the result writes to the input.
 
-    A single number in an f-string (the name of an expert) is the number, as outside a trace; that it was asked for is
-    recorded.
+    A 0-dimensional tensor in an f-string (the name of an expert) is formatted as a number, as in eager mode, and
+    recorded as a value that was read.
     """
 
     def __torch_function__(
@@ -119,14 +123,14 @@ class WithoutIdleDropout(TorchFunctionMode):
 
 
 def note_lines() -> None:
-    """Let the running tracer remember for every operation which line of code asked for it."""
+    """Make the running tracer note for every operation the line of code that it comes from."""
     mode = get_proxy_mode()
     assert mode is not None
     create = mode.tracer.create_node
 
     def create_node(*args: Leaf, **kwargs: Leaf) -> torch.fx.Node:
         node = create(*args, **kwargs)
-        node.meta["line"] = calling_line()
+        node.meta[LINE] = calling_line()
         return node
 
     mode.tracer.create_node = create_node  # type: ignore[method-assign]
@@ -134,8 +138,8 @@ def note_lines() -> None:
 
 def calling_line() -> str:
     """file:line: text, of the innermost code that is not the tracer's: the user's, a library's, or torch.nn's."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None:
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_back is not None:
         file = frame.f_code.co_filename
         if (not file.startswith((TORCH, OURS, "<")) or file.startswith(LAYERS)) and "contextlib" not in file:
             return f"{short_path(file)}:{frame.f_lineno}: {getline(file, frame.f_lineno).strip()}"
@@ -144,7 +148,7 @@ def calling_line() -> str:
 
 
 def short_path(file: str) -> str:
-    """The path from the folder of packages or the working directory on."""
+    """The path relative to the folder of packages or to the working directory."""
     path = Path(file)
     roots = [
         root
@@ -158,7 +162,7 @@ def short_path(file: str) -> str:
 
 def rename(nodes: list[torch.fx.Node], names: list[str]) -> None:
     for node, name in zip(nodes, names, strict=True):
-        node._rename(name)
+        rename_node(node, name)
 
 
 def stored_name(name: str) -> str:
@@ -170,7 +174,7 @@ def persistent(module: nn.Module) -> set[str]:
 
 
 def written(recorded: torch.fx.GraphModule, n_returned: int) -> list[str]:
-    """What is returned, and what stands in inputs and buffers afterwards if it was written there."""
+    """What is returned, and the new values of inputs and buffers that were written to."""
     (values,) = recorded.graph.output_node().args
     assert isinstance(values, (list, tuple))
     returned, after = values[:n_returned], values[n_returned:]
@@ -181,23 +185,23 @@ def written(recorded: torch.fx.GraphModule, n_returned: int) -> list[str]:
 Origins = dict[torch.fx.Node, tuple[bool, tuple[str, ...]]]  # whether it depends on parameters, and on which inputs
 
 
-def asked(
+def value_reads(
     recorded: torch.fx.GraphModule, parameters: list[torch.fx.Node], inputs: list[torch.fx.Node]
-) -> list[Question]:
-    """Every place where the answer of an operation depends on values, and the values on parameters or inputs."""
+) -> list[ValueRead]:
+    """Every operation that reads values which depend on parameters or inputs."""
     origins: Origins = dict.fromkeys(parameters, (True, ())) | {node: (False, (node.name,)) for node in inputs}
-    questions: list[Question] = []
+    reads: list[ValueRead] = []
     for node in recorded.graph.nodes:
         sources = [origins[n] for n in node.all_input_nodes if n in origins]
         names = tuple(dict.fromkeys(name for _, names in sources for name in names))
         origins.setdefault(node, (any(p for p, _ in sources), names))
         if sources and node.op == "call_function" and reads_values(recorded, node):
-            questions.append(question(node, origins))
-    return [q for q in questions if q.parameters or q.inputs]
+            reads.append(value_read(node, origins))
+    return [read for read in reads if read.parameters or read.inputs]
 
 
 def reads_values(recorded: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    """Whether torch cannot tell the shape of the result, or the result itself, from shapes alone."""
+    """Whether the shape of the result, or a number that is returned, depends on values: fake tensors show it."""
     if not isinstance(node.target, OpOverload):
         return False
 
@@ -209,35 +213,35 @@ def reads_values(recorded: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
         args, kwargs = pytree.tree_map_only(Description, Description.tensor, shadows)
         try:
             node.target(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - torch has many words for it
+        except Exception:  # noqa: BLE001 - torch raises many kinds of exception for it
             return True
     return False
 
 
 def value_of(recorded: torch.fx.GraphModule, node: torch.fx.Node) -> Tensor:
-    return getattr(recorded, str(node.target)) if node.op == "get_attr" else node.meta["val"]
+    return getattr(recorded, str(node.target)) if node.op == "get_attr" else node.meta[VALUE]
 
 
-def question(node: torch.fx.Node, origins: Origins) -> Question:
-    """What decides a shape is a mask or an index where there is one; of other questions all operands count."""
-    operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
-    discrete = [n for n in operands if not n.meta["val"].is_floating_point() and not n.meta["val"].is_complex()]
-    number = operands[0].meta["val"].dtype if node.target in NUMBERS else None
-    if isinstance(node.meta.get("val"), (Tensor, list, tuple)) and discrete:
-        operands = discrete
+def value_read(node: torch.fx.Node, origins: Origins) -> ValueRead:
+    """The values that an operation reads: if a shape depends on them, masks and indices alone, where there are any."""
+    values = {n: value for n in node.all_input_nodes if isinstance(value := n.meta.get(VALUE), Tensor)}
+    number = next(iter(values.values())).dtype if op_name(node.target) in NUMBERS else None
+    discrete = [n for n, value in values.items() if not value.is_floating_point() and not value.is_complex()]
+    by_shape = isinstance(node.meta.get(VALUE), (Tensor, list, tuple))
+    operands = discrete if by_shape and discrete else list(values)
     known = [origins[n] for n in operands]
     inputs = tuple(dict.fromkeys(name for _, names in known for name in names))
     names = tuple(n.name for n in operands)
-    return Question(node.meta.get("line", "an unknown line"), names, any(p for p, _ in known), inputs, number)
+    return ValueRead(node.meta.get(LINE, "an unknown line"), names, any(p for p, _ in known), inputs, number)
 
 
-def refuse_hidden_numbers(questions: list[Question]) -> None:
-    """Raise if Python took out a float that parameters or inputs decide: it may compute with it, unseen."""
-    for q in questions:
-        if q.number is not None and (q.number.is_floating_point or q.number.is_complex):
+def refuse_floats(reads: list[ValueRead]) -> None:
+    """Raise if Python reads a float that depends on parameters or inputs: what it computes with it is not traced."""
+    for read in reads:
+        if read.number is not None and (read.number.is_floating_point or read.number.is_complex):
             raise TraceError(
-                f"a {str(q.number).removeprefix('torch.')} number is taken out of a tensor that depends on {q}; "
-                "expected tensors there: arithmetic on Python numbers is not followed"
+                f"Python reads a {str(read.number).removeprefix('torch.')} number from a tensor that depends on {read};"
+                " expected tensors there: arithmetic on Python numbers is not traced"
             )
 
 
@@ -245,5 +249,5 @@ def note(places: list[str]) -> str:
     """What a reader of the findings must know."""
     more = len(places) - MOST_PLACES
     shown = "; ".join(places[:MOST_PLACES]) + (f"; and {more} more places" if more > 0 else "")
-    path = "traced on the example inputs' values: findings hold for inputs that take the same path"
-    return f"{path}; Python asks for values of {shown}"
+    path = "traced with the values of the example inputs: findings hold for inputs that take the same path"
+    return f"{path}; Python reads values of {shown}"

@@ -1,4 +1,4 @@
-"""Views under one name each: what only flattens is a reshape, what only reorders axes a permute."""
+"""One name for each kind of view: whatever flattens is a reshape, whatever reorders axes is a permute."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ from math import prod
 import torch
 
 from deadweight.graph.node import Node, Ref
+from deadweight.graph.operations import EXPAND, PERMUTE, RESHAPE
 from deadweight.graph.rewriting import Canonicaliser, rewrites
 
-aten = torch.ops.aten
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 @rewrites("aten.view", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as", "aten.reshape_as")
 def reshape(make: Canonicaliser, node: Node) -> Ref | None:
-    """A view of a copy may not be a view of the original: reshape says the same of both."""
+    """Any change of shape is a reshape: copies are removed, and a view of a copy may not be a view of the original."""
     source = node.args[0]
     if node.op == "aten.view" and not isinstance(node.args[1], (list, tuple)):
         return None  # view as another dtype
     assert prod(make.shape(source)) == prod(node.shape)
-    target, args = aten.reshape.default, (source, list(node.shape))
-    return make.emit(f"{node.name}_reshape", "aten.reshape", target, args, node.shape, node)
+    return make.emit(f"{node.name}_reshape", RESHAPE, (source, list(node.shape)), node.shape, node)
 
 
 @rewrites("aten.expand_as", "aten.broadcast_to")
 def expand(make: Canonicaliser, node: Node) -> Ref:
-    """Repeated along some axes."""
-    target, args = aten.expand.default, (node.args[0], list(node.shape))
-    return make.emit(f"{node.name}_expand", "aten.expand", target, args, node.shape, node)
+    """Broadcasting is an expand."""
+    return make.emit(f"{node.name}_expand", EXPAND, (node.args[0], list(node.shape)), node.shape, node)
 
 
 REORDERS = ("movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "T", "t", "transpose", "permute")
@@ -36,9 +34,9 @@ REORDERS = ("movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "T",
 
 @rewrites(*(f"aten.{name}" for name in REORDERS))
 def permute(make: Canonicaliser, node: Node) -> Ref | None:
-    """Axes in another order, read off a tensor whose axes have different lengths; in the same order: the value itself.
+    """Any change of the order of axes is a permute; the operation that changes nothing is the value itself.
 
-    So whatever reorders two axes is known to swap them.
+    The order is read off a meta tensor whose axes all have different lengths.
     """
     rank = len(node.shape)
     if rank > len(PRIMES) or node.target is None:
@@ -50,5 +48,4 @@ def permute(make: Canonicaliser, node: Node) -> Ref | None:
         return node.args[0]
     if node.op in ("aten.t", "aten.transpose", "aten.permute"):
         return None
-    args = (node.args[0], order)
-    return make.emit(f"{node.name}_permute", "aten.permute", aten.permute.default, args, node.shape, node)
+    return make.emit(f"{node.name}_permute", PERMUTE, (node.args[0], order), node.shape, node)

@@ -16,7 +16,7 @@ from deadweight.graph.node import Graph, Node, Ref, is_vector
 from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.reading import peel
 from deadweight.proof.shift import Outcome
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, chosen_place
 from deadweight.rewrite.shifts import ShiftRewrite, rewrite_shift
 from deadweight.save.facts import Fact, ZeroPlaces, module_of
@@ -134,7 +134,7 @@ class Centre(ShiftRewrite):
     def nodes(self) -> tuple[str, ...]:
         return (self.claim.node, *([self.claim.profile] if self.claim.profile in self.graph.parameters else []))
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         if known.is_folded(self.target):
             raise NotDone("it is already gone")
         if not bool(self.moving().all()):

@@ -22,7 +22,7 @@ from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Site
 from deadweight.proof.weights import numbered
 from deadweight.rewrite.effect import Constants
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.save.facts import Constant, Fact
@@ -94,7 +94,7 @@ class FoldGain(Rewrite):
     def whole(self) -> bool:
         return True
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         own = next(s for s in self.claim.sites if s.role == "gain")
         assert own.value is not None
         values = Constants(self.graph, lambda node: self.value(tensors, node))

@@ -22,7 +22,7 @@ from deadweight.proof.opsets import SHAPE
 from deadweight.proof.shift import Outcome
 from deadweight.proof.weights import weight_view
 from deadweight.rewrite.effect import effect
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.rewrite.shifts import Fold, rewrite_shift
 from deadweight.save.facts import Constant, Fact
@@ -87,7 +87,7 @@ class FoldBack(Fold):
     def target(self) -> str:
         return self.name(self.taken.parameter)
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         source = self.name(self.claim.node)
         shift = tensors[self.target].reshape(tensors[source].shape)
         parameter = lambda node: self.value(tensors, node)  # noqa: E731

@@ -17,7 +17,7 @@ from deadweight.proof.shift import Outcome
 from deadweight.proof.steps import Step
 from deadweight.proof.weights import uses_of, weight_view
 from deadweight.rewrite.effect import effect
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index, chosen_place
 from deadweight.rewrite.shifts import ShiftRewrite, folds_into_weights, parameters_read
 from deadweight.save.facts import Fact, ZeroPlaces
@@ -107,7 +107,7 @@ class LoseDirection(ShiftRewrite):
         assert reader is not None
         return reader
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         values, reader, lost = self.lookup(tensors), self.reader, self.claim.lost
         assert lost is not None
         view = weight_view(self.graph, self.graph.nodes[lost])

@@ -28,7 +28,7 @@ from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
 from deadweight.rewrite.bases import BasisRewrite, places_of, worthwhile
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact
 from deadweight.search.prover import Prover
@@ -275,7 +275,7 @@ class KeyBasis(BasisRewrite):
     def heads(self) -> list[list[int]]:
         return [m.keys for m in self.meetings()]
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         own, meetings = self.own_site(), self.meetings()
         self.leave_identities(known)
         if any(s.gain is not None or s.role != "out" for s in self.sites):

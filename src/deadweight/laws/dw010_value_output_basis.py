@@ -12,7 +12,7 @@ from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph
 from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.rewrite.bases import BasisRewrite, copies_of, places_of, worthwhile
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact
 from deadweight.search.prover import Prover
@@ -42,7 +42,7 @@ class ValueBasis(BasisRewrite):
             blocks.setdefault(int(self.claim.blocks[c]), []).append(c)
         return list(blocks.values())
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         own, heads = self.own_site(), self.heads()
         self.leave_identities(known)
         if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):

@@ -18,7 +18,7 @@ from deadweight.laws.dw012_residual_basis import is_stream
 from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.turn import Site
 from deadweight.rewrite.bases import BasisRewrite, copies_of, places_of
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact, IdentityBlocks
 from deadweight.search.prover import Prover
@@ -94,7 +94,7 @@ class WholeProjection(BasisRewrite):
     def reader(self) -> Site:
         return next(s for s in self.sites if s.parameter == self.claim.node and s.role == "in")
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         site = self.reader()
         theta = tensors[self.target].movedim(site.axis, 1).clone()
         condition = float(torch.linalg.cond(theta))

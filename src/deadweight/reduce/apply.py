@@ -1,10 +1,9 @@
-"""Carrying a plan out: a few weights at a time, each released as soon as no later rewrite needs it."""
+"""Applying a plan: a few weights at a time, each released as soon as no later rewrite needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,21 +12,35 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import Lazy, pieces
 from deadweight.reduce.plan import Skipped
 from deadweight.rewrite.effect import NotFollowed
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact, module_of
 from deadweight.source.text import printable
 
+
+@dataclass(frozen=True)
+class ScaledWeight:
+    """A weight that was only multiplied by a factor: rounded as it will be stored, and the factor by itself."""
+
+    rounded: Tensor
+    factor: Tensor  # broadcasts against the weight
+
+
+FinalWeight = Tensor | ScaledWeight  # a weight that no later rewrite changes; tensors are in float64
 Read = Callable[[str], Tensor]  # a weight by its state-dict name, in its own precision
-Scale = Callable[[str, Tensor, Tensor], Any]  # what becomes of a stored weight and the factor it is multiplied by
+Scale = Callable[[str, Tensor, Tensor], ScaledWeight]  # of a name, the stored weight and a factor
 
 
 class Weights(Tensors):
-    """Weights in float64, read when first asked for; what was changed is kept until it is released."""
+    """Weights in float64, each read when first used; changed ones are kept until they are released.
 
-    def __init__(self, read: Read, *, scaled: Scale | None = None) -> None:
-        self.read, self.scaled = read, scaled
+    With `scale_final`, a final weight that is only multiplied by a factor is not held in float64.
+    """
+
+    def __init__(self, read: Read, *, scale_final: Scale | None = None) -> None:
+        self.read, self.scale_final = read, scale_final
         self.open: dict[str, Tensor] = {}
+        self.scaled: dict[str, ScaledWeight] = {}
         self.changed: set[str] = set()
         self.final: set[str] = set()  # weights that no later rewrite reads
 
@@ -37,15 +50,21 @@ class Weights(Tensors):
         return self.open[name]
 
     def scale(self, name: str, axis: int, factor: Tensor) -> None:
-        """Multiply along an axis; a final weight in the way that was asked for, which need not hold it in float64."""
-        if self.scaled is None or name in self.open or name not in self.final:
+        """Multiply a weight along an axis; a final one by `scale_final`."""
+        if self.scale_final is None or name in self.open or name not in self.final:
             value = self[name]
             self[name] = value * along(factor, axis, value.ndim)
             return
         stored = checked(name, self.read(name))
-        self[name] = self.scaled(name, stored, along(factor, axis, stored.ndim))
+        self.scaled[name] = self.scale_final(name, stored, along(factor, axis, stored.ndim))
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def release(self, name: str) -> FinalWeight | None:
+        """Forget a weight and return its final value; None if nothing has changed it."""
+        scaled, value, changed = self.scaled.pop(name, None), self.open.pop(name, None), name in self.changed
+        self.changed.discard(name)
+        return scaled if scaled is not None else value if changed else None
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
         self.open[name] = value
         self.changed.add(name)
 
@@ -60,14 +79,14 @@ class Weights(Tensors):
 
 
 def rounding(precision: Callable[[str], torch.dtype]) -> Scale:
-    """Scale weights that nobody needs in float64 any more: they are rounded at once."""
-    return lambda name, stored, factor: Scaled(product(stored, factor, precision(name)), factor)
+    """Scale final weights and round them at once to the precision in which they are stored."""
+    return lambda name, stored, factor: ScaledWeight(product(stored, factor, precision(name)), factor)
 
 
 def product(stored: Tensor, factor: Tensor, target: torch.dtype) -> Tensor:
     """A weight times a factor, as if computed in float64 and rounded to the target precision."""
     short = factor.to(target)
-    if torch.equal(short.to(torch.float64), factor):  # both fit into the target: one product there is rounded once
+    if torch.equal(short.to(torch.float64), factor):  # the factor is exact in the target: one product there rounds once
         return stored.to(target) * short
     result, start = torch.empty_like(stored, dtype=target), 0
     for piece in pieces(Lazy(stored, factor)):
@@ -82,23 +101,23 @@ def along(factor: Tensor, axis: int, rank: int) -> Tensor:
 
 
 def checked(name: str, tensor: Tensor) -> Tensor:
-    """The tensor, refused if a number in it is not finite."""
+    """The tensor; raises if it holds NaN or infinity."""
     if tensor.is_floating_point() and tensor.numel() and not all_finite(tensor):
         raise DeadweightError(
-            f"{printable(name)} holds NaN or infinite numbers; nothing can be said about such a model: repair it first"
+            f"{printable(name)} holds NaN or infinity; expected finite numbers: repair the checkpoint first"
         )
     return tensor
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """One pass: the smallest and the largest number are finite, and NaN would be both."""
+    """In one pass: the minimum and the maximum are finite; NaN would be both."""
     low, high = torch.aminmax(tensor)
     return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of one rewrite: facts, or the reason why it was left out."""
+class RewriteResult:
+    """The result of one rewrite: facts, or the reason why it was left out."""
 
     rewrite: Rewrite
     facts: tuple[Fact, ...] = ()
@@ -107,93 +126,84 @@ class Outcome:
 
 @dataclass
 class Applied:
-    """What came of a plan, or of a part of it: outcomes by their place in the plan, in whatever order they came."""
+    """The results of a plan, or of a part of it, by the position of each rewrite in the plan."""
 
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    results: dict[int, RewriteResult] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[Outcome]:
-        return (self.outcomes[place] for place in sorted(self.outcomes))
+    def __iter__(self) -> Iterator[RewriteResult]:
+        return (self.results[position] for position in sorted(self.results))
 
     @property
     def facts(self) -> list[Fact]:
-        return [fact for outcome in self for fact in outcome.facts]
+        return [fact for result in self for fact in result.facts]
 
     @property
     def done(self) -> list[Rewrite]:
-        return [outcome.rewrite for outcome in self if outcome.skipped is None]
+        return [result.rewrite for result in self if result.skipped is None]
 
     @property
     def skipped(self) -> list[Skipped]:
-        return [outcome.skipped for outcome in self if outcome.skipped is not None]
+        return [result.skipped for result in self if result.skipped is not None]
 
-    def at(self, places: Iterable[int]) -> Applied:
-        """Of a part of the plan."""
-        return Applied({place: self.outcomes[place] for place in places})
-
-
-Group = dict[int, Rewrite]  # rewrites by their place in the plan, in its order
+    def at(self, positions: Iterable[int]) -> Applied:
+        """The results of a part of the plan."""
+        return Applied({position: self.results[position] for position in positions})
 
 
-def independent(rewrites: Group) -> list[Group]:
-    """The plan in parts that have no module in common: what is done in one part means nothing to another."""
-    parts: dict[int, Group] = {}
+Rewrites = dict[int, Rewrite]  # by their position in the plan, in its order
+
+
+def independent(rewrites: Rewrites) -> list[Rewrites]:
+    """The plan in parts that have no module in common, so that they can be applied in any order."""
+    parts: dict[int, Rewrites] = {}
     part_of: dict[str, int] = {}  # module to part
-    for place, rewrite in rewrites.items():
+    for position, rewrite in rewrites.items():
         modules = {module_of(name) for name in rewrite.touches}
         met = sorted({part_of[m] for m in modules if m in part_of})
-        first = met[0] if met else place
+        first = met[0] if met else position
         mine = parts.setdefault(first, {})
         for other in met[1:]:
             mine |= parts.pop(other)
-        mine[place] = rewrite
+        mine[position] = rewrite
         part_of |= {m: first for m, part in part_of.items() if part in met[1:]}
         part_of |= dict.fromkeys(modules, first)
     return [dict(sorted(part.items())) for _, part in sorted(parts.items())]
 
 
 def apply(
-    group: Group,
+    rewrites: Rewrites,
     weights: Weights,
     applied: Applied,
     *,
     started: Callable[[Rewrite], None] | None = None,
-) -> Iterator[tuple[str, Any]]:
-    """Do rewrites in order, giving out every weight once it is final: its float64 value, or None if unchanged."""
-    last = {name: n for n, r in group.items() for name in r.touches}
-    known = Known()
-    for n, rewrite in group.items():
+) -> Iterator[tuple[str, FinalWeight | None]]:
+    """Apply rewrites in order, and yield every weight as soon as it is final: its value, or None if unchanged."""
+    last = {name: n for n, r in rewrites.items() for name in r.touches}
+    known = SettledFacts()
+    for n, rewrite in rewrites.items():
         if started is not None:
             started(rewrite)
         touches = rewrite.touches
         weights.final = {name for name in touches if last[name] == n}
-        applied.outcomes[n] = outcome = one(rewrite, weights, known)
-        known = known.and_also(outcome.facts)
+        applied.results[n] = result = apply_one(rewrite, weights, known)
+        known = known.and_also(result.facts)
         for name in touches:
             if last[name] == n:
-                value = weights.open.pop(name, None)
-                yield name, value if name in weights.changed else None
-                weights.changed.discard(name)
+                yield name, weights.release(name)
 
 
-def one(rewrite: Rewrite, weights: Weights, known: Known) -> Outcome:
-    """Do one rewrite, or note why it is left out; a rewrite that fails leaves no trace."""
+def apply_one(rewrite: Rewrite, weights: Weights, known: SettledFacts) -> RewriteResult:
+    """Apply one rewrite, or note why it is left out; a rewrite that fails changes no weight."""
     touches = rewrite.touches
     before = {name: weights.open[name] for name in touches if name in weights.open}
     changed = set(weights.changed)
     try:
-        return Outcome(rewrite, tuple(rewrite.apply(weights, known)))
+        return RewriteResult(rewrite, tuple(rewrite.apply(weights, known)))
     except (NotDone, NotFollowed) as reason:
         for name in touches:
             weights.open.pop(name, None)
+            weights.scaled.pop(name, None)
         weights.open.update(before)
         weights.changed = changed
         claim = rewrite.claim
-        return Outcome(rewrite, (), Skipped(claim.code, claim.name, rewrite.target, str(reason), claim.dof))
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A weight that was only multiplied by a factor: rounded as it will be stored, and the factor by itself."""
-
-    rounded: Tensor
-    factor: Tensor  # broadcasts against the weight
+        return RewriteResult(rewrite, (), Skipped(claim.code, claim.name, rewrite.target, str(reason), claim.dof))

@@ -1,4 +1,4 @@
-"""A model with a plan for it: what every later stage needs to know."""
+"""A model with the plan of its reduction: what every later stage needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.reduce.apply import Applied
 from deadweight.reduce.plan import Layout, Plan
-from deadweight.reduce.result import Reduction, step_of
+from deadweight.reduce.result import Reduction, applied_rewrite
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.source.checkpoint import EVERY, Checkpoint
 from deadweight.source.files import read_json
@@ -23,11 +23,11 @@ from deadweight.source.text import printable
 
 
 @dataclass(frozen=True)
-class Job:
-    """A model with a plan for it, and where its weights are."""
+class ReductionJob:
+    """A model with the plan of its reduction, and where its weights are."""
 
-    source: Source  # on shapes alone, repeated blocks cut
-    whole: nn.Module  # all of it, on shapes alone unless it was given with its weights
+    source: Source  # without weights, repeated blocks cut
+    whole: nn.Module  # with all blocks, without weights unless the user gave a module
     graph: Graph
     plan: Plan
     checkpoint: Checkpoint
@@ -36,7 +36,7 @@ class Job:
 
     @cached_property
     def loaded(self) -> torch.dtype | None:
-        """The precision that the folder's config asks for."""
+        """The precision that the folder's config sets."""
         file = None if self.folder is None else self.folder / "config.json"
         raw = read_json(file) if file is not None and file.is_file() else {}
         dtype = getattr(torch, str(raw.get("dtype", raw.get("torch_dtype"))).removeprefix("torch."), None)
@@ -47,13 +47,13 @@ class Job:
         return sum(torch.Size(s).numel() for s in self.source.shapes.values())
 
     def read(self, name: str, rows: slice = EVERY) -> Tensor:
-        """A weight in its own precision, or some of its rows, by whichever of its names it is stored."""
+        """A weight, or some of its rows, in its own precision, under whichever of its names it is stored."""
         return self.checkpoint.read(self.stored_name(name), rows)
 
     def precision(self, name: str) -> torch.dtype:
-        """In which precision a changed weight is stored: its own, or that in which the config has it loaded, if wider.
+        """The precision in which a changed weight is stored: its own, or that of the config if it is wider.
 
-        A file in bfloat16 that is loaded in float32 holds numbers that happen to be short; what is computed is not.
+        A bfloat16 file of a float32 model holds numbers that need no more bits; the rewritten ones need them.
         """
         stored = self.checkpoint.dtype(self.stored_name(name))
         return stored if self.loaded is None else torch.promote_types(stored, self.loaded)
@@ -65,13 +65,15 @@ class Job:
             for alias in (first, *others):
                 if name in (first, *others) and alias in self.checkpoint:
                     return alias
-        raise DeadweightError(f"{printable(name)} is not in the checkpoint, though the model needs it")
+        raise DeadweightError(
+            f"{printable(name)} is not in the checkpoint; expected it there, because the model needs it"
+        )
 
 
-def planned(job: Job) -> Reduction:
+def planned(job: ReductionJob) -> Reduction:
     """The plan alone: nothing is read, nothing is written."""
     likely = foreseen(job.plan.rewrites)
-    steps = tuple(step_of(r) for r in likely)
+    steps = tuple(applied_rewrite(r) for r in likely)
     before = job.size
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
     return Reduction(
@@ -88,22 +90,22 @@ def planned(job: Job) -> Reduction:
 
 
 def foreseen(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
-    """What will be done if all goes well: no turn of a matrix that a whole projection makes the identity."""
+    """The rewrites that are expected to succeed: no change of basis of a matrix that becomes the identity."""
     whole = {r.target for r in rewrites if r.makes_identity}
     return [r for r in rewrites if r.makes_identity or not whole.intersection(r.touches)]
 
 
-def flops(job: Job, rewrites: Iterable[Rewrite]) -> int:
-    """Two per stored weight of a matrix that is not multiplied by any more, per token."""
+def flops(job: ReductionJob, rewrites: Iterable[Rewrite]) -> int:
+    """FLOPs saved per token: two for every weight of a matrix that is no longer stored."""
     if job.layout == "stock":
         return 0
     matrices = [r.saves for r in rewrites if len(job.source.shapes.get(r.target, (1,))) > 1]
     return 2 * sum(matrices)
 
 
-def settled(job: Job, reduction: Reduction, applied: Applied) -> Reduction:
-    """The result with what was really done."""
-    steps = tuple(step_of(r) for r in applied.done)
+def settled(job: ReductionJob, reduction: Reduction, applied: Applied) -> Reduction:
+    """The result with the rewrites that were applied."""
+    steps = tuple(applied_rewrite(r) for r in applied.done)
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
     return replace(
         reduction,

@@ -1,4 +1,4 @@
-"""deadweight.json and the model card: what was done, and what was measured."""
+"""deadweight.json and the model card: the rewrites, and the measured errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deadweight.version import __version__
 
 
 def manifest(reduction: Reduction) -> JsonObject:
-    """Everything that a later reader may want to know, as plain data."""
+    """The whole result as plain data."""
     return {
         "deadweight": __version__,
         "source": reduction.model,
@@ -54,7 +54,7 @@ def verification_data(verification: Verification) -> JsonObject:
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no infinity: an error without bound is null."""
+    """JSON has no infinity: an infinite error becomes null."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a reduced checkpoint, as they will be stored: made part by part, on all threads, in a fixed order."""
+"""The tensors of a reduced checkpoint as they are stored: computed part by part, on all threads, in a fixed order."""
 
 from __future__ import annotations
 
@@ -7,47 +7,56 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from deadweight.reduce.apply import Applied, Group, Scaled, Weights, apply, checked, independent, rounding
-from deadweight.reduce.job import Job
+from deadweight.reduce.apply import (
+    Applied,
+    FinalWeight,
+    Rewrites,
+    ScaledWeight,
+    Weights,
+    apply,
+    checked,
+    independent,
+    rounding,
+)
+from deadweight.reduce.job import ReductionJob
 from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.windows import Windows
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.save.facts import Fact, Passed, module_of
-from deadweight.save.layout import Layer
+from deadweight.save.layout import SlimLayer
 from deadweight.save.layout import layout as slim_layout
 from deadweight.threads import workers
 
-ROOM = 64 << 20  # bytes of finished tensors that may wait for the file
+ROOM = 64 << 20  # bytes of finished tensors that may wait to be written
 
 
 @dataclass(frozen=True)
 class Made:
-    """A plan that was carried out already, all of it in memory."""
+    """A plan that was applied in memory."""
 
-    weights: dict[str, Tensor]  # what changed, in float64
+    weights: dict[str, Tensor]  # those that changed, in float64
     applied: Applied
 
-    def finals(self, group: Group) -> Iterator[tuple[str, Tensor | None]]:
-        """What `apply` gave out."""
-        for name in dict.fromkeys(n for rewrite in group.values() for n in rewrite.touches):
+    def finals(self, rewrites: Rewrites) -> Iterator[tuple[str, Tensor | None]]:
+        """What `apply` yielded for these rewrites."""
+        for name in dict.fromkeys(n for rewrite in rewrites.values() for n in rewrite.touches):
             yield name, self.weights.get(name)
 
 
 @dataclass(frozen=True)
 class Final:
-    """A weight that no later rewrite changes, as it is computed."""
+    """A weight that no later rewrite changes, as it was computed; None if nothing changed it."""
 
     name: str
-    value: Any  # a tensor in float64, Scaled, or None if nothing changed it
+    value: FinalWeight | None
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as it will be stored, by its name in the model."""
+    """A tensor as it is stored, by its name in the model."""
 
     name: str
     tensor: Tensor
@@ -55,10 +64,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a part: what came of its rewrites, and its layers as they are stored."""
+    """The end of a part: the results of its rewrites, and its layers as they are stored."""
 
     applied: Applied
-    layers: dict[str, Layer]
+    layers: dict[str, SlimLayer]
 
 
 Item = Final | Stored | Done
@@ -67,13 +76,15 @@ Item = Final | Stored | Done
 class Stream:
     """Every tensor of the new checkpoint, by its name in the model.
 
-    A plan that was carried out already (`made`) is not applied again. `windows` see every weight pass that they check.
-    What came of the rewrites (`applied`), and the layers as they are stored, fill up on the way.
+    A plan that was already applied (`made`) is not applied again. `windows` receive every weight that they compare.
+    The results of the rewrites (`applied`) and the stored `layers` are complete when the stream ends.
     """
 
-    def __init__(self, job: Job, rewrites: Group, made: Made | None = None, windows: Windows | None = None) -> None:
+    def __init__(
+        self, job: ReductionJob, rewrites: Rewrites, made: Made | None = None, windows: Windows | None = None
+    ) -> None:
         self.job, self.rewrites, self.made, self.windows = job, rewrites, made, windows
-        self.applied, self.layers = Applied(), dict[str, Layer]()
+        self.applied, self.layers = Applied(), dict[str, SlimLayer]()
 
     def tensors(self, say: Callable[[str], None]) -> Generator[tuple[str, Tensor]]:
         wanted = self.windows.wanted if self.windows is not None else set()
@@ -86,13 +97,15 @@ class Stream:
                     assert self.windows is not None
                     self.windows.feed(item.name, item.value)
                 else:
-                    self.applied.outcomes.update(item.applied.outcomes)
+                    self.applied.results.update(item.applied.results)
                     self.layers.update(item.layers)
-                    say(f"writing: {len(self.applied.outcomes)} of {len(self.rewrites)} rewrites")
+                    say(f"writing: {len(self.applied.results)} of {len(self.rewrites)} rewrites")
 
 
-def parts(job: Job, rewrites: Group, made: Made | None, wanted: set[str]) -> list[Callable[[], Iterator[Item]]]:
-    """One for every group of rewrites that has modules of its own, then one for every weight that none touches."""
+def parts(
+    job: ReductionJob, rewrites: Rewrites, made: Made | None, wanted: set[str]
+) -> list[Callable[[], Iterator[Item]]]:
+    """One part for every group of rewrites with modules of its own, then one for every weight that none touches."""
     groups, names = independent(rewrites), Names(job)
     touched = {module_of(n) for group in groups for rewrite in group.values() for n in rewrite.touches}
     rest = [n for n in job.checkpoint.names if module_of(n) not in touched]
@@ -108,7 +121,7 @@ def held_bytes(item: Item) -> int:
 class Names:
     """Stored names by the module that holds them."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ReductionJob) -> None:
         self.by_module: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for place, name in enumerate(job.checkpoint.names):
             self.by_module[module_of(name)].append((place, name))
@@ -118,40 +131,42 @@ class Names:
         return [name for _, name in sorted(pair for m in modules for pair in self.by_module.get(m, ()))]
 
 
-def untouched(job: Job, name: str) -> Iterator[Item]:
-    """As it is: read once, looked through once, written."""
+def untouched(job: ReductionJob, name: str) -> Iterator[Item]:
+    """A weight as it is: read once, checked for NaN, written."""
     yield Stored(name, checked(name, job.checkpoint.read(name)))
 
 
-def of_group(job: Job, group: Group, names: Names, made: Made | None, wanted: set[str]) -> Iterator[Item]:
+def of_group(
+    job: ReductionJob, rewrites: Rewrites, names: Names, made: Made | None, wanted: set[str]
+) -> Iterator[Item]:
     """The modules that these rewrites touch, each as soon as all its weights are final."""
-    part = Part(job, names, Applied() if made is None else made.applied.at(group))
-    weights = Weights(job.read, scaled=rounding(job.precision))
-    finals = apply(group, weights, part.applied) if made is None else made.finals(group)
-    due = Due(group.values())
+    group = ModuleGroup(job, names, Applied() if made is None else made.applied.at(rewrites))
+    weights = Weights(job.read, scale_final=rounding(job.precision))
+    finals = apply(rewrites, weights, group.applied) if made is None else made.finals(rewrites)
+    incomplete = IncompleteModules(rewrites.values())
     for name, value in finals:
         if value is not None:
-            part.ready[name] = value.rounded if isinstance(value, Scaled) else value.to(job.precision(name))
+            group.ready[name] = value.rounded if isinstance(value, ScaledWeight) else value.to(job.precision(name))
         if name in wanted:
             yield Final(name, value)
         del value  # in float64 it is four times as large
-        for unit in due.released(name):
-            yield from part.finish(unit)
-    yield Done(part.applied, part.layers)
+        for modules in incomplete.completed_by(name):
+            yield from group.finish(modules)
+    yield Done(group.applied, group.layers)
 
 
 @dataclass
-class Part:
-    """A group of modules on its way: the weights that are final, and the layers that are complete."""
+class ModuleGroup:
+    """Modules that are rewritten together: the weights that are final, and the layers that are complete."""
 
-    job: Job
+    job: ReductionJob
     names: Names
     applied: Applied
     ready: dict[str, Tensor] = field(default_factory=dict)
-    layers: dict[str, Layer] = field(default_factory=dict)
+    layers: dict[str, SlimLayer] = field(default_factory=dict)
 
     def finish(self, modules: set[str]) -> Iterator[Item]:
-        """The tensors of complete modules, in their own precision."""
+        """The stored tensors of complete modules, in their own precision."""
         replaced: set[str] = set()
         if self.job.layout == "slim":
             facts = [f for f in self.applied.facts if path_of(f) in modules]
@@ -171,8 +186,8 @@ class Part:
         return self.ready[name] if name in self.ready else checked(name, self.job.read(name))
 
 
-class Due:
-    """Which modules are complete: all their weights that any rewrite touches are final."""
+class IncompleteModules:
+    """The modules some of whose weights are not final yet, in sets that must be stored together."""
 
     def __init__(self, rewrites: Iterable[Rewrite]) -> None:
         self.unit_of: dict[str, int] = {}
@@ -196,7 +211,8 @@ class Due:
                     groups[other], waiting[other] = set(), set()
         self.groups, self.waiting = groups, waiting
 
-    def released(self, name: str) -> Iterator[set[str]]:
+    def completed_by(self, name: str) -> Iterator[set[str]]:
+        """The modules that are complete now that this weight is final."""
         number = self.unit_of[module_of(name)]
         self.waiting[number].discard(name)
         if not self.waiting[number]:

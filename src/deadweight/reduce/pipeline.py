@@ -1,4 +1,4 @@
-"""Independent jobs on several threads: their results come in the order of the jobs, and few wait at a time."""
+"""Independent producers on several threads: results come in the order of the producers, and only a few wait."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import Generic, TypeVar
 from deadweight.threads import limit
 
 T = TypeVar("T")
-Job = Callable[[], Iterator[T]]
+Producer = Callable[[], Iterator[T]]
 
 
 class Stopped(Exception):
-    """Raised inside a job when its results are no longer wanted."""
+    """Raised inside a producer when its results are no longer wanted."""
 
 
-def in_order(jobs: Sequence[Job[T]], threads: int, size: Callable[[T], int], room: int) -> Generator[T]:
-    """The results of all jobs, those of the first job first, whatever the number of threads.
+def in_order(producers: Sequence[Producer[T]], threads: int, size: Callable[[T], int], room: int) -> Generator[T]:
+    """The results of all producers, those of the first one first, whatever the number of threads.
 
-    Results that nobody has taken yet hold at most `room` bytes, and one result more. What a job raises is raised here
-    when its turn comes. Close the iterator: then no thread is left running.
+    Results that wait hold at most `room` bytes, plus one result. An exception of a producer is raised here when its
+    turn comes. Close the iterator: then no thread is left running.
     """
     if threads == 1:
-        for job in jobs:
-            yield from job()
+        for produce in producers:
+            yield from produce()
         return
-    crew = Crew(jobs, size, room)
-    crew.start(min(threads, len(jobs)))
+    crew = Crew(producers, size, room)
+    crew.start(min(threads, len(producers)))
     try:
-        for number in range(len(jobs)):
+        for number in range(len(producers)):
             yield from crew.results_of(number)
     finally:
         crew.stop()
 
 
 class Crew(Generic[T]):
-    """Threads that take jobs in their order; the first unfinished job is always in somebody's hands."""
+    """Threads that run producers in their order; one thread always runs the first unfinished producer."""
 
-    def __init__(self, jobs: Sequence[Job[T]], size: Callable[[T], int], room: int) -> None:
-        self.jobs, self.size, self.room = jobs, size, room
-        self.waiting: list[deque[T]] = [deque() for _ in jobs]
+    def __init__(self, producers: Sequence[Producer[T]], size: Callable[[T], int], room: int) -> None:
+        self.producers, self.size, self.room = producers, size, room
+        self.waiting: list[deque[T]] = [deque() for _ in producers]
         self.failures: dict[int, BaseException] = {}
         self.done: set[int] = set()
-        self.taken = self.first = self.used = 0  # jobs started; the job whose results are asked for; bytes that wait
+        self.taken = self.first = self.used = 0  # producers started; the one whose turn it is; bytes that wait
         self.stopped = False
         self.changed = Condition()
         self.threads: list[Thread] = []
@@ -62,10 +62,10 @@ class Crew(Generic[T]):
             thread.join()
 
     def work(self) -> None:
-        limit(1)  # the matrices of one job are small: jobs side by side are faster than threads inside one
-        while (number := self.next_job()) is not None:
+        limit(1)  # the matrices are small: producers in parallel are faster than threads inside one
+        while (number := self.next_producer()) is not None:
             try:
-                for result in self.jobs[number]():
+                for result in self.producers[number]():
                     self.put(number, result)
             except BaseException as error:  # noqa: BLE001 - raised where the results are taken
                 self.failures[number] = error
@@ -73,11 +73,11 @@ class Crew(Generic[T]):
                 self.done.add(number)
                 self.changed.notify_all()
 
-    def next_job(self) -> int | None:
-        """The next job, once the results of earlier ones leave room for it."""
+    def next_producer(self) -> int | None:
+        """The next producer, once the waiting results leave room for its own."""
         with self.changed:
             self.changed.wait_for(lambda: self.stopped or self.used < self.room or self.taken == self.first)
-            if self.stopped or self.taken == len(self.jobs):
+            if self.stopped or self.taken == len(self.producers):
                 return None
             self.taken += 1
             return self.taken - 1
@@ -85,15 +85,15 @@ class Crew(Generic[T]):
     def put(self, number: int, result: T) -> None:
         size = self.size(result)
         with self.changed:
-            self.changed.wait_for(lambda: self.stopped or self.used + size <= self.room or self.is_asked_for(number))
+            self.changed.wait_for(lambda: self.stopped or self.used + size <= self.room or self.is_next(number))
             if self.stopped:
                 raise Stopped
             self.waiting[number].append(result)
             self.used += size
             self.changed.notify_all()
 
-    def is_asked_for(self, number: int) -> bool:
-        """Whether somebody waits for this job's next result: it must come, full or not."""
+    def is_next(self, number: int) -> bool:
+        """Whether the consumer waits for this producer's next result: it must come even if there is no room."""
         return number == self.first and not self.waiting[number]
 
     def results_of(self, number: int) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""From claims to an ordered list of rewrites: what is done where, what it saves, and why the rest is not done."""
+"""From claims to an ordered list of rewrites: what is done where, and why the rest is not done."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from deadweight.rewrite.shifts import Fold
 from deadweight.source.model import Source
 
 Layout = Literal["stock", "slim"]
-Shrinks = Callable[[str, bool], str | None]
+Shrinks = Callable[[str, bool], str | None]  # of a parameter, whole or in part: why it cannot be stored in less
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: in which layout, which laws by code or name (none: all), and which not."""
+    """What to do: in which layout, by which laws (codes or names; none means all), and without which."""
 
     layout: Layout
     select: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A finding that is not carried out, and why."""
+    """A finding that is not applied, and why."""
 
     code: str
     law: str
@@ -63,9 +63,9 @@ def make_plan(
     request: Request,
     shrinks: Shrinks = lambda name, whole: None,
 ) -> Plan:
-    """Every claim as rewrites at all the places it speaks for, in the order in which they must be done.
+    """Every claim as rewrites in all blocks that it holds for, in the order in which they must be applied.
 
-    `shrinks` says whether the module that holds a parameter can store less of it (None), or why it cannot.
+    `shrinks` returns None if the module that holds a parameter can store less of it, or the reason why not.
     """
     plan, stock = Plan(), request.layout == "stock"
     wanted = [(request.laws.law_of(c), c) for c in claims if request.wants(c.law)]
@@ -90,7 +90,7 @@ def make_plan(
 
 
 def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[dict[str, str]]:
-    """The names of the same parameters at every place that the proof speaks for."""
+    """The names of the same parameters in every block that the proof holds for."""
     places = [{name: name for name in parameters}]
     for blocks in source.blocks:
         touched = {i for name in parameters if (i := blocks.index_in(name)) is not None}
@@ -98,7 +98,7 @@ def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[
             continue
         own = blocks.index_in(home)
         if len(touched) > 2:
-            raise NotDone("it moves the whole stream, through all layers")
+            raise NotDone("it changes the basis of the whole residual stream, through all layers")
         last = len(blocks.representatives) - 1
         if own is not None:
             offsets = [i - own for i in blocks.represented(own)]
@@ -107,7 +107,7 @@ def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[
         elif touched == {blocks.kept - 1}:
             offsets = [last - (blocks.kept - 1)]
         else:
-            raise NotDone("it reaches from outside into the middle of the layers")
+            raise NotDone("it connects a parameter outside the layers with one in the middle of them")
         spread = []
         for names in places:
             for offset in offsets:
@@ -121,7 +121,7 @@ def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[
 
 
 def every_place(source: Source, name: str) -> list[str]:
-    """The same parameter in every block that its own block stands for."""
+    """The same parameter in every block that its block represents."""
     result = [name]
     for blocks in source.blocks:
         if (i := blocks.index_in(name)) is not None:
@@ -144,14 +144,18 @@ def in_order(source: Source, rewrites: list[Rewrite]) -> list[Rewrite]:
 
 
 def without_conflicts(plan: Plan, rewrites: list[Rewrite]) -> list[Rewrite]:
-    """Leave out what would write into a parameter that an earlier rewrite has emptied."""
-    emptied: set[str] = set()  # by a fold: what is dead may be written to, and stays without effect
+    """Leave out rewrites that would write into a parameter that an earlier one has set to zero."""
+    emptied: set[str] = set()  # by a fold; a dead parameter may be written to, since it has no effect
     kept = []
     for rewrite in rewrites:
         into = {rewrite.name(n) for n in getattr(rewrite.claim, "into", ()) if n in rewrite.graph.parameters}
         fills = isinstance(rewrite, Fold) and (into - {rewrite.target}) & emptied
         if fills:
-            plan.skip(rewrite.claim, rewrite.target, f"{sorted(fills)[0]} is already gone, and would be needed again")
+            plan.skip(
+                rewrite.claim,
+                rewrite.target,
+                f"an earlier rewrite has removed {sorted(fills)[0]}, into which it would fold",
+            )
             continue
         if isinstance(rewrite, Fold) and rewrite.target in emptied:
             continue

@@ -1,4 +1,4 @@
-"""What a reduction did, as plain data."""
+"""The result of a reduction, as plain data."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from deadweight.rewrite.rewrite import Rewrite
 
 
 @dataclass(frozen=True)
-class Step:
+class AppliedRewrite:
     """One rewrite at one place."""
 
     code: str
     law: str
     parameter: str
     into: tuple[str, ...]
-    saves: int  # numbers that are not stored any more, in the slim layout; that are constant, in stock
+    saves: int  # numbers that the slim layout does not store; in the stock layout, numbers that are constant now
     tier: Tier
 
 
-def step_of(rewrite: Rewrite) -> Step:
+def applied_rewrite(rewrite: Rewrite) -> AppliedRewrite:
     claim = rewrite.claim
     into = tuple(n for n in rewrite.touches if n != rewrite.target)
-    return Step(claim.code, claim.name, rewrite.target, into, rewrite.saves, claim.tier)
+    return AppliedRewrite(claim.code, claim.name, rewrite.target, into, rewrite.saves, claim.tier)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A plan, and, where it was carried out, what came of it."""
+    """A plan and, if it was applied, its result."""
 
     model: str
     layout: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[AppliedRewrite, ...]
     skipped: tuple[Skipped, ...]
     parameters_before: int
     parameters_after: int

@@ -1,4 +1,4 @@
-"""Trying a plan on the whole model in memory: what adds too much rounding is left out, the rest is verified."""
+"""Trying a plan on the whole model in memory: rewrites that add too much rounding are left out, the rest verified."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.reduce.apply import Applied, Group, Weights, apply, checked, independent
-from deadweight.reduce.job import Job
+from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, checked, independent
+from deadweight.reduce.job import ReductionJob
 from deadweight.reduce.parts import Made
 from deadweight.reduce.pipeline import in_order
 from deadweight.reduce.plan import Skipped
 from deadweight.reduce.verify import (
     FLOORS,
+    ComparedModel,
     Error,
     Noise,
-    Subject,
     Verification,
     in_float64,
     in_own_precision,
@@ -41,11 +41,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tried:
-    """Rewrites that were carried out in memory."""
+    """Rewrites that were applied in memory."""
 
-    rewrites: Group
+    rewrites: Rewrites
     made: Made
-    noise: list[Noise]  # what rounding adds to each output, before and after
+    noise: list[Noise]  # the rounding error of each output, before and after
 
     @property
     def fits(self) -> bool:
@@ -55,7 +55,7 @@ class Tried:
 class Trial:
     """Trying rewrites on the whole model in memory."""
 
-    def __init__(self, job: Job, full: Subject) -> None:
+    def __init__(self, job: ReductionJob, full: ComparedModel) -> None:
         self.job, self.full = job, full
         self.check_weights()
         self.truth = in_float64(full, self.original)
@@ -66,19 +66,19 @@ class Trial:
         return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
     def check_weights(self) -> None:
-        """Raise if the files whose weights are rewritten are not those that the model computes with."""
+        """Raise if the weights in the files differ from those of the loaded model."""
         if self.job.folder is None:
             return
         for name, own in self.full.module.named_parameters():
             stored = checked(name, self.job.read(name))
             if not torch.equal(own.detach(), stored.to(own.device, own.dtype)):
                 raise DeadweightError(
-                    f"{printable(name)} in the files is not what the model has when it is loaded; expected a folder "
-                    "with one checkpoint, saved by the model's own save_pretrained"
+                    f"{printable(name)} in the files differs from the loaded model's; expected a folder with one "
+                    "checkpoint, saved by the model's own save_pretrained"
                 )
 
-    def within_noise(self, rewrites: Group, say: Say) -> tuple[Tried, list[Skipped]]:
-        """The rewrites that together stay within three noise floors; laws that do not are left out."""
+    def within_noise(self, rewrites: Rewrites, say: Say) -> tuple[Tried, list[Skipped]]:
+        """The rewrites that together stay within three noise floors, and the laws that are left out for that."""
         best = self.tried(rewrites)
         if best.fits:
             return best, []
@@ -88,12 +88,12 @@ class Trial:
             mine = {n: r for n, r in rewrites.items() if r.claim.code == code}
             attempts = (self.tried(in_place_order(best.rewrites | m)) for m in milder(mine))
             best = next((t for t in attempts if t.fits), best)
-        why = f"would exceed {FLOORS:g} times the noise of the model's own precision"
+        why = f"it would exceed {FLOORS:g} times the rounding noise of the model's own precision"
         left = [r for n, r in rewrites.items() if n not in best.rewrites]
         return best, [Skipped(r.claim.code, r.claim.name, r.target, why, r.claim.dof) for r in by_law(left)]
 
-    def tried(self, rewrites: Group) -> Tried:
-        """Carry these rewrites out, and see what rounding does to the result."""
+    def tried(self, rewrites: Rewrites) -> Tried:
+        """Apply these rewrites, and measure the rounding errors of the result."""
         made = self.made(rewrites)
         if not rewrites:
             return Tried(rewrites, made, [Noise(f, f) for f in self.floor])
@@ -104,15 +104,15 @@ class Trial:
         errors = relative(in_float64(self.full, stored, rounding=True), self.truth)
         return Tried(rewrites, made, list(map(Noise, errors, self.floor)))
 
-    def made(self, rewrites: Group) -> Made:
-        """Every weight that these rewrites change, in float64, by as many threads as there are."""
+    def made(self, rewrites: Rewrites) -> Made:
+        """Every weight that these rewrites change, in float64, computed on all threads."""
         applied = Applied()
         jobs = [partial(apply, group, Weights(self.job.read), applied) for group in independent(rewrites)]
         with closing(in_order(jobs, workers(), lambda _: 0, 1)) as finals:
-            return Made({n: v for n, v in finals if v is not None}, applied)
+            return Made({n: v for n, v in finals if v is not None and not isinstance(v, ScaledWeight)}, applied)
 
     def verify(self, tried: Tried, module: nn.Module) -> Verification:
-        """Compare what will be loaded, `module`, with the original: in float64, and as it runs."""
+        """Compare `module`, the reduced model as it will be loaded, with the original: in float64, and as it runs."""
         weights = tried.made.weights
 
         def reduced(name: str) -> Tensor:
@@ -127,13 +127,13 @@ class Trial:
         return Verification(tuple(Error(*row) for row in rows), self.full.words)
 
     def outputs(self, module: nn.Module) -> list[list[Tensor]]:
-        """What the reduced model returns; code that looks into its layers may find less there than it expects."""
+        """The outputs of the reduced model; raises if its code reads parameters that its layers no longer have."""
         try:
             return in_own_precision(module, self.full.calls, self.full.source.inputs)
         except DeadweightError as error:
             raise DeadweightError(
-                f"with the parameters that are not needed taken out, {error}: its code reads them where no layer does; "
-                "use --layout stock (layout='stock'), which keeps them"
+                f"without the redundant parameters {error}: its code reads some of them outside their layers; use "
+                "--layout stock (layout='stock'), which keeps them"
             ) from error
 
     def module(self, tried: Tried) -> nn.Module:
@@ -153,8 +153,8 @@ class Trial:
         except Exception as error:  # whatever the user's module holds
             raise DeadweightError(
                 f"{printable(self.full.source.name)} cannot be copied, and the reduced model is made from a copy "
-                f"({reason(error)}); expected a module that copy.deepcopy takes: take hooks and old-style norms of "
-                "weights out first (torch.nn.utils.remove_weight_norm)"
+                f"({reason(error)}); expected a module that copy.deepcopy accepts: remove hooks and old-style weight "
+                "norms first (torch.nn.utils.remove_weight_norm)"
             ) from error
 
     def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
@@ -182,12 +182,12 @@ def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
             own[name].copy_(value.to(own[name].dtype))
 
 
-def in_place_order(rewrites: Group) -> Group:
+def in_place_order(rewrites: Rewrites) -> Rewrites:
     return dict(sorted(rewrites.items()))
 
 
-def milder(law: Group) -> Iterator[Group]:
-    """All rewrites of one law; then the same with tighter limits, as far as each of them has one."""
+def milder(law: Rewrites) -> Iterator[Rewrites]:
+    """All rewrites of one law; then the same with tighter limits, as long as each of them has one."""
     yield law
     tighter = [dict(zip(law, each, strict=True)) for each in zip(*(r.milder() for r in law.values()), strict=False)]
     yield from tighter

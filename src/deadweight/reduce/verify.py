@@ -1,4 +1,4 @@
-"""Are two models the same function? In float64, and in the model's own precision against its own noise."""
+"""Are two models the same function? In float64, and in the model's own precision against its own rounding noise."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from deadweight.source.model import Source
 from deadweight.source.text import printable
 
 EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
-FLOORS = 3.0  # how many times its own noise a rewrite may add, both simulated
-GROSS = 10.0  # the same, both measured: how sums are rounded differs by machine, and a mistake shows a thousandfold
-DRAWS = 6  # inputs; four times as many where an output is small, and its noise a matter of luck
-FEW = 100  # numbers of a small output
-MANY = 10_000  # numbers of an output whose noise two inputs show as well as six
-WORK = 1 << 27  # numbers that a model may compute for all inputs together, where two are enough
+FLOORS = 3.0  # how many times its own rounding noise a model may have after the reduction; both are simulated
+GROSS = 10.0  # the same for measured noise, which depends on the machine; a mistake shows a thousandfold
+DRAWS = 6  # inputs; four times as many where an output is small, because its noise varies more
+FEW = 100  # elements: an output with fewer is small
+MANY = 10_000  # elements: from here on two inputs show the noise as well as six
+WORK = 1 << 27  # numbers that a model may compute for all inputs together, where two inputs are enough
 LENGTH = 24  # tokens
 Read = Callable[[str], Tensor]
 Call = tuple[Arguments, Keywords]
@@ -37,7 +37,7 @@ Call = tuple[Arguments, Keywords]
 
 @dataclass(frozen=True)
 class Noise:
-    """What rounding adds to an output, relative to its size: simulated, so that every machine says the same."""
+    """The rounding error of an output relative to its size, simulated: the same number on every machine."""
 
     reduced: float
     original: float
@@ -53,14 +53,14 @@ class Noise:
 
 @dataclass(frozen=True)
 class Error:
-    """How far one output is off, relative to its size."""
+    """The error of one output, relative to its size."""
 
     output: str
     float64: float  # reduced against original, both in float64
     own: float | None = None  # reduced as it runs in its own precision, against the original in float64
     floor: float | None = None  # the original as it runs in its own precision, against itself in float64
     noise: Noise | None = None
-    stored: bool = False  # both were read from files: their weights are rounded to their own precision already
+    stored: bool = False  # both were read from files, with weights that are rounded to their own precision
 
     @property
     def same(self) -> bool:
@@ -107,21 +107,21 @@ def accepted(verification: Verification) -> Verification:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model with its weights, its graph, and inputs to run it on."""
+class ComparedModel:
+    """A model with its weights, its graph, and the inputs on which it is compared."""
 
     source: Source
     graph: Graph
     calls: tuple[Call, ...]
-    words: str  # what the inputs are
+    words: str  # a description of the inputs
 
     @property
     def module(self) -> nn.Module:
         return self.source.module
 
 
-def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
-    """Trace a model that has its weights, and draw inputs for it; `text` gives token ids to run it on too."""
+def compared_model(source: Source, text: Sequence[Tensor] = ()) -> ComparedModel:
+    """Trace a model that has its weights, and draw inputs for it; `text` is token ids to run it on too."""
     graph = canonical(trace(source.module, source.args, source.kwargs), pieces=False)
     draws = inputs_to_draw(graph)
     calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(draws)]
@@ -130,15 +130,15 @@ def subject(source: Source, text: Sequence[Tensor] = ()) -> Subject:
     if ids is not None:
         span = source.inputs.spans.get("input_ids")
         for tokens in text:
-            legal = span is None or int(tokens.max()) <= span.high  # a tokenizer may be of another model
-            if legal and tokens.shape[-1] >= ids.shape[-1]:
+            valid = span is None or int(tokens.max()) <= span.high  # the tokenizer may be that of another model
+            if valid and tokens.shape[-1] >= ids.shape[-1]:
                 calls.append(((), {**source.inputs.kwargs, "input_ids": tokens[:, : ids.shape[-1]]}))
                 words = f"{draws} random inputs and {len(calls) - draws} pieces of text"
-    return Subject(source, graph, tuple(calls), words)
+    return ComparedModel(source, graph, tuple(calls), words)
 
 
 def inputs_to_draw(graph: Graph) -> int:
-    """How many inputs show a model's noise; two where it computes very much for one, and its outputs are large."""
+    """How many inputs are needed to see a model's noise; two for a slow model with large outputs."""
     smallest = min((math.prod(n.shape) for n in map(graph.node, graph.outputs) if n.is_float), default=0)
     if smallest < MANY:
         return DRAWS if smallest >= FEW else 4 * DRAWS
@@ -146,10 +146,10 @@ def inputs_to_draw(graph: Graph) -> int:
     return min(DRAWS, max(2, WORK // max(work, 1)))
 
 
-def in_float64(one: Subject, read: Read | None = None, *, rounding: bool = False) -> list[list[Tensor]]:
-    """The outputs for every input, all arithmetic in float64; `read` gives weights in place of the model's own.
+def in_float64(one: ComparedModel, read: Read | None = None, *, rounding: bool = False) -> list[list[Tensor]]:
+    """The outputs for every input, all arithmetic in float64; `read` replaces the model's own weights.
 
-    With `rounding` every operation is rounded as in the model's own precision, by numbers that are the same anywhere.
+    With `rounding`, the rounding of the model's own precision is simulated, the same on every machine.
     """
     values = {n: t.detach() for n, t in one.graph.tensors.items()}
     if read is not None:
@@ -180,7 +180,7 @@ def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -
 
 
 def distinct(output: Leaf) -> Iterator[Tensor]:
-    """Every floating tensor that is returned, once."""
+    """Every floating-point tensor that is returned, once."""
     seen: set[int] = set()
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and id(leaf) not in seen:
@@ -188,10 +188,10 @@ def distinct(output: Leaf) -> Iterator[Tensor]:
             yield leaf
 
 
-def relative(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
-    """Per output: the size of the difference over that of the truth, both over all inputs together."""
+def relative(outputs: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
+    """Per output: the norm of the difference divided by that of the truth, both over all inputs together."""
     pairs: list[list[tuple[float, float]]] = []
-    for a, b in zip(found, truth, strict=True):
+    for a, b in zip(outputs, truth, strict=True):
         if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
             raise DeadweightError(
                 f"the outputs differ in shape: {[list(y.shape) for y in b]} and {[list(x.shape) for x in a]}"
@@ -201,29 +201,29 @@ def relative(found: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]
 
 
 def ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """An output that happens to be close to zero for one input says little by itself: sizes are added up first."""
+    """The ratio of sums over all inputs: one input with an output close to zero would dominate a mean of ratios."""
     off, size = (sum(p[i] for p in pairs) for i in (0, 1))
     return (off / max(size, 1e-300)) ** 0.5
 
 
-def noise_floor(one: Subject, errors: Sequence[float]) -> list[float]:
-    """The errors of a model's own precision; at least half a unit in the last place, where luck has it smaller."""
+def noise_floor(one: ComparedModel, errors: Sequence[float]) -> list[float]:
+    """The errors of a model's own precision, at least half a unit in the last place."""
     kinds = [node.dtype for node in map(one.graph.node, one.graph.outputs) if node.is_float]
     least = [torch.finfo(dtype or torch.float64).eps / 2 for dtype in kinds]
     return [max(pair) for pair in zip(errors, least, strict=True)]
 
 
-def difference(found: Tensor, truth: Tensor) -> tuple[float, float]:
+def difference(output: Tensor, truth: Tensor) -> tuple[float, float]:
     """The squared norms of the difference and of the truth."""
-    found, truth = found.to(torch.float64), truth.to(torch.float64)
-    closed = torch.isfinite(truth)
-    if not torch.equal(found[~closed], truth[~closed]) or not bool(torch.isfinite(found[closed]).all()):
+    output, truth = output.to(torch.float64), truth.to(torch.float64)
+    finite = torch.isfinite(truth)
+    if not torch.equal(output[~finite], truth[~finite]) or not bool(torch.isfinite(output[finite]).all()):
         return float("inf"), 1.0  # a masked logit is −∞ in both; NaN equals nothing
-    return float((found[closed] - truth[closed]).square().sum()), float(truth[closed].square().sum())
+    return float((output[finite] - truth[finite]).square().sum()), float(truth[finite].square().sum())
 
 
-def names_of(one: Subject, count: int) -> list[str]:
-    """Outputs by the names the model gives them, where it gives names."""
+def names_of(one: ComparedModel, count: int) -> list[str]:
+    """The names that the model gives its outputs, or numbers where it gives none."""
     with torch.no_grad():
         try:
             here = Inputs(*one.calls[0]).on(torch.device("cpu"))
@@ -234,15 +234,13 @@ def names_of(one: Subject, count: int) -> list[str]:
     return keys if len(keys) == count else [f"output {i}" for i in range(count)]
 
 
-def compare(a: Subject, b: Subject) -> Verification:
+def compare(a: ComparedModel, b: ComparedModel) -> Verification:
     """Two models, each with weights and graph of its own, on the inputs of the first."""
     if sorted(b.source.kwargs) != sorted(a.source.kwargs) or len(b.source.args) != len(a.source.args):
-        raise DeadweightError(
-            f"the models take different inputs: {takes(a)} and {takes(b)}; expected two of one architecture"
-        )
+        raise DeadweightError(f"the models take different inputs: {takes(a)} and {takes(b)}; expected one architecture")
     if shapes(a) != shapes(b):
         raise DeadweightError(
-            f"the models take inputs of different shapes: {shapes(a)} and {shapes(b)}; expected two of one architecture"
+            f"the models take inputs of different shapes: {shapes(a)} and {shapes(b)}; expected one architecture"
         )
     if returns(a) != returns(b):
         raise DeadweightError(f"the outputs differ in shape: {returns(a)} and {returns(b)}; the functions differ")
@@ -250,14 +248,14 @@ def compare(a: Subject, b: Subject) -> Verification:
     truth = in_float64(a)
     if any(bool(x.isnan().any()) for outputs in truth for x in outputs):
         raise DeadweightError(
-            f"{printable(a.source.name)} returns NaN; nothing can be compared with it: repair it first"
+            f"{printable(a.source.name)} returns NaN; expected numbers to compare with: repair the checkpoint first"
         )
     try:
         theirs = in_float64(b)
     except IndexError as error:
         raise DeadweightError(
-            f"{printable(b.source.name)} cannot run the inputs of {printable(a.source.name)}: some of its tables have "
-            "fewer rows; expected two models of one vocabulary"
+            f"{printable(b.source.name)} cannot run on the inputs of {printable(a.source.name)}: its tables have fewer "
+            "rows; expected two models with one vocabulary"
         ) from error
     exact = relative(theirs, truth)
     floor = noise_floor(a, relative(in_own_precision(a.module, a.calls, a.source.inputs), truth))
@@ -268,14 +266,14 @@ def compare(a: Subject, b: Subject) -> Verification:
     return Verification(tuple(Error(*row, stored=True) for row in rows), a.words)
 
 
-def shapes(one: Subject) -> list[list[int]]:
+def shapes(one: ComparedModel) -> list[list[int]]:
     leaves = pytree.tree_leaves((one.source.args, one.source.kwargs))
     return [list(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def returns(one: Subject) -> list[list[int]]:
+def returns(one: ComparedModel) -> list[list[int]]:
     return [list(node.shape) for node in map(one.graph.node, one.graph.outputs) if node.is_float]
 
 
-def takes(one: Subject) -> str:
+def takes(one: ComparedModel) -> str:
     return ", ".join(one.source.kwargs) or f"{len(one.source.args)} tensors"

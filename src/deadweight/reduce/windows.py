@@ -1,10 +1,10 @@
-"""Checking a model that is too large to be in memory twice: a few of its layers at a time.
+"""Comparing a model that is too large to be in memory twice, a few of its layers at a time.
 
-The proofs speak of a short model, with as few blocks as show every kind. Any consecutive blocks of the large model,
-put into it, make a model of their own, before and after the reduction: both must be the same function.
+The proofs are about a short model, with as few blocks as show every kind. With any consecutive blocks of the large
+model in it, it is a model too, before and after the reduction: both must be the same function.
 
-The weights after the reduction are those that are on their way to the file: a window runs on a thread of its own, waits
-for each weight until it is final, and is done with it before the next few come.
+The weights after the reduction are those that are about to be written: a window runs on a thread of its own, waits for
+each weight until it is final, and uses it before the next few come.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from threading import Condition, Lock, Thread
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from deadweight.graph.bind import bind
 from deadweight.graph.evaluate import Lazy, evaluate, real_outputs
 from deadweight.graph.node import DROPOUTS, RANDOM, Graph, Node
-from deadweight.reduce.apply import Applied, Scaled, Weights, apply
-from deadweight.reduce.job import Job
+from deadweight.reduce.apply import Applied, FinalWeight, ScaledWeight, Weights, apply
+from deadweight.reduce.job import ReductionJob
 from deadweight.reduce.pipeline import Stopped
 from deadweight.reduce.verify import Error, Verification, relative
 from deadweight.rewrite.rewrite import Rewrite
@@ -33,11 +32,11 @@ from deadweight.threads import limit, one_thread
 Read = Callable[[str], Tensor | Lazy]
 
 
-def open_windows(job: Job, rewrites: Sequence[Rewrite], say: Callable[[str], None]) -> Windows | None:
-    """The first and the last blocks, in float64; None where the model has no blocks that stand for each other.
+def open_windows(job: ReductionJob, rewrites: Sequence[Rewrite], say: Callable[[str], None]) -> Windows | None:
+    """Windows on the first and the last blocks, in float64; None where the model has no repeated blocks.
 
-    A window that some rewrite crosses cannot take the weights of the whole plan, which change what lies outside as
-    well: it is compared here and now, with the rewrites that lie inside.
+    A rewrite may change weights inside and outside of a window. Such a window cannot be compared with the weights of
+    the whole plan; it is compared here, with only the rewrites that lie inside.
     """
     constants = real_constants(job)
     if len(job.source.blocks) != 1 or constants is None:
@@ -47,13 +46,13 @@ def open_windows(job: Job, rewrites: Sequence[Rewrite], say: Callable[[str], Non
     windows = [Window(job, rewrites, offset, constants) for offset in dict.fromkeys((0, last))]
     for window in windows:
         if not window.can_be_fed:
-            say(f"verifying {window.words}")
+            say(f"verifying layers {window.layers}")
             window.check_alone()
     return Windows(windows)
 
 
 class Windows:
-    """All windows; a context, at whose end no thread is left running."""
+    """All windows, as a context manager: when it is left, no thread is running."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows
@@ -70,27 +69,29 @@ class Windows:
         for window in self.fed:
             window.stop()
 
-    def feed(self, name: str, value: Any) -> None:
-        """Give a final weight to the windows that hold it."""
+    def feed(self, name: str, value: FinalWeight | None) -> None:
+        """Pass a final weight to the windows that contain it."""
         for window in self.fed:
             if name in window.coming:
                 window.feed(name, value)
 
     def verification(self) -> Verification:
-        """Wait for the last window, and say how far any of them is off."""
+        """Wait for all windows, and return the largest error of each output."""
         worst = [max(column) for column in zip(*(w.result() for w in self.windows), strict=True)]
-        layers = " and ".join(w.words.removeprefix("layers ") for w in self.windows)
+        layers = " and ".join(w.layers for w in self.windows)
         errors = tuple(Error(f"output {i}", e) for i, e in enumerate(worst))
-        return Verification(errors, f"random inputs, layers {layers} by themselves")
+        return Verification(errors, f"random inputs, layers {layers} on their own")
 
 
 class Window:
     """The short model with these blocks, before and after the reduction."""
 
-    def __init__(self, job: Job, rewrites: Sequence[Rewrite], offset: int, constants: dict[str, Tensor]) -> None:
+    def __init__(
+        self, job: ReductionJob, rewrites: Sequence[Rewrite], offset: int, constants: dict[str, Tensor]
+    ) -> None:
         blocks = job.source.blocks[0]
         self.job, self.constants = job, constants
-        self.words = f"layers {offset} to {offset + blocks.kept - 1}"
+        self.layers = f"{offset} to {offset + blocks.kept - 1}"
 
         def moved(name: str) -> str:
             index = blocks.index_in(name)
@@ -111,13 +112,13 @@ class Window:
         self.errors: list[float] = []
         self.failure: BaseException | None = None
         self.changed = Condition()
-        self.made: dict[str, Any] = {}
-        self.wants: str | None = None  # the weight that the thread cannot go on without
+        self.made: dict[str, FinalWeight | None] = {}
+        self.wants: str | None = None  # the weight that the thread waits for
         self.held, self.over = 0, False
         self.thread: Thread | None = None
 
     def check_alone(self) -> None:
-        """Compare with rewrites that are done for this window only."""
+        """Compare with the rewrites inside this window, applied for it alone."""
         with one_thread():
             self.errors = relative([self.outputs(Reduced(self.job, self.inside).read)], [self.outputs(self.job.read)])
 
@@ -128,7 +129,7 @@ class Window:
     def run(self, turn: Lock) -> None:
         limit(1)
         try:
-            with turn:  # one after the other: each holds a weight
+            with turn:  # one window after the other: each holds a weight in memory
                 before = self.outputs(self.original)
             self.errors = relative([self.outputs(self.reduced)], [before])
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
@@ -162,13 +163,15 @@ class Window:
             value = self.made.pop(name)
             self.held -= size_of(value)
             self.changed.notify_all()
-        if isinstance(value, Scaled):
+        if isinstance(value, ScaledWeight):
             return RowByRow(self.job, name, value.factor)
         return self.original(name) if value is None else value
 
-    def feed(self, name: str, value: Any) -> None:
-        """Hand over a final weight; wait while the window holds another in float64, and can go on with it."""
-        kept = Scaled(value.factor, value.factor) if isinstance(value, Scaled) else value  # the rest is read again
+    def feed(self, name: str, value: FinalWeight | None) -> None:
+        """Pass a final weight to the window; wait while it holds another one in float64 that it can use first."""
+        kept = value
+        if isinstance(value, ScaledWeight):
+            kept = ScaledWeight(value.factor, value.factor)  # the weight itself is read again
         with self.changed:
             self.changed.wait_for(lambda: self.over or self.is_stuck() or not self.held)
             if not self.over:
@@ -195,9 +198,9 @@ class Window:
 
 
 class RowByRow(Lazy):
-    """A stored weight times a factor; only the rows that are worked on are in memory."""
+    """A stored weight times a factor; only the rows in use are in memory."""
 
-    def __init__(self, job: Job, name: str, factor: Tensor | None = None) -> None:
+    def __init__(self, job: ReductionJob, name: str, factor: Tensor | None = None) -> None:
         shape = job.checkpoint.shape(job.stored_name(name))
         super().__init__(torch.empty(shape, device="meta"), torch.ones(()) if factor is None else factor)
         object.__setattr__(self, "read", partial(job.read, name))
@@ -209,7 +212,7 @@ class RowByRow(Lazy):
         return into.mul_(self.factor[rows] if self.factor.shape[0] == len(self.stored) else self.factor)
 
 
-def size_of(value: Any) -> int:
+def size_of(value: FinalWeight | None) -> int:
     return value.numel() * value.dtype.itemsize if isinstance(value, Tensor) else 0
 
 
@@ -224,7 +227,7 @@ def weights_when_needed(graph: Graph) -> Graph:
 
 
 class OnDemand(Mapping[str, Tensor | Lazy]):
-    """Values by node, each read when it is asked for and not kept."""
+    """Values by node, each read when it is used, and not kept."""
 
     def __init__(
         self, graph: Graph, names: dict[str, str], read: Callable[[str], Tensor | Lazy], constants: dict[str, Tensor]
@@ -242,14 +245,14 @@ class OnDemand(Mapping[str, Tensor | Lazy]):
 
 
 class Reduced:
-    """Reduced weights in float64, made in the order of the layers, each given out once."""
+    """Reduced weights in float64, computed in the order of the layers, each returned once."""
 
-    def __init__(self, job: Job, rewrites: Sequence[Rewrite]) -> None:
+    def __init__(self, job: ReductionJob, rewrites: Sequence[Rewrite]) -> None:
         self.job = job
-        self.made: dict[str, Any] = {}
+        self.made: dict[str, FinalWeight | None] = {}
         self.coming = {name for r in rewrites for name in r.touches}
-        scaled = lambda _, stored, factor: Scaled(factor, factor)  # noqa: E731 - the weight itself is read again
-        self.stream = apply(dict(enumerate(rewrites)), Weights(job.read, scaled=scaled), Applied())
+        only_factor = lambda _, stored, factor: ScaledWeight(factor, factor)  # noqa: E731 - the weight is read again
+        self.stream = apply(dict(enumerate(rewrites)), Weights(job.read, scale_final=only_factor), Applied())
 
     def read(self, name: str) -> Tensor | Lazy:
         while name in self.coming:
@@ -258,13 +261,13 @@ class Reduced:
             if value is not None:
                 self.made[ready] = value
         value = self.made.pop(name, None)
-        if isinstance(value, Scaled):
+        if isinstance(value, ScaledWeight):
             return Lazy(self.job.read(name), value.factor)
         return self.job.read(name) if value is None else value
 
 
-def real_constants(job: Job) -> dict[str, Tensor] | None:
-    """Tensors that no file stores (rotary frequencies, say), made anew where the model is on shapes alone."""
+def real_constants(job: ReductionJob) -> dict[str, Tensor] | None:
+    """Tensors that no file stores (rotary frequencies, say), computed anew where the model has no values."""
     result: dict[str, Tensor] = {}
     for node, tensor in job.graph.tensors.items():
         if node in job.graph.parameters or node in job.graph.buffers:
@@ -279,13 +282,13 @@ def real_constants(job: Job) -> dict[str, Tensor] | None:
 
 
 def remade(module: nn.Module, buffer: Tensor, config: Config) -> Tensor | None:
-    """A buffer's value, from a new instance of the module that holds it, if a config is all that it needs."""
+    """A buffer's value, from a new instance of the module that holds it, if its constructor only takes the config."""
     for owner in module.modules():
         for name, own in owner.named_buffers(recurse=False):
             if own is buffer:
                 try:
                     with torch.device("cpu"):
-                        fresh: Any = type(owner)(config)
+                        fresh = type(owner)(config)
                     value = fresh.get_buffer(name)
                 except Exception:  # noqa: BLE001 - the model's own code
                     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deadweight.reduce.job import Job, settled
+from deadweight.reduce.job import ReductionJob, settled
 from deadweight.reduce.manifest import card, manifest
 from deadweight.reduce.parts import Stream
 from deadweight.reduce.result import Reduction
@@ -24,14 +24,14 @@ from deadweight.slim.format import SlimSpec
 
 @dataclass(frozen=True)
 class Target:
-    """Where the result goes: a folder, or nowhere; and whether a folder that is there may be replaced."""
+    """Where the result is written: a folder, or None; and whether an existing folder may be replaced."""
 
     folder: Path | None
     overwrite: bool
 
 
 def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str], None]) -> Reduction:
-    """Write the stream's tensors, and have its windows see them pass; OUT appears if they agree."""
+    """Write the stream's tensors while its windows compare them; OUT appears only if the comparison succeeds."""
     job, out = stream.job, target.folder
     assert out is not None
     numbers = Numbers(job)
@@ -59,7 +59,7 @@ def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str
 class Numbers:
     """How many parameters the file holds: floating-point numbers that are not buffers of the original."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ReductionJob) -> None:
         self.buffers = {n for n in job.checkpoint.names if n not in job.source.shapes}
         self.buffers -= {n for first, others in job.graph.tied.items() for n in (first, *others)}
         self.total = 0
@@ -69,11 +69,11 @@ class Numbers:
             self.total += tensor.numel()
 
 
-def guard(job: Job, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
+def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
     """An empty tensor under the name of one weight that is stored in another form.
 
-    Plain transformers makes up the weights that it does not find, and says so in a warning only; this one it finds, and
-    refuses for its shape.
+    Plain transformers initialises missing weights at random, with only a warning. This weight is there and has the
+    wrong shape, so loading fails.
     """
     if job.source.config is not None:
         for path in slim.stored_otherwise[:1]:
@@ -81,10 +81,10 @@ def guard(job: Job, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
             yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
 
 
-def accompany(job: Job, draft: Path, slim: SlimSpec) -> None:
-    """What lies beside the weights, for a reduction."""
+def accompany(job: ReductionJob, draft: Path, slim: SlimSpec) -> None:
+    """Write the other files of the checkpoint."""
     lay_beside(draft, job.folder, job.source.config, type(job.whole), slim if job.layout == "slim" else None)
 
 
-def loading_words(job: Job, out: Path) -> str:
+def loading_words(job: ReductionJob, out: Path) -> str:
     return how_to_load(out.name, type(job.whole), job.source.config, slim=job.layout == "slim")

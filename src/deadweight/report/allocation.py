@@ -1,4 +1,4 @@
-"""Allocations and plans for people, for programs, and as pictures."""
+"""Allocations and plans as tables, as JSON, and as pictures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -84,7 +85,7 @@ def curve_table(optimum: Optimum, mark: str) -> Table:
 def bound_data(optimum: Optimum, source: str) -> JsonObject:
     """The optimum and its whole curve, for programs."""
     m, width = len(optimum.groups), optimum.limit.width
-    heads = list(range(1, width // m + 1))
+    heads, errors = whole_curve(optimum)
     loose = relax(optimum.task, width)
     return {
         "deadweight": __version__,
@@ -101,15 +102,22 @@ def bound_data(optimum: Optimum, source: str) -> JsonObject:
             "floor": optimum.floor,
         },
         "relaxed": {"error": loose.error, "heads": list(loose.heads)},
-        "curve": {"lags": m, "heads": heads, "error": curve(optimum.task, width, heads, m)},
+        "curve": {"lags": m, "heads": heads, "error": errors},
     }
+
+
+def whole_curve(optimum: Optimum) -> tuple[list[int], list[float]]:
+    """Every number of heads per lag that the width allows, and the bound for each."""
+    m, width = len(optimum.groups), optimum.limit.width
+    heads = list(range(1, width // m + 1))
+    return heads, curve(optimum.task, width, heads, m)
 
 
 def plot_bound(optimum: Optimum, source: str, file: Path) -> None:
     """The U-curve, and heads by lag."""
-    data = bound_data(optimum, source)
+    heads, errors = whole_curve(optimum)
     picture, (left, right) = pyplot().subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    left.plot(data["curve"]["heads"], data["curve"]["error"], color="black", linewidth=1)
+    left.plot(heads, errors, color="black", linewidth=1)
     left.axhline(optimum.error, color="C0", linewidth=0.8, linestyle="--", label="best whole numbers")
     left.set_xscale("log", base=2)
     left.xaxis.set_major_formatter("{x:.0f}")
@@ -211,11 +219,11 @@ def plain(*columns: str) -> Table:
 
 
 def block(console: Console) -> str:
-    """What bars are made of."""
+    """The character of which bars are drawn."""
     return "#" if console.options.ascii_only else "█"
 
 
-def bar(value: float, errors: Any) -> int:
+def bar(value: float, errors: NDArray[np.float64]) -> int:
     return round(BAR * value / float(errors.sum()))
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, outcome_line, perplexity_rise
-from deadweight.report.figure import pyplot, save
+from deadweight.report.figure import Axes, Figure, pyplot, save
 from deadweight.slim.codes import WIDTHS
 from deadweight.slim.format import SideSpec
 
@@ -94,7 +93,7 @@ def plot_cache(result: CacheCompression, file: Path) -> None:
     save(picture, file)
 
 
-def draw_curve(axes: Any, result: CacheCompression) -> None:
+def draw_curve(axes: Axes, result: CacheCompression) -> None:
     shares = [100 * point.share for point in result.points]
     for name in result.point.judgements:
         rises = [100 * max(perplexity_rise(p.judgements[name]), 1e-5) for p in result.points]
@@ -104,7 +103,7 @@ def draw_curve(axes: Any, result: CacheCompression) -> None:
     axes.legend()
 
 
-def draw_bits(picture: Any, axes: Any, result: CacheCompression) -> None:
+def draw_bits(picture: Figure, axes: Axes, result: CacheCompression) -> None:
     for axis, name in zip(axes, ("keys", "values"), strict=True):
         rows = [widths_of(getattr(spec, name)) for spec in result.caches.values()]
         longest = max(map(len, rows))

@@ -1,8 +1,9 @@
-"""Figures: drawn by matplotlib where it is installed, the same file from the same numbers."""
+"""Figures, by matplotlib where it is installed: the same file from the same numbers."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from deadweight.errors import DeadweightError
@@ -11,8 +12,8 @@ Figure: TypeAlias = Any  # of matplotlib, which is imported when something is dr
 Axes: TypeAlias = Any
 
 
-def pyplot() -> Any:
-    """matplotlib's pyplot, drawing SVG."""
+def pyplot() -> ModuleType:
+    """matplotlib's pyplot, set to draw the same file from the same numbers."""
     try:
         import matplotlib
     except ImportError as error:
@@ -20,7 +21,7 @@ def pyplot() -> Any:
             "a figure needs matplotlib, which is not installed: pip install deadweight[train]"
         ) from error
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "deadweight"  # otherwise names inside the file are drawn by chance
+    matplotlib.rc("svg", hashsalt="deadweight")  # otherwise ids inside the file are random
     from matplotlib import pyplot as drawing
 
     return drawing

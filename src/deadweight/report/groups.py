@@ -1,4 +1,4 @@
-"""Findings and unknowns gathered into the rows that a person reads: one per law and pattern of parameters."""
+"""Findings and unknowns grouped into the rows of the report: one per law and pattern of parameter names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORDER: dict[Verdict, int] = {"dead": 0, "folds": 1, "gauge": 2}
 
 @dataclass(frozen=True)
 class Group:
-    """Findings of one law that say the same about the same place in every layer."""
+    """Findings of one law with the same verdict for the same parameter of several layers."""
 
     code: str
     law: str
@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Unknowns with the same reason at the same place in every layer."""
+    """Unknowns with the same reason for the same parameter of several layers."""
 
     pattern: Pattern
     blocked_by: str | None
@@ -72,16 +72,16 @@ def group_unknown(unknown: Iterable[Unknown]) -> list[Doubt]:
 
 
 def _places(findings: list[Finding]) -> list[tuple[Pattern, Pieces | None, tuple[Finding, ...]]]:
-    """Findings split by the part of the parameter they mean, then by pattern of names.
+    """Findings split by the slice of the parameter, then by pattern of names.
 
-    Findings on several slices of one parameter (one per head, say) are one place: the union of the slices.
+    Findings about several slices of one parameter (one per head, say) are taken together: the union of the slices.
     """
     by_name: dict[str, list[Finding]] = defaultdict(list)
     for f in findings:
         by_name[f.parameter].append(f)
     by_pieces: dict[Pieces | None, list[str]] = defaultdict(list)
-    for name, found in by_name.items():
-        by_pieces[join_pieces(f.slice for f in found)].append(name)
+    for name, of_parameter in by_name.items():
+        by_pieces[join_pieces(f.slice for f in of_parameter)].append(name)
     return [
         (pattern, pieces, tuple(f for name in names if name in pattern for f in by_name[name]))
         for pieces, names in by_pieces.items()

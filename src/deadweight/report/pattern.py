@@ -1,4 +1,4 @@
-"""Many parameter names as few patterns: `h.0.ln.bias`, `h.1.ln.bias` … become `h.0-11.ln.bias`."""
+"""Parameter names joined into patterns: `h.0.ln.bias`, `h.1.ln.bias` … become `h.0-11.ln.bias`."""
 
 from __future__ import annotations
 
@@ -52,9 +52,13 @@ def collapse(names: Iterable[str]) -> list[Pattern]:
         fixed, numbers, leaf = split(name)
         indices[fixed, leaf].add(numbers)
     leaves: dict[tuple[tuple[str, ...], frozenset[Indices]], list[str]] = defaultdict(list)
-    for (fixed, leaf), found in indices.items():
-        leaves[fixed, frozenset(found)].append(leaf)
-    return [Pattern(f, holes, tuple(ends)) for (f, found), ends in leaves.items() for holes in _products(set(found))]
+    for (fixed, leaf), numbers_seen in indices.items():
+        leaves[fixed, frozenset(numbers_seen)].append(leaf)
+    return [
+        Pattern(fixed, holes, tuple(ends))
+        for (fixed, numbers_seen), ends in leaves.items()
+        for holes in _products(set(numbers_seen))
+    ]
 
 
 def ranges(values: Collection[int]) -> str:
@@ -93,7 +97,7 @@ def _braces(leaves: tuple[str, ...]) -> str:
 
 
 def _products(tuples: set[Indices]) -> list[tuple[tuple[int, ...], ...]]:
-    """A set of index tuples as disjoint products: first numbers that go with the same rest are taken together."""
+    """A set of index tuples as disjoint products: first numbers with the same set of rests are taken together."""
     if () in tuples:
         return [()]
     rests: dict[int, set[Indices]] = defaultdict(set)

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.reduce.result import Reduction, Step
+from deadweight.reduce.result import AppliedRewrite, Reduction
 from deadweight.reduce.verify import FLOORS, Verification
 from deadweight.report.pattern import collapse
 from deadweight.report.terminal import PROSE
@@ -64,7 +64,7 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def _steps(reduction: Reduction) -> Table:
     word = "saves" if reduction.layout == "slim" else "constant now"
     table = _table("code", "law", "parameters", "tier", word, right=(word,))
-    by_law: dict[tuple[str, str, str], list[Step]] = defaultdict(list)
+    by_law: dict[tuple[str, str, str], list[AppliedRewrite]] = defaultdict(list)
     for step in reduction.steps:
         by_law[step.code, step.law, step.tier].append(step)
     for (code, law, tier), steps in by_law.items():

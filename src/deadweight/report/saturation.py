@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -22,12 +23,12 @@ DIGITS = 5  # of numbers in JSON
 
 
 def print_saturation(saturation: Saturation, console: Console, *, heads: bool = False) -> None:
-    """A row for each layer, or for each head; then what that allows."""
-    told = (
+    """A row for each layer, or for each head; then what the numbers allow."""
+    heading = (
         f"{printable(saturation.model)} on {printable(saturation.text)}: {plural(saturation.windows, 'window')} of "
         f"{saturation.lengths[-1]:,} tokens, rows of {saturation.lengths[0]} to {saturation.lengths[-1]:,} keys\n"
     )
-    console.print(Text(told))
+    console.print(Text(heading))
     console.print(head_table(saturation) if heads else layer_table(saturation))
     for line in conclusion(saturation):
         console.print(Text(line))
@@ -82,26 +83,23 @@ def signed(value: float | None) -> str:
 
 
 def conclusion(saturation: Saturation) -> list[str]:
-    """What was found, by what criterion, and what it allows."""
+    """How many heads saturate, by which criterion, and what that allows."""
     heads = [h for layer in saturation.layers for h in layer.heads]
-    counts = {v: sum(h.verdict == v for h in heads) for v in VERDICTS}
+    saturating, partly, flat, growing = (sum(h.verdict == v for h in heads) for v in VERDICTS)
     unsure = sum(not h.sure for h in heads)
-    lines = [
-        f"\nof {plural(len(heads), 'head')}, {counts['saturates']} saturate (like 1/L), {counts['partly']} in part, "
-        f"{counts['flat']} stay flat, {counts['grows']} grow",
+    unbounded = sum((h.range_slope or 0) >= 1 for h in heads)
+    return [
+        f"\nof {plural(len(heads), 'head')}, {saturating} saturate (like 1/L), {partly} in part, {flat} stay flat, "
+        f"{growing} grow",
         f"slope of log-norm on log-length: 1/L ≤ {SATURATES:g}, part ≤ {FLAT:g}, flat ≤ {GROWS:g}, else grow; "
         f"{unsure} within two standard errors of another verdict (--heads marks them ?)".replace("-0.", "−0."),
+        f"norm ≤ e^range/length bounds a head while its logit range stays bounded: in {unbounded} of {len(heads)} it "
+        "grows by 1 or more per e-fold of the length (growth), and the bound does not fall",
+        allowed(saturating + partly, len(heads)),
     ]
-    growing = sum((h.range_slope or 0) >= 1 for h in heads)
-    lines.append(
-        f"norm ≤ e^range/length bounds a head while its logit range stays bounded: in {growing} of {len(heads)} it "
-        "grows by 1 or more per e-fold of the length (growth), and the bound does not fall"
-    )
-    return [*lines, allowed(counts, len(heads))]
 
 
-def allowed(counts: dict[str, int], n: int) -> str:
-    falling = counts["saturates"] + counts["partly"]
+def allowed(falling: int, n: int) -> str:
     if falling == 0:
         return "no head becomes less sensitive with length: nothing here says that any could be smaller"
     return (
@@ -133,10 +131,10 @@ def layer_data(layer: LayerSlopes) -> JsonObject:
 
 def head_data(h: Head) -> JsonObject:
     data = {name: rounded(getattr(h, name)) for name in ("slope", "error", "rest_slope", "range_slope")}
-    told = [asdict(at) for at in h.by_length]
+    rows = [asdict(at) for at in h.by_length]
     columns = {
-        name: [[rounded(v) for v in at[name]] if isinstance(at[name], tuple) else rounded(at[name]) for at in told]
-        for name in told[0]
+        name: [[rounded(v) for v in row[name]] if isinstance(row[name], tuple) else rounded(row[name]) for row in rows]
+        for name in rows[0]
     }
     return {"head": h.head, "verdict": h.verdict, "sure": h.sure, **data, "by_length": columns}
 
@@ -147,6 +145,38 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
+@dataclass(frozen=True)
+class HeadCurve:
+    """One head in a picture: its slope, and the mean norm and logit range at each length."""
+
+    head: int
+    slope: float | None
+    lengths: list[int]
+    norm: list[float]
+    logit_range: list[float]
+
+    @classmethod
+    def of(cls, data: JsonObject) -> HeadCurve:
+        columns: JsonObject = data.get("by_length", {})
+        lengths, norm, logit_range = (columns.get(name, []) for name in ("length", "norm", "logit_range"))
+        return cls(data.get("head", 0), data.get("slope"), lengths, norm, logit_range)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a picture shows of the data of a measurement, which may come from a file."""
+
+    title: str
+    lengths: list[int]
+    layers: list[list[HeadCurve]]
+
+    @classmethod
+    def of(cls, data: JsonObject) -> Curves:
+        title = f"{data.get('model')}, {data.get('windows')} windows of {data.get('text')}"
+        layers = [[HeadCurve.of(head) for head in layer.get("heads", [])] for layer in data.get("layers", [])]
+        return cls(title, data.get("lengths", []), layers)
+
+
 def plot_saturation(data: JsonObject, file: Path) -> None:
     """From the data of a measurement: norm against length by layer, slopes by layer and head, logit ranges."""
     picture, axes = pyplot().subplots(1, 3, figsize=(14, 4), layout="constrained")
@@ -155,37 +185,37 @@ def plot_saturation(data: JsonObject, file: Path) -> None:
 
 
 def draw_panels(picture: Figure, axes: Axes, data: JsonObject) -> None:
-    draw_by_length(axes[0], data, "norm")
-    axes[0].plot(data["lengths"], [1 / n for n in data["lengths"]], "k:", linewidth=1, label="1/L")
+    curves = Curves.of(data)
+    draw_by_length(axes[0], curves, lambda head: head.norm)
+    axes[0].plot(curves.lengths, [1 / n for n in curves.lengths], "k:", linewidth=1, label="1/L")
     axes[0].set(yscale="log", ylabel="norm of the Jacobian (mean)")
-    axes[0].set_title(f"{data['model']}, {data['windows']} windows of {data['text']}", fontsize=9)
+    axes[0].set_title(curves.title, fontsize=9)
     axes[0].legend(fontsize=8)
-    draw_slopes(picture, axes[1], data)
-    draw_by_length(axes[2], data, "logit_range")
+    draw_slopes(picture, axes[1], curves)
+    draw_by_length(axes[2], curves, lambda head: head.logit_range)
     axes[2].set(ylabel="logit range (max − min, mean)")
-    scale = pyplot().cm.ScalarMappable(pyplot().Normalize(0, max(1, len(data["layers"]) - 1)), "viridis")
+    scale = pyplot().cm.ScalarMappable(pyplot().Normalize(0, max(1, len(curves.layers) - 1)), "viridis")
     picture.colorbar(scale, ax=axes[2], label="layer")
 
 
-def draw_by_length(axes: Axes, data: JsonObject, name: str) -> None:
+def draw_by_length(axes: Axes, curves: Curves, values_of: Callable[[HeadCurve], list[float]]) -> None:
     """A line for each layer: the mean over its heads."""
     colours = pyplot().get_cmap("viridis")
-    for i, layer in enumerate(data["layers"]):
-        heads = [h["by_length"] for h in layer["heads"]]
-        values = [math.fsum(column) / len(heads) for column in zip(*(h[name] for h in heads), strict=True)]
-        colour = colours(i / max(1, len(data["layers"]) - 1))
-        axes.plot(heads[0]["length"], values, color=colour, linewidth=1)
+    for i, heads in enumerate(curves.layers):
+        means = [math.fsum(column) / len(heads) for column in zip(*map(values_of, heads), strict=True)]
+        colour = colours(i / max(1, len(curves.layers) - 1))
+        axes.plot(heads[0].lengths, means, color=colour, linewidth=1)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("keys in the row")
 
 
-def draw_slopes(picture: Figure, axes: Axes, data: JsonObject) -> None:
-    widest = max(len(layer["heads"]) for layer in data["layers"])
-    table = [[math.nan] * len(data["layers"]) for _ in range(widest)]
-    for i, layer in enumerate(data["layers"]):
-        for h in layer["heads"]:
-            table[h["head"]][i] = math.nan if h["slope"] is None else h["slope"]
+def draw_slopes(picture: Figure, axes: Axes, curves: Curves) -> None:
+    widest = max(map(len, curves.layers))
+    table = [[math.nan] * len(curves.layers) for _ in range(widest)]
+    for i, heads in enumerate(curves.layers):
+        for h in heads:
+            table[h.head][i] = math.nan if h.slope is None else h.slope
     image = axes.imshow(table, cmap="RdBu", vmin=-1, vmax=1, aspect="auto", origin="lower")
     axes.set(xlabel="layer", ylabel="head")
     axes.set_title("slope of log-norm on log-length", fontsize=9)

@@ -36,7 +36,7 @@ def markdown(table: Sequence[VariantSummary]) -> str:
 
 
 def plot(table: Sequence[VariantSummary], file: Path) -> None:
-    """Mean, spread and every seed."""
+    """Mean, standard deviation and every seed."""
     shown = [r for r in table if r.values]
     figure, axes = pyplot().subplots(figsize=(7.5, 1.2 + 0.4 * len(shown)), layout="constrained")
     for place, row in enumerate(shown):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deadweight.proof.turn import Site
 from deadweight.rewrite.columns import amplification, common_columns, orthonormal
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index
 from deadweight.save.facts import Fact, IdentityBlocks
 
@@ -71,7 +71,7 @@ class BasisRewrite(Rewrite):
     def saves(self) -> int:
         return sum(len(h) ** 2 for h in self.heads())
 
-    def leave_identities(self, known: Known) -> None:
+    def leave_identities(self, known: SettledFacts) -> None:
         """Raise if a matrix that is the identity by now would be turned."""
         for name in self.touches:
             if known.is_identity(name):

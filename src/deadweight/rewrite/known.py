@@ -12,17 +12,17 @@ from deadweight.save.facts import Because, Constant, Fact, IdentityBlocks, Passe
 
 
 @dataclass(frozen=True)
-class Known:
+class SettledFacts:
     """What earlier rewrites have settled, and later ones must respect. A value: adding facts makes another."""
 
     by_parameter: dict[str, tuple[Fact, ...]] = field(default_factory=dict)
 
-    def and_also(self, facts: Iterable[Fact]) -> Known:
+    def and_also(self, facts: Iterable[Fact]) -> SettledFacts:
         more = dict(self.by_parameter)
         for fact in facts:
             if not isinstance(fact, Passed):
                 more[fact.parameter] = (*more.get(fact.parameter, ()), fact)
-        return Known(more)
+        return SettledFacts(more)
 
     def is_folded(self, parameter: str) -> bool:
         """Whether a vector has been folded away: nothing may fill it again."""

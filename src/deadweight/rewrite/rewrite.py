@@ -13,7 +13,7 @@ from torch import Tensor
 from deadweight.claims.claim import Claim
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.save.facts import Fact
 
 
@@ -75,7 +75,7 @@ class Rewrite(ABC):
         yield from ()
 
     @abstractmethod
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         """Change the weights, and say what is known of them now; `known` is what earlier rewrites said.
 
         Raises NotDone before anything is changed.

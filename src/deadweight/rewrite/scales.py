@@ -10,7 +10,7 @@ from torch import Tensor
 from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.graph.node import float64_arguments, substitute
 from deadweight.rewrite.effect import Constants
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import Rewrite, Tensors
 from deadweight.rewrite.shifts import parameters_read
 from deadweight.save.facts import Constant, Fact, Passed, module_of
@@ -40,7 +40,7 @@ class FoldScale(Rewrite):
     def stored_together(self) -> bool:
         return True  # the norm's shift becomes the bias of the layer before it
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         claim = self.claim
         zero, one = self.through(tensors, 0.0), self.through(tensors, 1.0)
         values = Constants(self.graph, lambda node: self.value(tensors, node))

@@ -13,7 +13,7 @@ from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim, element_wise, undo
 from deadweight.graph.node import Graph, is_vector
 from deadweight.rewrite.effect import Constants, effect
-from deadweight.rewrite.known import Known
+from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index
 from deadweight.save.facts import Because, Constant, Fact, ZeroPlaces
 
@@ -48,11 +48,11 @@ class ShiftRewrite(Rewrite):
         places = moving.movedim(axis, 0).reshape(moving.shape[axis], -1).all(1).nonzero().reshape(-1)
         return ZeroPlaces(name, axis, as_index(places), because=because)
 
-    def absorb(self, tensors: Tensors, amounts: Mapping[str, Tensor], known: Known) -> None:
+    def absorb(self, tensors: Tensors, amounts: Mapping[str, Tensor], known: SettledFacts) -> None:
         """Undo these shifts in the parameters that take them over."""
         gone = [self.name(a.parameter) for a in self.claim.absorbers if a.node in amounts]
         if again := [n for n in gone if known.is_folded(n)]:
-            raise NotDone(f"{again[0]} is already gone, and would be needed again")
+            raise NotDone(f"an earlier rewrite has removed {again[0]}, into which it would fold")
         for absorber in self.claim.absorbers:
             if absorber.node in amounts and not absorber.again:
                 name = self.name(absorber.parameter)
@@ -91,7 +91,7 @@ class Drop(ShiftRewrite):
     def nodes(self) -> tuple[str, ...]:
         return (self.claim.node,)
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         tensors[self.target] = torch.where(self.moving(), 0.0, tensors[self.target])
         return [self.removed(self.target, "dead")]
 
@@ -108,7 +108,7 @@ class Fold(ShiftRewrite):
     def saves(self) -> int:
         return int(self.moving().sum())
 
-    def apply(self, tensors: Tensors, known: Known) -> list[Fact]:
+    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         shift = torch.where(self.moving(), -tensors[self.target], 0.0)
         parameter = lambda node: self.value(tensors, node)  # noqa: E731
         amounts = effect(self.graph, self.claim, self.claim.node, shift, parameter)

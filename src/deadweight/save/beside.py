@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's folder beside its weights: config, tokenizer, and the code that builds slim layers."""
+"""The files of a checkpoint besides its weights: config, tokenizer, and the code that builds slim layers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MODELING = "modeling_deadweight.py"
 RUNTIME = ("format", "layers")  # files of slim/ that a slim checkpoint needs
 ATTENTION = ("attention", "kernels")  # those that smaller heads need too
 CACHE = (*ATTENTION, "codes", "cache")  # and those that a coded cache needs
-FREIGHT = 64 << 20  # bytes: larger files beside the weights are not taken along
-LEFT_BEHIND = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
+LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied
+NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (
     "AutoModelForCausalLM",
     "AutoModelForMaskedLM",
@@ -41,12 +41,12 @@ AUTOS = (
 
 
 def lay_beside(draft: Path, folder: Path | None, config: Config, cls: type[nn.Module], slim: SlimSpec | None) -> None:
-    """Config, tokenizer and whatever else lies in the folder; for slim, the code that builds its layers."""
+    """Write config, tokenizer and other files of the original folder; for slim, the code that builds its layers."""
     if folder is not None:
         for file in sorted(folder.rglob("*")):
             inside = file.relative_to(folder)
             plain = file.is_file() and not any(part.startswith(".") for part in inside.parts)
-            if plain and takes_along(file):
+            if plain and is_copied(file):
                 (draft / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, draft / inside)
     elif config is not None:
@@ -58,15 +58,15 @@ def lay_beside(draft: Path, folder: Path | None, config: Config, cls: type[nn.Mo
 
 
 def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: SlimSpec) -> None:
-    """The config of a slim checkpoint, and the files that build it where deadweight is not installed."""
+    """Write the config of a slim checkpoint, and the code that loads it where deadweight is not installed."""
     file = draft / "config.json"
     raw = read_json(file)
-    raw["deadweight"] = slim.to_json()
-    raw["auto_map"] = dict.fromkeys(autos_of(cls, config), f"{MODELING.removesuffix('.py')}.SlimModel")
+    classes = dict.fromkeys(autos_of(cls, config), f"{MODELING.removesuffix('.py')}.SlimModel")
     if isinstance(config, TransformerConfig):
-        raw["auto_map"]["AutoConfig"] = f"configuration.{TransformerConfig.__name__}"
+        classes |= {"AutoConfig": f"configuration.{TransformerConfig.__name__}"}
         for own in OWN_CODE:
             shutil.copyfile(own, draft / own.name)
+    raw |= {"deadweight": slim.to_json(), "auto_map": classes}
     raw.setdefault("architectures", [cls.__name__])
     file.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     more = CACHE if slim.caches else () if slim.attention is None else ATTENTION
@@ -77,17 +77,17 @@ def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: Sli
 
 
 def travelling(text: str) -> str:
-    """A file of slim/ as it lies in a checkpoint's folder, where the others have names that nobody else uses."""
+    """The text of a file of slim/ for a checkpoint's folder, where these files have the prefix deadweight_."""
     return re.sub(r"from \.(format|layers|attention|kernels|codes|cache) import", r"from .deadweight_\1 import", text)
 
 
-def takes_along(file: Path) -> bool:
-    named = file.suffix.lower() in LEFT_BEHIND or file.name.endswith(".index.json")
-    return not named and file.name not in ("README.md", "deadweight.json") and file.stat().st_size <= FREIGHT
+def is_copied(file: Path) -> bool:
+    named = file.suffix.lower() in NOT_COPIED or file.name.endswith(".index.json")
+    return not named and file.name not in ("README.md", "deadweight.json") and file.stat().st_size <= LARGEST_COPIED
 
 
 def autos_of(cls: type[nn.Module], config: Config) -> list[str]:
-    """The Auto classes of transformers that stand for this model class."""
+    """The Auto classes of transformers that load this model class."""
     autos = []
     for name in AUTOS:
         mapping = getattr(transformers, name, None)
@@ -99,7 +99,7 @@ def autos_of(cls: type[nn.Module], config: Config) -> list[str]:
 
 
 def modeling(cls: type[nn.Module], slim: SlimSpec) -> str:
-    """The model class of a slim checkpoint, as a file that lies beside its weights."""
+    """The text of the file that defines the model class of a slim checkpoint."""
     home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
     imports = ["from .deadweight_format import SlimSpec", "from .deadweight_layers import install"]
     lines = ["install(self, slim)"]

@@ -1,4 +1,4 @@
-"""What is known of a parameter after a rewrite, and therefore need not be stored."""
+"""Facts about a parameter after a rewrite: what they say need not be stored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 Index = tuple[int, ...]
-Because = Literal["dead", "folded", "centred", "lost"]  # no effect; moved elsewhere; a common mean; a lost direction
+Because = Literal["dead", "folded", "centred", "lost"]  # no effect; moved elsewhere; mean removed; lost direction
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Every element has this value: 0 for a bias, 1 for a gain (0 where the model stores the gain less one)."""
+    """Every element has this value: 0 for a bias, 1 for a gain (0 where the model stores the gain minus one)."""
 
     parameter: str
     value: float
@@ -23,7 +23,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class ZeroPlaces:
-    """Zero at these places of an axis; for a matrix only in these rows of the other axis (None: in all)."""
+    """Zero at these indices of an axis; in a matrix, only at these indices of the other axis (None: at all)."""
 
     parameter: str
     axis: int
@@ -34,7 +34,7 @@ class ZeroPlaces:
 
 @dataclass(frozen=True)
 class IdentityBlocks:
-    """Each block of rows (places along `axis`) is the identity matrix in these columns."""
+    """Each block of rows (indices along `axis`) is the identity matrix in these columns."""
 
     parameter: str
     axis: int
@@ -45,7 +45,7 @@ class IdentityBlocks:
 
 @dataclass(frozen=True)
 class Passed:
-    """A BatchNorm that only adds its shift now; `before` is the layer whose output it reads."""
+    """A BatchNorm that is left with its shift only; `before` is the layer whose output it reads."""
 
     module: str
     before: str
@@ -55,7 +55,7 @@ Fact = Constant | ZeroPlaces | IdentityBlocks | Passed
 
 
 def holds(fact: Fact, parameter: Tensor) -> bool:
-    """Whether the fact is true of this parameter, to the bit."""
+    """Whether the fact holds exactly for this parameter."""
     if isinstance(fact, Constant):
         return bool((parameter == fact.value).all())
     if isinstance(fact, ZeroPlaces):

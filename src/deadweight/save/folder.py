@@ -13,15 +13,15 @@ from torch import nn
 
 from deadweight.errors import DeadweightError
 from deadweight.source.kinds import ModelLike
-from deadweight.source.model import refuse_unthinkable
+from deadweight.source.model import refuse_impossible_path
 from deadweight.source.text import printable, reason
 
-CHECKPOINT = ("config.json", "deadweight.json", "*.safetensors")  # by any of these a folder is one
+CHECKPOINT = ("config.json", "deadweight.json", "*.safetensors")  # a folder with any of these is a checkpoint
 MARGIN = 64 << 20  # bytes left free on the disk
 
 
 def followed(out: str | Path) -> Path:
-    """OUT as a path; where it is a link, or goes up, the place that is meant."""
+    """OUT as a path, with links and .. resolved."""
     try:
         path = Path(out).expanduser()
         path.exists()
@@ -31,27 +31,31 @@ def followed(out: str | Path) -> Path:
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
-    """Raise if OUT is taken, or has nowhere to be."""
+    """Raise if OUT exists already, or if its parent folder does not exist or is not writable."""
     if (out.exists() or out.is_symlink()) and not overwrite:
-        raise DeadweightError(f"{printable(out)} exists; expected a new folder: choose another, or pass --overwrite")
+        raise DeadweightError(
+            f"{printable(out)} exists; expected a new folder: choose another one, or pass --overwrite (overwrite=True)"
+        )
     if out.exists() and not out.is_dir():
-        raise DeadweightError(f"{printable(out)} is a file; expected a folder, or nothing, there")
+        raise DeadweightError(f"{printable(out)} is a file; expected a folder, or a path that does not exist")
     parent = out.absolute().parent
     if not parent.is_dir():
-        raise DeadweightError(f"{printable(parent)} does not exist; expected the folder in which OUT will be")
+        raise DeadweightError(f"{printable(parent)} does not exist; expected an existing folder in which to create OUT")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise DeadweightError(f"{printable(parent)} cannot be written to; expected a folder of your own")
+        raise DeadweightError(f"{printable(parent)} cannot be written to; expected a folder with write permission")
 
 
 def check_replaceable(out: Path) -> None:
-    """Raise if what OUT holds is no checkpoint: --overwrite replaces all of it."""
+    """Raise if OUT holds files but no checkpoint: --overwrite replaces the whole folder."""
     here = Path.cwd()
     if out.resolve() in (here, *here.parents):
-        raise DeadweightError(f"{printable(out)} is the folder you are in, or above it; expected one to be replaced")
+        raise DeadweightError(
+            f"{printable(out)} is the working directory or contains it; expected a folder that can be replaced"
+        )
     if out.is_dir() and any(out.iterdir()) and not any(f for pattern in CHECKPOINT for f in out.glob(pattern)):
         raise DeadweightError(
-            f"{printable(out)} holds files, and no checkpoint that --overwrite could replace; choose another folder, "
-            "or empty it yourself"
+            f"{printable(out)} holds files but no checkpoint; expected a checkpoint for --overwrite to replace: choose "
+            "another folder, or empty this one"
         )
 
 
@@ -60,15 +64,15 @@ def check_space(out: Path, needed: int) -> None:
     if free < needed + MARGIN:
         raise DeadweightError(
             f"the disk of {printable(out)} has {free / 1e9:.2f} GB free; {(needed + MARGIN) / 1e9:.2f} GB are needed: "
-            "make room, or choose another disk"
+            "free some space, or choose another disk"
         )
 
 
 @contextmanager
 def complete_or_absent(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder beside OUT to write in; it becomes OUT when the block ends without an error, and else is removed.
+    """A temporary folder next to OUT: it is renamed to OUT if the block ends without an error, and else removed.
 
-    A process that is killed leaves a folder named .OUT.part-…, never an OUT that is not complete.
+    A process that is killed leaves a folder named .OUT.part-…, never an incomplete OUT.
     """
     out = out.absolute()
     check_target(out, overwrite=overwrite)
@@ -104,7 +108,7 @@ def put_in_place(draft: Path, out: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Everything on disk before the name appears."""
+    """Flush all files to disk, before the folder gets its name."""
     for file in folder.rglob("*"):
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)
@@ -115,15 +119,15 @@ def sync(folder: Path) -> None:
 
 
 def check_out(out: Path, model: ModelLike, *, overwrite: bool) -> None:
-    """Raise before any work is done if OUT cannot be."""
+    """Raise before any work is done if OUT cannot be written."""
     check_target(out, overwrite=overwrite)
     if not isinstance(model, nn.Module):
-        refuse_unthinkable(str(model))
+        refuse_impossible_path(str(model))
     if not isinstance(model, nn.Module) and str(model) and Path(str(model)).expanduser().exists():
         here, there = Path(str(model)).expanduser().resolve(), out.resolve()
         if here == there or here in there.parents:
-            raise DeadweightError(f"{printable(out)} is the model itself, or inside it; expected another folder")
+            raise DeadweightError(f"{printable(out)} is the model's own folder, or inside it; expected another folder")
         if there in here.parents:
-            raise DeadweightError(f"{printable(out)} holds the model, and would be replaced; expected another folder")
+            raise DeadweightError(f"{printable(out)} contains the model and would be replaced; expected another folder")
     if overwrite:
         check_replaceable(out)

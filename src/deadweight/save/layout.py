@@ -1,4 +1,4 @@
-"""The slim layout: from what is known of the parameters to layers that store only the rest."""
+"""The slim layout: layers that store only those numbers that the facts about their parameters do not give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,22 +27,22 @@ from deadweight.slim.format import (
 from deadweight.slim.layers import without
 from deadweight.source.private import forward_hooks, forward_pre_hooks, own_parameters
 
-Dense = Callable[[str], Tensor]  # a parameter of the reduced model, whole, by its state-dict name
+Dense = Callable[[str], Tensor]  # a whole parameter of the reduced model, by its state-dict name
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def tied_parameters(module: nn.Module) -> set[int]:
-    """Parameters that more than one module holds, by identity. A module that is used twice holds its own once."""
+    """The ids of parameters that more than one module holds. A module that is used twice counts once."""
     holders = Counter(id(p) for m in module.modules() for p in own_parameters(m).values() if p is not None)
     return {parameter for parameter, count in holders.items() if count > 1}
 
 
 def can_shrink(module: nn.Module, parameter: str, tied: Collection[int] = (), *, whole: bool) -> str | None:
-    """None if the module that holds a parameter can do with less of it; else why it cannot.
+    """None if the module that holds a parameter can store less of it; else the reason why not.
 
-    `whole` parameters become constants; of others a row, a column or a block goes. `tied` parameters are stored once
-    for all modules that hold them, which must go on to hold them.
+    `whole` parameters become constants; others lose a row, a column or a block. `tied` parameters, by id, are stored
+    once for all modules that hold them, and stay in all of them.
     """
     path = module_of(parameter)
     try:
@@ -52,12 +51,12 @@ def can_shrink(module: nn.Module, parameter: str, tied: Collection[int] = (), *,
         return "no module holds it"
     kind = type(owner)
     if id(own_parameters(owner).get(parameter.rpartition(".")[2])) in tied:
-        return "it is tied to a parameter of another module, and stored once for both"
+        return "it is tied to a parameter of another module: the two are stored once"
     in_place = whole and (kind is nn.Linear or not is_linear(owner))
     if not in_place and any(id(p) in tied for p in own_parameters(owner).values()):
-        return "its module shares another parameter with a second module: stored apart, the two would cost more"
+        return "its module shares another parameter with a second module: stored separately, they would take more space"
     if not in_place and has_hooks(owner):
-        return "its module has hooks, which a smaller one in its place would not have"
+        return "its module has hooks, which a smaller module in its place would lose"
     if is_linear(owner):
         return None
     if not whole:
@@ -71,20 +70,20 @@ def can_shrink(module: nn.Module, parameter: str, tied: Collection[int] = (), *,
 
 
 def acts_like_linear(kind: type[nn.Module]) -> bool:
-    """Whether a class of linear layer with a forward of its own computes what nn.Linear does."""
+    """Whether a subclass of nn.Linear with its own forward computes what nn.Linear computes."""
     if getattr(kind, "forward", None) is nn.Linear.forward:
         return kind is nn.Linear
     try:
         with torch.random.fork_rng(devices=[]):
-            layer: Any = kind(5, 3)
-            layer, x = layer.to(torch.float64), torch.randn(2, 4, 5, dtype=torch.float64)
-            return bool(torch.allclose(layer(x), linear(x, layer.weight, layer.bias), rtol=1e-12, atol=1e-12))
+            layer, x = kind(5, 3).to(torch.float64), torch.randn(2, 4, 5, dtype=torch.float64)
+            expected = linear(x, layer.get_parameter("weight"), own_parameters(layer).get("bias"))
+            return bool(torch.allclose(layer(x), expected, rtol=1e-12, atol=1e-12))
     except Exception:  # noqa: BLE001 - the class's own code
         return False
 
 
 def is_linear(owner: nn.Module) -> bool:
-    """A linear layer with a weight of its own: old-style weight norm makes it from two others before every call."""
+    """A linear layer whose weight is a parameter: old-style weight norm computes it from two others at every call."""
     if own_parameters(owner).get("weight") is None:
         return False
     return type(owner) is Conv1D or (isinstance(owner, nn.Linear) and acts_like_linear(type(owner)))
@@ -95,9 +94,9 @@ def has_hooks(owner: nn.Module) -> bool:
 
 
 def is_scale_only(owner: nn.Module) -> bool:
-    """A norm of somebody's own whose one parameter multiplies: a number can stand in its place.
+    """A custom norm whose only parameter is a factor, so that a number can replace it.
 
-    Tried out, in two precisions: with all ones and with the number, the result must be the same to the bit.
+    This is tested in two precisions: the result with a constant vector and with the number must be bitwise the same.
     """
     names = list(own_parameters(owner))
     if len(names) != 1 or own_parameters(owner)[names[0]] is None:
@@ -112,7 +111,7 @@ def is_scale_only(owner: nn.Module) -> bool:
             x = torch.randn(2, 3, width).to(dtype)
             try:
                 a, b = full(x), short(x)
-            except Exception:  # noqa: BLE001 - the module's own code: whatever it raises, it needs its parameter
+            except Exception:  # noqa: BLE001 - the module's own code: it cannot do without its parameter
                 return False
             if not isinstance(a, Tensor) or a.dtype != b.dtype or not torch.equal(a, b):
                 return False
@@ -120,7 +119,7 @@ def is_scale_only(owner: nn.Module) -> bool:
 
 
 @dataclass
-class Known:
+class ModuleFacts:
     """All facts about the parameters of one module."""
 
     constants: dict[str, float] = field(default_factory=dict)
@@ -129,8 +128,8 @@ class Known:
     passed: Passed | None = None
 
 
-def by_module(facts: Iterable[Fact]) -> dict[str, Known]:
-    modules: dict[str, Known] = defaultdict(Known)
+def by_module(facts: Iterable[Fact]) -> dict[str, ModuleFacts]:
+    modules: dict[str, ModuleFacts] = defaultdict(ModuleFacts)
     for fact in facts:
         if isinstance(fact, Passed):
             modules[fact.module].passed = fact
@@ -146,17 +145,17 @@ def by_module(facts: Iterable[Fact]) -> dict[str, Known]:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """The spec of one layer, and where its tensors lie in the whole ones: for every group, rows and columns."""
+class SlimLayer:
+    """The spec of one layer, and which rows and columns of the whole tensors each of its groups stores."""
 
     spec: LayerSpec
     rows: tuple[tuple[int, ...], ...] = ()
     columns: tuple[tuple[int, ...], ...] = ()
-    through: tuple[tuple[int, ...], ...] = ()  # inputs that identity blocks pass on
+    through: tuple[tuple[int, ...], ...] = ()  # the inputs that identity blocks copy to the output
     shift: str | None = None  # the norm's parameter that becomes the bias
 
     def tensors(self, path: str, dense: Dense) -> dict[str, Tensor]:
-        """What is stored, by its name inside the layer, cut out of the whole parameters."""
+        """The stored tensors by their names inside the layer, sliced from the whole parameters."""
         spec = self.spec
         if isinstance(spec, LinearSpec):
             return self.groups(spec, path, dense)
@@ -164,10 +163,9 @@ class Layer:
             table = dense(f"{path}.weight")
             return {"table": table[:, [c for c in range(table.shape[1]) if c != spec.place]]}
         if isinstance(spec, (PlainLinearSpec, BiasSpec)):
-            result = {"weight": dense(f"{path}.weight")}
-            if isinstance(spec, BiasSpec) or spec.bias:
-                result["bias"] = dense(self.shift or f"{path}.bias")
-            return result
+            has_bias = isinstance(spec, BiasSpec) or spec.bias
+            bias = {"bias": dense(self.shift or f"{path}.bias")} if has_bias else {}
+            return {"weight": dense(f"{path}.weight"), **bias}
         return {}
 
     def groups(self, spec: LinearSpec, path: str, dense: Dense) -> dict[str, Tensor]:
@@ -186,13 +184,13 @@ class Layer:
                 result[f"through_{i}"] = torch.tensor(self.through[i], dtype=torch.int32)
         if spec.shuffled:
             made = [r for rows, g in zip(self.rows, spec.groups, strict=True) if spec.is_made(g) for r in rows]
-            order = torch.zeros(spec.outputs, dtype=torch.int32)  # what is spare may be anything: the first row
+            order = torch.zeros(spec.outputs, dtype=torch.int32)  # nobody reads a spare row: any will do
             order[made] = torch.arange(len(made), dtype=torch.int32)
-            result["order"] = order
+            result |= {"order": order}
         return result
 
-    def with_spare_rows(self) -> Layer:
-        """The same layer where nobody reads the rows of the output that are zero: they need not be made."""
+    def with_spare_rows(self) -> SlimLayer:
+        """The same layer for a reader that ignores the zero rows of the output: these are not computed."""
         spec = self.spec
         if not isinstance(spec, LinearSpec) or not any(g.columns for g in spec.groups):
             return self
@@ -204,7 +202,7 @@ class Layer:
 class Slim:
     """How the layers are stored, by module path, and which parameters of the original they replace."""
 
-    layers: dict[str, Layer]
+    layers: dict[str, SlimLayer]
     facts: tuple[Fact, ...]
     replaces: dict[str, str]  # original parameter or buffer to the module whose slim form holds it now
 
@@ -213,16 +211,16 @@ class Slim:
         return SlimSpec({path: layer.spec for path, layer in self.layers.items()})
 
     def tensors(self, path: str, dense: Dense) -> dict[str, Tensor]:
-        """What is stored for one module, from its whole parameters, of which the facts must be true."""
+        """The stored tensors of one module, from its whole parameters, for which the facts must hold."""
         for fact in self.facts:
             if not isinstance(fact, Passed) and module_of(fact.parameter) == path:
-                assert holds(fact, dense(fact.parameter)), f"{fact} is no longer true"
+                assert holds(fact, dense(fact.parameter)), f"{fact} does not hold"
         return {f"{path}.{name}": value for name, value in self.layers[path].tensors(path, dense).items()}
 
 
 def layout(module: nn.Module, facts: Iterable[Fact]) -> Slim:
-    """The layers of which something is known, each in the smallest form that it can have."""
-    layers: dict[str, Layer] = {}
+    """The layers about which there are facts, each in its smallest form."""
+    layers: dict[str, SlimLayer] = {}
     replaces: dict[str, str] = {}
     facts = tuple(facts)
     for path, known in by_module(facts).items():
@@ -242,36 +240,36 @@ def layout(module: nn.Module, facts: Iterable[Fact]) -> Slim:
     return Slim(layers, facts, replaces)
 
 
-def with_bias(owner: nn.Module, norm: str) -> Layer:
+def with_bias(owner: nn.Module, norm: str) -> SlimLayer:
     """The layer before a BatchNorm, with the norm's shift as its bias."""
     if isinstance(owner, nn.Linear):
-        return Layer(PlainLinearSpec(owner.in_features, owner.out_features, bias=True), shift=f"{norm}.bias")
-    return Layer(BiasSpec(owner.out_channels), shift=f"{norm}.bias")  # type: ignore[arg-type]
+        return SlimLayer(PlainLinearSpec(owner.in_features, owner.out_features, bias=True), shift=f"{norm}.bias")
+    return SlimLayer(BiasSpec(owner.out_channels), shift=f"{norm}.bias")  # type: ignore[arg-type]
 
 
-def layer_of(owner: nn.Module, known: Known) -> Layer | None:
+def layer_of(owner: nn.Module, known: ModuleFacts) -> SlimLayer | None:
     if known.passed is not None:
-        return Layer(IdentitySpec())
+        return SlimLayer(IdentitySpec())
     if is_linear(owner):
         return linear_layer(owner, known)
     if type(owner) is nn.Embedding and known.zero:
         (zero,) = known.zero
-        return Layer(EmbeddingSpec(owner.num_embeddings, owner.embedding_dim, owner.padding_idx, zero.places[0]))
-    return Layer(WithoutSpec(dict(known.constants))) if known.constants else None
+        return SlimLayer(EmbeddingSpec(owner.num_embeddings, owner.embedding_dim, owner.padding_idx, zero.places[0]))
+    return SlimLayer(WithoutSpec(dict(known.constants))) if known.constants else None
 
 
-def linear_layer(owner: nn.Module, known: Known) -> Layer:
-    """Rows with the same columns, the same identity block and the same need of a bias form a group."""
+def linear_layer(owner: nn.Module, known: ModuleFacts) -> SlimLayer:
+    """Rows with the same columns, the same identity block and the same kind of bias form a group."""
     transposed = isinstance(owner, Conv1D)
     shape = owner.get_parameter("weight").shape
     outputs, inputs = (shape[1], shape[0]) if transposed else (shape[0], shape[1])
     has_bias = owner.bias is not None and "bias" not in known.constants
     if type(owner) is nn.Linear and set(known.constants) == {"bias"} and not known.zero and not known.blocks:
-        return Layer(WithoutSpec(dict(known.constants)))  # its weight stays what it is, tied or not
+        return SlimLayer(WithoutSpec(dict(known.constants)))  # its weight stays as it is, tied or not
     if not transposed and not known.zero and not known.blocks:
-        return Layer(PlainLinearSpec(inputs, outputs, has_bias))
+        return SlimLayer(PlainLinearSpec(inputs, outputs, has_bias))
     out_axis = 1 if transposed else 0
-    rows = Rows(outputs, inputs, has_bias)
+    rows = LinearRows(outputs, inputs, has_bias)
     for zero in known.zero:
         if zero.parameter.endswith(".bias"):
             rows.no_bias(zero.places)
@@ -284,7 +282,7 @@ def linear_layer(owner: nn.Module, known: Known) -> Layer:
     return rows.layer(transposed)
 
 
-class Rows:
+class LinearRows:
     """What is stored of each row of a linear map."""
 
     def __init__(self, outputs: int, inputs: int, bias: bool) -> None:
@@ -292,7 +290,7 @@ class Rows:
         self.bias = [bias] * outputs
         self.dropped: list[frozenset[int]] = [frozenset()] * outputs
         self.constant = [False] * outputs
-        self.block: list[int] = [-1] * outputs  # which identity it belongs to
+        self.block: list[int] = [-1] * outputs  # the number of its identity block; −1: none
         self.blocks: list[IdentityBlocks] = []
 
     def no_bias(self, places: Iterable[int]) -> None:
@@ -314,7 +312,7 @@ class Rows:
                 self.block[r] = len(self.blocks) - 1
                 self.dropped[r] = self.dropped[r] | frozenset(block.columns)
 
-    def layer(self, transposed: bool) -> Layer:
+    def layer(self, transposed: bool) -> SlimLayer:
         groups: dict[tuple[frozenset[int], int, bool], list[int]] = {}
         for r in self.sequence():
             dropped = frozenset(range(self.inputs)) if self.constant[r] else self.dropped[r]
@@ -324,7 +322,7 @@ class Rows:
             RowGroup(len(rows), self.inputs - len(dropped), self.heads(block, rows), bias)
             for (dropped, block, bias), rows in groups.items()
         )
-        return Layer(
+        return SlimLayer(
             LinearSpec(self.inputs, self.outputs, stored, shuffled=order != sorted(order), transposed=transposed),
             rows=tuple(map(tuple, groups.values())),
             columns=tuple(tuple(sorted(set(range(self.inputs)) - dropped)) for dropped, _, _ in groups),
@@ -332,7 +330,7 @@ class Rows:
         )
 
     def sequence(self) -> list[int]:
-        """Rows in their order, those of identity blocks block by block."""
+        """All rows in their order, except that rows of identity blocks come block by block."""
         laid = [r for b in self.blocks for rows in b.blocks for r in rows]
         inside = set(laid)
         first = [r for r in range(self.outputs) if r not in inside]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,36 +12,36 @@ from deadweight.slim.format import SlimSpec
 from deadweight.slim.layers import install
 from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import FileCheckpoint
+from deadweight.source.classes import model_class, trusted_class
 from deadweight.source.files import read_json
-from deadweight.source.hugging import local_folder, locate, model_class, read_config, trusted_class
+from deadweight.source.hugging import load_weights, local_folder, locate, read_config
+from deadweight.source.kinds import Options, Setting
 from deadweight.source.text import printable, reason
 
 
 def load(
-    folder: str | Path, module: nn.Module | None = None, *, trust_remote_code: bool = False, **options: Any
+    folder: str | Path, module: nn.Module | None = None, *, trust_remote_code: bool = False, **options: Setting
 ) -> nn.Module:
     """The model in a folder that deadweight wrote (or in any Hugging Face folder), ready to be used.
 
-    `options` go to transformers' from_pretrained (dtype, device_map, …). A reduced module of your own is loaded into
-    `module`, a fresh original. A class that only the folder's own code knows takes `trust_remote_code`.
+    `options` go to transformers' from_pretrained (dtype, device_map, …). A reduced module of your own class is loaded
+    into `module`, a new instance of the original. A class that is defined in the folder needs `trust_remote_code`.
     """
     if module is not None:
         return into(module, Path(folder))
     folder = embedded.path() if str(folder) == "demo" and not Path(folder).exists() else folder
-    place = locate(str(folder))
-    config = read_config(place, trust_remote_code)
+    location = locate(str(folder))
+    config = read_config(location, trust_remote_code)
     cls = model_class(config) or (trusted_class(config) if trust_remote_code else None)
-    options |= {"trust_remote_code": True} if trust_remote_code else {}
     if cls is None:
         raise DeadweightError(f"{printable(str(folder))} names no model class that transformers knows")
-    root = local_folder(str(folder)) or Path(place.root)
+    root = local_folder(str(folder)) or Path(location.root)
+    trust: Options = {"trust_remote_code": True} if trust_remote_code else {}
     try:
-        model, info = cls.from_pretrained(
-            str(root), config=config, use_safetensors=True, output_loading_info=True, **options
-        )
-    except Exception as error:  # a stranger's files
+        model, missing = load_weights(cls, str(root), {"config": config, "use_safetensors": True, **options, **trust})
+    except Exception as error:  # transformers raises many kinds
         raise DeadweightError(f"{printable(str(folder))} cannot be loaded ({reason(error)})") from error
-    if is_slim(config) and (missing := sorted(info["missing_keys"])):  # what is not there would be random
+    if is_slim(config) and missing:  # missing parameters would be random
         raise DeadweightError(
             f"{printable(str(folder))} has no {printable(missing[0])}; expected a complete checkpoint"
         )
@@ -50,7 +49,7 @@ def load(
 
 
 def into(module: nn.Module, folder: Path) -> nn.Module:
-    """The weights of a reduced module, in a fresh original that is given the same form."""
+    """A new instance of the original, with the layers and weights of the reduced module in the folder."""
     install(module, slim_spec(folder))
     weights = FileCheckpoint(folder)
     tensors = under_all_names(module, {name: weights.read(name) for name in weights.names})
@@ -62,7 +61,7 @@ def into(module: nn.Module, folder: Path) -> nn.Module:
 
 
 def slim_spec(folder: Path) -> SlimSpec:
-    """How the layers of a module that is not one of transformers are stored."""
+    """How the layers are stored, for a module that is not a model of transformers."""
     file = folder / "slim.json"
     try:
         return SlimSpec.from_json(read_json(file)) if file.is_file() else SlimSpec()
@@ -71,7 +70,7 @@ def slim_spec(folder: Path) -> SlimSpec:
 
 
 def under_all_names(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What is tied or shared is stored once, and the module asks for it by each of its names."""
+    """The tensors under all names that the module has for them: tied weights are stored once."""
     own = module.state_dict(keep_vars=True)
     stored = {id(own[name]): tensor for name, tensor in tensors.items() if name in own}
     return tensors | {n: stored[id(t)] for n, t in own.items() if n not in tensors and id(t) in stored}

@@ -1,4 +1,4 @@
-"""Safetensors written one tensor at a time: the header is left open and filled in when the file is complete."""
+"""Safetensors written one tensor at a time: space for the header is reserved, and filled when the file is complete."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from threading import Condition, Thread
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +28,14 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-SHARD = 5 << 30  # bytes: what the hub likes
-PER_TENSOR = 96  # bytes of header beside the name
-QUEUE = 64 << 20  # bytes that may wait to be written, and one tensor more
-STRIDE = 64 << 20  # bytes after which the disk is asked to begin
+SHARD = 5 << 30  # bytes per file, as the hub recommends
+PER_TENSOR = 96  # bytes of header per tensor, besides its name
+QUEUE = 64 << 20  # bytes that may wait to be written, before the next tensor is queued
+STRIDE = 64 << 20  # bytes after which writing to disk is started
 
 
 class Background:
-    """Jobs done one after the other by a thread of their own; the first error ends them, and is raised once."""
+    """Runs jobs one after the other in a thread; the first error ends it, and is raised once."""
 
     def __init__(self, room: int = QUEUE) -> None:
         self.room, self.used = room, 0
@@ -46,7 +46,7 @@ class Background:
         self.thread: Thread | None = None
 
     def do(self, job: Callable[[], None], size: int = 0) -> None:
-        """Have a job done that holds so many bytes; wait while those before it hold too many."""
+        """Queue a job that holds `size` bytes; wait while the queued jobs hold too many."""
         with self.changed:
             if self.thread is None:
                 self.thread = Thread(target=self.work, name="deadweight-writer", daemon=True)
@@ -62,7 +62,7 @@ class Background:
         while (job := self.next_job()) is not None:
             try:
                 job[0]()
-            except BaseException as error:  # noqa: BLE001 - raised where jobs are given or awaited
+            except BaseException as error:  # noqa: BLE001 - raised by `do` or `finish`
                 self.error = error
             with self.changed:
                 self.used -= job[1]
@@ -75,14 +75,14 @@ class Background:
             return self.jobs.popleft() if self.jobs and self.error is None else None
 
     def finish(self) -> None:
-        """Wait until all is done; raise what went wrong."""
+        """Wait until all jobs are done; raise the first error."""
         self.join()
         if self.error is not None:
             error, self.error = self.error, None
             raise error
 
     def stop(self) -> None:
-        """Forget what waits."""
+        """Drop the jobs that wait."""
         with self.changed:
             self.jobs.clear()
         self.join()
@@ -103,7 +103,7 @@ class Shard:
         self.file = path.open("wb", buffering=0)
         self.header: JsonObject = {"__metadata__": {"format": "pt"}}
         self.size = 0
-        self.begun = 0  # bytes that the disk was asked to take
+        self.begun = 0  # bytes whose writing to disk was started
         blank = memoryview(self.room.to_bytes(8, "little") + b" " * self.room)
         background.do(lambda: write_all(self.file, blank))
 
@@ -129,7 +129,7 @@ class Shard:
         return used < self.room
 
     def close(self) -> None:
-        """Complete the file behind everything that waits, and have it on disk."""
+        """Queue the completion of the file: its header, and fsync."""
         self.background.do(self.complete)
 
     def complete(self) -> None:
@@ -141,22 +141,22 @@ class Shard:
         self.file.close()
 
 
-def write_all(file: Any, data: memoryview) -> None:
-    """An unbuffered file may take less than it is given, and says how much."""
+def write_all(file: FileIO, data: memoryview) -> None:
+    """Write all of the data: one call of an unbuffered file may write less."""
     while data.nbytes:
         data = data[file.write(data) :]
 
 
 def begin_writing(descriptor: int, start: int, count: int) -> None:
-    """Have the disk begin with what is in the cache, without waiting: else all of it waits for the last moment."""
+    """Start writing cached pages to disk, without waiting: otherwise all of them are written at the final fsync."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, count, os.POSIX_FADV_DONTNEED)
 
 
 class Writer:
-    """A checkpoint in one file or several, with the index that several need. A thread writes while the next is made.
+    """Writes a checkpoint into one file, or into several with an index. A thread writes while the next tensor is made.
 
-    As a context: left by an error, it forgets what waits, and no thread is left running.
+    As a context manager: after an error, queued tensors are dropped and the thread has ended.
     """
 
     def __init__(self, folder: Path, room: int, limit: int = SHARD) -> None:
@@ -192,7 +192,7 @@ class Writer:
         return sum(s.size for s in self.shards)
 
     def close(self) -> None:
-        """Wait for the disk, give the files their names, and write the index of several."""
+        """Wait until all is on disk, rename the files, and write the index if there are several."""
         if self.shards:
             self.shards[-1].close()
         self.background.finish()

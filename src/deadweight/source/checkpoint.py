@@ -7,14 +7,15 @@ import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.source.files import check_header, weight_files
+from deadweight.source.kinds import JsonObject
 from deadweight.source.text import printable, reason
 
 DTYPES = {
@@ -29,12 +30,12 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-EVERY = slice(None)  # row
+EVERY = slice(None)  # all rows
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Checkpoint(ABC):
-    """Weights by the model's own state-dict names."""
+    """Weights by the state-dict names of the model."""
 
     @property
     @abstractmethod
@@ -65,12 +66,12 @@ class ModuleCheckpoint(Checkpoint):
     """A module in memory."""
 
     def __init__(self, module: nn.Module) -> None:
-        seen: dict[tuple[int, Any], str] = {}
         self.tensors: dict[str, Tensor] = {}
+        seen: set[tuple[int, torch.Size]] = set()
         for name, tensor in module.state_dict(keep_vars=True).items():
             key = (id(tensor), tensor.shape)
             if key not in seen:
-                seen[key] = name
+                seen.add(key)
                 self.tensors[name] = tensor.detach()
 
     @property
@@ -87,40 +88,61 @@ class ModuleCheckpoint(Checkpoint):
         return tuple(self.tensors[name].shape)
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file: where its bytes are, and what they mean."""
+
+    file: Path
+    start: int  # the first byte
+    n_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def rows(self, rows: slice) -> StoredTensor:
+        """Some rows of it, which are contiguous in the file."""
+        first, last, _ = rows.indices(self.shape[0])
+        row = self.n_bytes // max(self.shape[0], 1)
+        shape = (last - first, *self.shape[1:])
+        return replace(self, start=self.start + first * row, n_bytes=(last - first) * row, shape=shape)
+
+
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name, from its header; safetensors itself checks offsets and sizes."""
+    check_header(file)
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header: JsonObject = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    return {name: stored_tensor(file, 8 + length, name, entry) for name, entry in header.items()}
+
+
+def stored_tensor(file: Path, data: int, name: str, entry: JsonObject) -> StoredTensor:
+    """A tensor by its entry in the header of a file whose data begin at byte `data`."""
+    kind, shape, (first, last) = entry.get("dtype"), entry.get("shape", ()), entry.get("data_offsets", (0, 0))
+    if kind not in DTYPES:
+        raise DeadweightError(
+            f"{printable(name)} is stored as {kind}; expected one of {', '.join(DTYPES)}: quantised weights cannot be "
+            "rewritten exactly"
+        )
+    return StoredTensor(file, data + first, last - first, DTYPES[kind], tuple(shape))
+
+
 class FileCheckpoint(Checkpoint):
-    """Safetensors files of one folder; `prefix` is what the model puts before (or, with −, leaves out of) a name."""
+    """Safetensors files of one folder. The model's names have `prefix` before the stored ones; with −, lack it."""
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self.folder, self.prefix = folder, prefix
-        self.places: dict[str, tuple[Path, int, int]] = {}  # file, first byte, bytes
-        self.slices: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        self.stored: dict[str, StoredTensor] = {}
         for file in weight_files(folder):
-            check_header(file)  # safetensors itself vouches for offsets and sizes
-            self.add(file)
-
-    def add(self, file: Path) -> None:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            if entry["dtype"] not in DTYPES:
-                raise DeadweightError(
-                    f"{printable(name)} is stored as {entry['dtype']}; expected numbers in one of "
-                    f"{', '.join(DTYPES)}: quantised weights cannot be rewritten exactly"
-                )
-            first, last = entry["data_offsets"]
-            self.places[name] = (file, 8 + length + first, last - first)
-            self.slices[name] = (DTYPES[entry["dtype"]], tuple(entry["shape"]))
+            self.stored |= stored_tensors(file)
 
     def forget(self, name: str) -> None:
         """Go on as if this weight were not stored."""
-        del self.places[self.outer(name)]
+        del self.stored[self.outer(name)]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self.inner(name) for name in self.places)
+        return tuple(self.inner(name) for name in self.stored)
 
     def outer(self, name: str) -> str:
         if self.prefix.startswith("-"):
@@ -134,39 +156,32 @@ class FileCheckpoint(Checkpoint):
 
     def __contains__(self, name: str) -> bool:
         outer = self.outer(name)
-        return outer in self.places and self.inner(outer) == name
+        return outer in self.stored and self.inner(outer) == name
 
     def read(self, name: str, rows: slice = EVERY) -> Tensor:
-        """The weight, or some rows of it, where it lies: pages of the file, shared with the system's cache.
-
-        They go with the tensor. What is written into it is written into a copy of them, never into the file.
-        """
+        """The weight, or some rows of it, memory-mapped copy-on-write: writing into it never changes the file."""
         outer = self.outer(name)
-        file, start, size = self.places[outer]
-        dtype, shape = self.slices[outer]
-        if rows != EVERY:
-            first, last, _ = rows.indices(shape[0])
-            row = size // max(shape[0], 1)
-            start, size, shape = start + first * row, (last - first) * row, (last - first, *shape[1:])
-        if not size:
-            return torch.empty(shape, dtype=dtype)
-        before = start % mmap.ALLOCATIONGRANULARITY
+        stored = self.stored[outer] if rows == EVERY else self.stored[outer].rows(rows)
+        if not stored.n_bytes:
+            return torch.empty(stored.shape, dtype=stored.dtype)
+        before = stored.start % mmap.ALLOCATIONGRANULARITY
         try:
-            with file.open("rb") as opened:
-                if os.fstat(opened.fileno()).st_size < start + size:
-                    raise DeadweightError(f"{printable(file)} is truncated: {printable(outer)} is not complete")
-                pages = mmap.mmap(opened.fileno(), before + size, access=mmap.ACCESS_COPY, offset=start - before)
+            with stored.file.open("rb") as opened:
+                if os.fstat(opened.fileno()).st_size < stored.start + stored.n_bytes:
+                    raise DeadweightError(f"{printable(stored.file)} is truncated: {printable(outer)} is not complete")
+                size, offset = before + stored.n_bytes, stored.start - before
+                pages = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY, offset=offset)
         except OSError as error:
             raise DeadweightError(f"{printable(outer)} cannot be read ({reason(error)})") from error
-        tensor = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=before)
-        tensor = tensor if start % dtype.itemsize == 0 else tensor.clone()  # some files lay numbers at odd places
-        return tensor.view(dtype).reshape(shape)
+        tensor = torch.frombuffer(pages, dtype=torch.uint8, count=stored.n_bytes, offset=before)
+        aligned = stored.start % stored.dtype.itemsize == 0  # some files are not
+        return (tensor if aligned else tensor.clone()).view(stored.dtype).reshape(stored.shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self.slices[self.outer(name)][0]
+        return self.stored[self.outer(name)].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.slices[self.outer(name)][1]
+        return self.stored[self.outer(name)].shape
 
 
 def open_checkpoint(
@@ -174,14 +189,13 @@ def open_checkpoint(
 ) -> FileCheckpoint | None:
     """The folder's weights by the model's names; None if the names in the files are not the model's own.
 
-    `shapes` are the parameters that the model needs; of tied ones only one name need be stored.
+    `shapes` are the parameters that the model needs; those that are `optional` (tied ones, say) may be missing.
     """
     if not weight_files(folder):
         return None
     wanted, spare = set(shapes), set(optional)
     plain = FileCheckpoint(folder)
-    stored = set(plain.places)
-    for prefix in ("", *prefixes(wanted, stored)):
+    for prefix in ("", *prefixes(wanted, set(plain.stored))):
         result = FileCheckpoint(folder, prefix) if prefix else plain
         if wanted - spare <= set(result.names):
             check_shapes(result, shapes)
@@ -190,7 +204,7 @@ def open_checkpoint(
 
 
 def forget_copies(file_checkpoint: FileCheckpoint, tied: Mapping[str, Iterable[str]]) -> None:
-    """Of a tied weight that is stored under several names, keep one: two that differ later would no longer be tied."""
+    """Keep one name of each tied weight that is stored under several: rewritten apart, the copies would differ."""
     for first, others in tied.items():
         kept, *copies = [name for name in (first, *others) if name in file_checkpoint] or [first]
         for name in copies:
@@ -198,14 +212,14 @@ def forget_copies(file_checkpoint: FileCheckpoint, tied: Mapping[str, Iterable[s
                 file_checkpoint.read(name), file_checkpoint.read(kept)
             ):
                 raise DeadweightError(
-                    f"{printable(name)} and {printable(kept)} are tied by the config, and differ in the checkpoint; "
-                    "expected one weight: set tie_word_embeddings to false in config.json if they are two"
+                    f"{printable(name)} and {printable(kept)} are tied by the config, but differ in the checkpoint; "
+                    "expected equal weights: set tie_word_embeddings to false in config.json if they are not tied"
                 )
             file_checkpoint.forget(name)
 
 
 def prefixes(wanted: set[str], stored: set[str]) -> list[str]:
-    """A first name that all of the model's parameters may have and the stored ones not, or the other way round."""
+    """First components of names: the model's may have one that the stored names lack, or (−) the other way round."""
     first = {name.split(".")[0] + "." for name in wanted}
     outer = {name.split(".")[0] + "." for name in stored}
     return sorted(first) + ["-" + p for p in sorted(outer)]
@@ -218,10 +232,10 @@ def check_shapes(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]]) -> 
         if checkpoint.shape(name) != tuple(shape):
             raise DeadweightError(
                 f"{printable(name)} has shape {list(checkpoint.shape(name))} in the checkpoint; "
-                f"expected {list(shape)}, which the config says"
+                f"expected {list(shape)}, as the config says"
             )
         if checkpoint.dtype(name) not in FLOATS:
             raise DeadweightError(
-                f"{printable(name)} is stored as {checkpoint.dtype(name)}; expected floating-point numbers, "
-                "which alone can be rewritten exactly"
+                f"{printable(name)} is stored as {checkpoint.dtype(name)}; expected floating-point numbers: "
+                "others cannot be rewritten exactly"
             )

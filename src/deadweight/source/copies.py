@@ -130,11 +130,12 @@ def rebuilt(module: nn.Module, tensor: Callable[[Tensor], Tensor], done: Memo) -
     attributes = vars(clone)
     for name, value in vars(module).items():
         attributes[name] = copy.copy(value) if type(value).__name__ in ("list", "dict", "set", "OrderedDict") else value
-    for table in ("_parameters", "_buffers"):
+    for table in ("_parameters", "_buffers", "_modules"):
         for name, value in attributes[table].items():
-            attributes[table][name] = done.setdefault(id(value), value if value is None else tensor(value))
-    for name, child in module._modules.items():
-        attributes["_modules"][name] = None if child is None else rebuilt(child, tensor, done)
+            if isinstance(value, nn.Module):
+                attributes[table][name] = rebuilt(value, tensor, done)
+            elif value is not None:
+                attributes[table][name] = done.setdefault(id(value), tensor(value))
     for name, value in vars(module).items():
         if isinstance(value, MethodType) and id(value.__self__) in done:
             attributes[name] = MethodType(value.__func__, done[id(value.__self__)])

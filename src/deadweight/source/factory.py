@@ -6,7 +6,6 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +37,7 @@ def from_spec(spec: str) -> Built:
 
 
 def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = None) -> Built:
-    """A copy that shares its parameters: switching it to eager attention and eval leaves the user's own alone."""
+    """A copy that shares the parameters: switching it to eager attention and eval mode does not change the user's."""
     module = _eager(module, name)
     _refuse_lazy(module, name)
     clone = share_tensors(module)
@@ -49,7 +48,7 @@ def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = No
 
 
 def _eager(module: nn.Module, name: str) -> nn.Module:
-    """The module that torch.compile was given; refuses one that TorchScript has compiled."""
+    """The module that was passed to torch.compile; refuses a TorchScript module."""
     while type(module).__name__ == "OptimizedModule":  # by name: importing the class takes a second
         module = module.get_submodule("_orig_mod")
     if isinstance(module, torch.jit.ScriptModule):
@@ -76,7 +75,7 @@ def _find(spec: str) -> Leaf:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        result: Any = importlib.import_module(place)
+        result: Leaf = importlib.import_module(place)
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise DeadweightError(
             f"{printable(place)} cannot be imported ({reason(error)}); expected package.module:callable, "
@@ -98,7 +97,8 @@ def _call(spec: str, target: Leaf) -> Leaf:
         return target()
     except (Exception, SystemExit) as error:  # the user's code
         raise DeadweightError(
-            f"{printable(spec)} failed ({reason(error)}); expected to call it without arguments and get an nn.Module"
+            f"{printable(spec)} failed ({reason(error)}); expected a callable that returns an nn.Module and takes no "
+            "arguments"
         ) from error
 
 

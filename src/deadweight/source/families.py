@@ -1,4 +1,4 @@
-"""Other families of models: what their modules and settings are called, one row each, and what none may have."""
+"""Other families of models: the names of their modules and settings, one row each, and the settings we do not have."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ NORMED = {"query_norm": "layers.0.attention.query_norm", "key_norm": "layers.0.a
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a module of ours is found: one of so many equal `parts` of theirs along its outputs, from a row on."""
+    """The module of theirs that holds one of ours: all of it, or one of `parts` equal parts of its output rows."""
 
     path: str
     part: int = 0
     parts: int = 1
     transposed: bool = False  # weights are (in, out)
-    first: int = 0
+    first: int = 0  # the row with which ours begins
 
     def take(self, tensor: Tensor) -> Tensor:
-        """Our parameter, out of theirs; a gradient goes the same way."""
+        """Our part of a parameter of theirs, or of its gradient."""
         rows = tensor.T if self.transposed and tensor.ndim == 2 else tensor
         return rows.chunk(self.parts)[self.part][self.first :]
 
 
-Setting = str | Callable[[Config], Value]  # the name of a field of theirs, or what to make of their config
+Setting = str | Callable[[Config], Value]  # the name of a field of their config, or a function of the config
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,8 @@ class Family:
     settings: Mapping[str, Setting]
     fixed: Mapping[str, Value]
     activations: Mapping[str, str]
-    first_position: Callable[[Config], int] = lambda config: (
-        0
-    )  # the row of the position table that the first token reads
-    spare: tuple[str, ...] = ()  # parts behind the hidden states that are left out
+    first_position: Callable[[Config], int] = lambda config: 0  # the row of the position table for the first token
+    spare: tuple[str, ...] = ()  # modules after the hidden states, which are left out
     options: Mapping[str, Value] = field(default_factory=dict)  # for from_pretrained
 
 
@@ -168,7 +166,7 @@ BERT = Family(
     spare=("pooler.",),
     options={"add_pooling_layer": False},
 )
-ROBERTA = replace(  # its tokens count from the row behind the one for padding
+ROBERTA = replace(  # positions count from the row after the padding row
     BERT,
     base="RobertaModel",
     settings={**BERT.settings, "context": lambda config: config.max_position_embeddings - config.pad_token_id - 1},
@@ -186,13 +184,13 @@ FAMILIES: dict[str, Family] = {
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A setting that must be as we have it: how to read it (None: absent), what is expected, and what else it means."""
+class RequiredSetting:
+    """A setting for which we have only some values: how to read it, which these are, and what any other one means."""
 
     name: str
-    read: Callable[[Config], Value]
+    read: Callable[[Config], Value]  # None where it is absent
     expected: tuple[Value, ...]
-    why: str
+    otherwise: str
 
 
 def rope(config: Config, name: str, default: Value = None) -> Value:
@@ -201,29 +199,36 @@ def rope(config: Config, name: str, default: Value = None) -> Value:
 
 def window(config: Config) -> int | None:
     """The sliding window, where some layer has one that is shorter than the context."""
-    found, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    width, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     sliding = kinds is None or any("sliding" in kind for kind in kinds)
-    return found if found is not None and sliding and found < config.max_position_embeddings else None
+    return width if width is not None and sliding and width < config.max_position_embeddings else None
 
 
 def attribute(name: str) -> Callable[[Config], Value]:
     return lambda config: getattr(config, name, None)
 
 
-LIMITS = (
-    Limit("rope_type", lambda c: rope(c, "rope_type"), (None, "default"), "its rotary angles are rescaled"),
-    Limit("partial_rotary_factor", lambda c: rope(c, "partial_rotary_factor"), (None, 1.0), "part of a head is turned"),
-    Limit("sliding_window", window, (None,), "a token does not see its whole past"),
-    Limit(
+REQUIRED_SETTINGS = (
+    RequiredSetting("rope_type", lambda c: rope(c, "rope_type"), (None, "default"), "its rotary angles are rescaled"),
+    RequiredSetting(
+        "partial_rotary_factor",
+        lambda c: rope(c, "partial_rotary_factor"),
+        (None, 1.0),
+        "only part of a head is rotary",
+    ),
+    RequiredSetting("sliding_window", window, (None,), "a token does not attend to its whole past"),
+    RequiredSetting(
         "position_embedding_type", attribute("position_embedding_type"), (None, "absolute"), "positions are relative"
     ),
-    Limit("add_cross_attention", attribute("add_cross_attention"), (None, False), "it attends to a second sequence"),
-    Limit("is_decoder", attribute("is_decoder"), (None, False), "an encoder is run as a decoder"),
-    Limit("attn_logit_softcapping", attribute("attn_logit_softcapping"), (None,), "scores are capped"),
-    Limit("final_logit_softcapping", attribute("final_logit_softcapping"), (None,), "logits are capped"),
-    Limit("num_experts", attribute("num_experts"), (None,), "the MLP is a mixture of experts"),
-    Limit("quantization_config", attribute("quantization_config"), (None,), "its weights are quantised"),
-    Limit(
+    RequiredSetting(
+        "add_cross_attention", attribute("add_cross_attention"), (None, False), "it attends to a second sequence"
+    ),
+    RequiredSetting("is_decoder", attribute("is_decoder"), (None, False), "an encoder is run as a decoder"),
+    RequiredSetting("attn_logit_softcapping", attribute("attn_logit_softcapping"), (None,), "scores are capped"),
+    RequiredSetting("final_logit_softcapping", attribute("final_logit_softcapping"), (None,), "logits are capped"),
+    RequiredSetting("num_experts", attribute("num_experts"), (None,), "the MLP is a mixture of experts"),
+    RequiredSetting("quantization_config", attribute("quantization_config"), (None,), "its weights are quantised"),
+    RequiredSetting(
         "scale_attn_by_inverse_layer_idx",
         attribute("scale_attn_by_inverse_layer_idx"),
         (None, False),

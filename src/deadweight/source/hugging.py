@@ -8,7 +8,6 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -18,15 +17,12 @@ from transformers import AutoConfig, PreTrainedModel
 from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
-from deadweight.slim.load import is_slim, slim_class
+from deadweight.source.classes import has_own_code, model_class
 from deadweight.source.files import check_weights, read_json
-from deadweight.source.kinds import Config, ExampleInputs, Options, RawConfig, Setting
-from deadweight.source.private import model_classes
+from deadweight.source.kinds import AutoClass, Config, ExampleInputs, Options, PreTrained, RawConfig, Setting
 from deadweight.source.text import printable, reason
-from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
-OWN = {cls.__name__: cls for cls in (TransformerModel, TransformerForCausalLM, TransformerForMaskedLM)}
-# Eager attention shows its softmax to the tracer. Batched experts have no control flow that depends on the data.
+# With eager attention the tracer sees the softmax. Batched experts have no control flow that depends on the data.
 READABLE = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
 FALLBACKS: tuple[dict[str, str], ...] = (
     READABLE,
@@ -36,51 +32,48 @@ FALLBACKS: tuple[dict[str, str], ...] = (
 )
 ADAPTER = "adapter_config.json"
 MERGE = "expected weights that it is merged into (peft: model.merge_and_unload(), then save_pretrained)"
-QUANTISED = "the checkpoint is quantised; its parameters are counted as if they were not"
-DECODER = (transformers.AutoModelForCausalLM, transformers.AutoModel)
-ENCODER = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel)
-BOTH = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
 HUB = ("huggingface_hub", "huggingface_hub.utils._http")  # its client logs every retry
 
 
 @dataclass(frozen=True)
 class Built:
-    """A module as it came, before its example inputs."""
+    """A module before it has example inputs."""
 
     name: str
     module: nn.Module
     config: Config | None
     notes: tuple[str, ...] = ()
     inputs: ExampleInputs = None
-    missing: tuple[str, ...] = ()  # parameters that the checkpoint does not hold: they are random
+    missing: tuple[str, ...] = ()  # parameters that the checkpoint lacks: they are random
+    quantised: bool = False  # the checkpoint is
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a config and its weights lie: a folder, a hub id, or a file."""
+class Location:
+    """Where a config and its weights are: a folder, a hub id, or a file."""
 
     name: str  # what the user gave
-    root: str  # what from_pretrained is given
+    root: str  # the argument of from_pretrained
     gguf: str | None = None  # the file's name inside root
-    folder: Path | None = None  # root, where it is a folder here and may hold weights
+    folder: Path | None = None  # root, if it is a local folder, which may hold weights
 
 
 def from_spec(spec: str, *, weights: bool, trust_remote_code: bool) -> Built:
     """The model of a folder, a hub id, a config.json or a .gguf file."""
-    place = locate(spec)
-    config = read_config(place, trust_remote_code)
-    if place.folder is not None:
-        check_weights(place.folder, needed=weights)
-    if weights and place.gguf is None and Path(place.root).is_file():
+    location = locate(spec)
+    config = read_config(location, trust_remote_code)
+    if location.folder is not None:
+        check_weights(location.folder, needed=weights)
+    if weights and location.gguf is None and Path(location.root).is_file():
         raise DeadweightError(f"{printable(spec)} is a config without weights; expected the folder that holds both")
     if weights:
-        return load(place, config, trust_remote_code)
+        return load(location, config, trust_remote_code)
     module, notes = build(config, trust_remote_code=trust_remote_code)
-    return Built(spec, module, module.config, notes)
+    return Built(spec, module, module.config, notes, quantised=is_quantised(config))
 
 
-def locate(spec: str) -> Place:
-    """Which of its forms a spec has."""
+def locate(spec: str) -> Location:
+    """Where the model is that a folder, a hub id or a file name means."""
     path = Path(spec).expanduser()
     if path.suffix.lower() == ".gguf":
         return _gguf(spec, path)
@@ -89,7 +82,7 @@ def locate(spec: str) -> Place:
             if (path / ADAPTER).is_file():
                 raise DeadweightError(f"{printable(spec)} is an adapter, not a model; {MERGE}")
             raise DeadweightError(f"{printable(spec)} is a folder without config.json; expected a Hugging Face folder")
-        return Place(spec, str(path), folder=path)
+        return Location(spec, str(path), folder=path)
     if path.is_file() and path.suffix.lower() != ".json":
         raise DeadweightError(
             f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf, or the folder "
@@ -97,10 +90,10 @@ def locate(spec: str) -> Place:
         )
     if not path.is_file() and (path.suffix == ".json" or spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise DeadweightError(f"{printable(spec)} does not exist; expected a folder, a config.json or a .gguf file")
-    return Place(spec, str(path) if path.is_file() else spec)
+    return Location(spec, str(path) if path.is_file() else spec)
 
 
-def _gguf(spec: str, path: Path) -> Place:
+def _gguf(spec: str, path: Path) -> Location:
     if not path.is_file():
         raise DeadweightError(f"{printable(spec)} does not exist; expected a .gguf file")
     if importlib.util.find_spec("gguf") is None:
@@ -108,54 +101,54 @@ def _gguf(spec: str, path: Path) -> Place:
     with path.open("rb") as file:
         if (magic := file.read(4)) != b"GGUF":
             raise DeadweightError(f"{printable(spec)} starts with {magic!r}; expected a GGUF file")
-    return Place(spec, str(path.parent), gguf=path.name)
+    return Location(spec, str(path.parent), gguf=path.name)
 
 
-def read_config(place: Place, trust_remote_code: bool = False) -> Config:
-    """The config, checked to name an architecture that transformers knows."""
-    root = Path(place.root)
-    local = root if root.is_file() else root / "config.json" if place.folder else None
-    if local is not None and place.gguf is None:
-        _check_type(place, read_json(local), trust_remote_code)
-    options = {"gguf_file": place.gguf} if place.gguf else {"trust_remote_code": trust_remote_code}
+def read_config(location: Location, trust_remote_code: bool = False) -> Config:
+    """The config, refused if transformers does not know its architecture."""
+    root = Path(location.root)
+    local = root if root.is_file() else root / "config.json" if location.folder else None
+    if local is not None and location.gguf is None:
+        _check_type(location, read_json(local), trust_remote_code)
+    options = {"gguf_file": location.gguf} if location.gguf else {"trust_remote_code": trust_remote_code}
     try:
         with silenced(*HUB):
-            return AutoConfig.from_pretrained(place.root, **options)
-    except Exception as error:  # a stranger's config, read by code that raises whatever it likes
-        raise DeadweightError(_refusal(place, error)) from error
+            return AutoConfig.from_pretrained(location.root, **options)
+    except Exception as error:  # the code that reads a config raises many kinds
+        raise DeadweightError(_refusal(location, error)) from error
 
 
-def _check_type(place: Place, raw: RawConfig, trust_remote_code: bool) -> None:
+def _check_type(location: Location, raw: RawConfig, trust_remote_code: bool) -> None:
     kind = raw.get("model_type")
     known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
     if known or (raw.get("auto_map") and trust_remote_code):
         return
     if raw.get("auto_map"):
         raise DeadweightError(
-            f"{printable(place.name)} brings its own code for model_type {printable(kind)}, which transformers "
+            f"{printable(location.name)} brings its own code for model_type {printable(kind)}, which transformers "
             f"{transformers.__version__} does not know; to run that code, which you should read first, "
             "pass --trust-remote-code (trust_remote_code=True)"
         )
     raise DeadweightError(
-        f"{printable(place.name)} has model_type {printable(kind)}; expected one that transformers "
+        f"{printable(location.name)} has model_type {printable(kind)}; expected one that transformers "
         f"{transformers.__version__} knows: correct the config, or upgrade transformers"
     )
 
 
-def _refusal(place: Place, error: Exception) -> str:
-    name = printable(place.name)
-    if place.gguf:
+def _refusal(location: Location, error: Exception) -> str:
+    name = printable(location.name)
+    if location.gguf:
         return f"{name} cannot be read as a GGUF model that transformers knows ({reason(error)})"
-    if place.folder or Path(place.root).is_file():
-        return f"{name} holds a config that transformers refuses ({reason(error)})"
+    if location.folder or Path(location.root).is_file():
+        return f"{name} holds a config that transformers rejects ({reason(error)})"
     return (
-        f"{name} is no local path, and as a hub id it could not be fetched ({reason(error)}); "
+        f"{name} is no local path, and could not be fetched as a hub id ({reason(error)}); "
         "expected a folder, a config.json, a .gguf file, a hub id, or package.module:callable"
     )
 
 
 def local_folder(spec: str) -> Path | None:
-    """The folder that holds a model's files: itself, or where the hub's client has put them; None for other forms."""
+    """The folder that holds a model's files: a local one, or the hub's cache; None for other forms of a model."""
     path = Path(spec).expanduser()
     if spec == "demo" and not path.exists():
         return embedded.path()
@@ -170,42 +163,6 @@ def local_folder(spec: str) -> Path | None:
             return Path(snapshot_download(spec, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model"]))
     except Exception as error:  # the hub's client raises many kinds
         raise DeadweightError(f"{printable(spec)} could not be fetched from the hub ({reason(error)})") from error
-
-
-def model_class(config: Config) -> type[PreTrainedModel] | None:
-    """The class that the config names, or else the one that transformers keeps for its type."""
-    for name in getattr(config, "architectures", None) or ():
-        known = _named(config, name.removeprefix("Slim")) if isinstance(name, str) else None
-        if isinstance(known, type) and issubclass(known, PreTrainedModel):
-            return _slim_or_not(known, config)
-    for auto in _autos(config):
-        if type(config) in model_classes(auto):
-            known = model_classes(auto)[type(config)]
-            return _slim_or_not(known[0] if isinstance(known, (tuple, list)) else known, config)
-    return None
-
-
-def trusted_class(config: Config) -> Any:
-    """The Auto class that finds a model in the code of its own folder."""
-    return next((auto for auto in _autos(config) if _remote(config, auto.__name__)), None)
-
-
-def _named(config: Config, name: str) -> Any:
-    """A class of transformers; of our own transformer always ours, whatever code lies beside the weights."""
-    return OWN.get(name) if isinstance(config, TransformerConfig) else getattr(transformers, name, None)
-
-
-def _slim_or_not(cls: type[PreTrainedModel], config: Config) -> type[PreTrainedModel]:
-    """A slim checkpoint of ours has the same class with smaller layers."""
-    return slim_class(cls) if is_slim(config) else cls
-
-
-def _autos(config: Config) -> tuple[Any, ...]:
-    if getattr(config, "is_encoder_decoder", False):
-        return BOTH
-    masked = type(config) in model_classes(transformers.AutoModelForMaskedLM)
-    decoder = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
-    return ENCODER if masked and not decoder else DECODER
 
 
 def configs(config: Config) -> Iterator[Config]:
@@ -224,7 +181,7 @@ def build(
     trust_remote_code: bool = False,
     **options: Setting,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """The module that a config describes, in float32 with no weights read; the config itself is left alone."""
+    """The module that a config describes, in float32, without reading weights; the config itself does not change."""
     plain, notes = _plain(config)
     cls = cls or model_class(plain)
     refusals: list[Exception] = []
@@ -243,23 +200,23 @@ def build(
 
 
 def _settled(module: nn.Module, device: str) -> nn.Module:
-    """All on one device, also what a constructor made without asking for the device; not training."""
+    """In eval mode, and all on one device, also tensors that a constructor created elsewhere."""
     stray = any(tensor.device.type != device for tensor in (*module.parameters(), *module.buffers()))
     return (module.to(device) if stray else module).eval()
 
 
 def _construct(cls: type[PreTrainedModel] | None, config: Config, trust_remote_code: bool, options: dict) -> nn.Module:
     if cls is None:
-        auto = transformers.AutoModelForCausalLM if _remote(config, "AutoModelForCausalLM") else transformers.AutoModel
+        auto = (
+            transformers.AutoModelForCausalLM
+            if has_own_code(config, "AutoModelForCausalLM")
+            else transformers.AutoModel
+        )
         return auto.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32, **options)
     return cls._from_config(_own(cls, config), dtype=torch.float32, **options)
 
 
-def _remote(config: Config, auto: str) -> bool:
-    return auto in (getattr(config, "auto_map", None) or {})
-
-
-def _own(cls: type[PreTrainedModel], config: Config) -> Any:
+def _own(cls: type[PreTrainedModel], config: Config) -> Config:
     """The part of a composite config that the class is made for."""
     if cls.config_class is not None and not isinstance(config, cls.config_class):
         for inner in configs(config):
@@ -276,23 +233,28 @@ def _plain(config: Config) -> tuple[Config, tuple[str, ...]]:
             inner.use_cache = False
         if getattr(inner, "quantization_config", None) is not None:
             del inner.quantization_config
-            notes = (QUANTISED,)
+            notes = ("the checkpoint is quantised; its parameters are counted as if they were not",)
     return plain, notes
+
+
+def is_quantised(config: Config) -> bool:
+    return any(getattr(inner, "quantization_config", None) is not None for inner in configs(config))
 
 
 def _note(readable: dict[str, str]) -> tuple[str, ...]:
     missing = [key for key in READABLE if key not in readable]
-    return (f"the model refuses {' and '.join(missing)} as we set it",) if missing else ()
+    tried = [f"{key}={READABLE[key]!r}" for key in missing]
+    return (f"the model does not accept {' and '.join(tried)}: its own choice is used",) if tried else ()
 
 
 def eager(module: nn.Module) -> None:
     """Switch a live Hugging Face module to eager attention, batched experts and no cache."""
     for switch, choice in (("set_attn_implementation", "eager"), ("set_experts_implementation", "batched_mm")):
         try:
-            with silenced("transformers.modeling_utils"):  # it says so where the model's attention is its own
+            with silenced("transformers.modeling_utils"):  # it logs that a model has its own attention
                 getattr(module, switch, lambda choice: None)(choice)
         except (ValueError, AttributeError, KeyError, NotImplementedError):
-            continue  # the model has its own; the tracer will see what it is
+            continue  # the model has its own implementation, which is traced as it is
     for inner in configs(module.config):
         if hasattr(inner, "use_cache"):
             inner.use_cache = False
@@ -300,7 +262,7 @@ def eager(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """transformers draws a bar for every load; ours says what goes on."""
+    """Switch off the progress bars of transformers: we have our own."""
     shown = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -310,24 +272,31 @@ def without_bars() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def load(place: Place, config: Config, trust_remote_code: bool = False) -> Built:
+def load_weights(cls: AutoClass, root: str, options: Options) -> tuple[PreTrained, tuple[str, ...]]:
+    """The model with its weights, by from_pretrained; and the parameters that the checkpoint lacks."""
+    model, info = cls.from_pretrained(root, output_loading_info=True, **options)
+    return model, tuple(sorted(info.get("missing_keys") or ()))
+
+
+def load(location: Location, config: Config, trust_remote_code: bool = False) -> Built:
     """The model with its weights in their own precision, from safetensors or GGUF, never from a pickle."""
     cls = model_class(config) or transformers.AutoModel
     options: Options = {"dtype": "auto"} | READABLE
-    options |= {"gguf_file": place.gguf} if place.gguf else {"use_safetensors": True, "config": _cacheless(config)}
+    stored: Options = {"use_safetensors": True, "config": _cacheless(config)}
+    options |= {"gguf_file": location.gguf} if location.gguf else stored
     options |= {"trust_remote_code": True} if trust_remote_code else {}
     try:
         with without_bars():
-            module, info = cls.from_pretrained(place.root, output_loading_info=True, **options)
+            module, missing = load_weights(cls, location.root, options)
     except Exception as error:  # a stranger's files
         raise DeadweightError(
-            f"the weights of {printable(place.name)} cannot be loaded ({reason(error)}); "
+            f"the weights of {printable(location.name)} cannot be loaded ({reason(error)}); "
             "expected safetensors (or GGUF) that match the config"
         ) from error
     module.eval()
     eager(module)
-    missing = tuple(sorted(info.get("missing_keys") or ()))
-    return Built(place.name, module, module.config, _random(missing), missing=missing)
+    quantised = is_quantised(config)
+    return Built(location.name, module, module.config, _random(missing), missing=missing, quantised=quantised)
 
 
 def _cacheless(config: Config) -> Config:

@@ -1,4 +1,4 @@
-"""Example inputs: small, legal, and able to be drawn again at random."""
+"""Example inputs: small, valid, and able to be drawn again at random."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,7 +13,7 @@ from torch.utils import _pytree as pytree
 from deadweight.errors import DeadweightError
 from deadweight.source.kinds import Arguments, ExampleInputs, Keywords, Leaf
 
-Path = tuple[Any, ...]
+Path = tuple[Leaf, ...]  # the keys that lead to a leaf of a pytree
 PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, range)
 
 
@@ -40,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One call's inputs on the CPU; `spans` says for which of them, by keyword, which integers are legal."""
+    """The inputs of one call, on the CPU; `spans` are the valid integers of an input, by keyword."""
 
     args: Arguments = ()
     kwargs: Keywords = field(default_factory=dict)
@@ -74,7 +73,7 @@ class Inputs:
 
 def _redrawn(leaf: torch.Tensor, span: Span | None, generator: torch.Generator) -> torch.Tensor:
     if leaf.dtype == torch.bool or leaf.numel() == 0 or not bool(torch.isfinite(leaf).all()):
-        return leaf  # a mask of infinities says what is hidden
+        return leaf  # a mask with infinities stays as it is
     if leaf.is_floating_point() or leaf.is_complex():
         spread = float(leaf.abs().double().pow(2).mean().sqrt()) or 1.0
         return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) * spread
@@ -98,14 +97,14 @@ def _on_cpu(tree: Leaf) -> Leaf:
 
 
 def _with_values(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU; a tensor of the meta device, which has no values, becomes ones, or zeros where it counts things."""
+    """On the CPU; a tensor of the meta device, which has no values, becomes ones if it is a float and zeros if not."""
     if not tensor.is_meta:
-        return tensor.detach().cpu().clone()  # a model that works in place must not reach the user's own
+        return tensor.detach().cpu().clone()  # in-place operations of a model must not change the user's tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype).fill_(tensor.is_floating_point())
 
 
 def refuse_hidden_tensors(inputs: Inputs) -> Inputs:
-    """The inputs; raises if one of them holds tensors where nobody looks, which would pass for constants."""
+    """The inputs; raises if an object among them hides tensors from pytree: they would become constants."""
     for path, leaf in pytree.tree_flatten_with_path((inputs.args, inputs.kwargs))[0]:
         hidden = [name for name, value in fields_of(leaf).items() if isinstance(value, torch.Tensor)]
         if hidden:
@@ -128,6 +127,6 @@ def fields_of(leaf: Leaf) -> Keywords:
 
 
 def path_name(path: Path) -> str:
-    """The place of a leaf in words that may be part of a name."""
+    """The path of a leaf as an identifier."""
     words = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
     return "_".join("".join(c if c.isalnum() else "_" for c in word) for word in words)

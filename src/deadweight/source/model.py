@@ -1,4 +1,4 @@
-"""Opening a model, whatever form it comes in."""
+"""Opening a model in any of its forms."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from deadweight.source.copies import copy_tensors, share_tensors
 from deadweight.source.examples import example_inputs, left_out, run
 from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
-from deadweight.source.kinds import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike, Options, Setting
+from deadweight.source.kinds import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike
 from deadweight.source.text import printable, reason
 from deadweight.source.trial import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
-
-REFUSED = "no example input that was tried runs: "
 
 
 @dataclass(frozen=True)
@@ -34,74 +32,106 @@ class Source:
     kwargs: Keywords  # example inputs by keyword, on the module's device
     args: Arguments  # positional example inputs, on the module's device
     has_weights: bool  # False: the module is on the meta device
-    config: Config | None  # the PretrainedConfig of a Hugging Face model
+    config: Config | None  # of a Hugging Face model
     notes: tuple[str, ...] = ()
     inputs: Inputs = field(default_factory=Inputs)  # the same example on the CPU, with what may be drawn in its place
     blocks: tuple[Blocks, ...] = ()  # lists of repeated blocks that were cut short
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # every parameter of the whole model
-    missing: tuple[str, ...] = ()  # parameters that the checkpoint does not hold, and that are random
+    missing: tuple[str, ...] = ()  # parameters that the checkpoint lacks, and that are random
+    refusal: str | None = None  # why the model does not run on the example inputs, where none was found that it runs on
+    quantised: bool = False  # the checkpoint is
 
     def draw(self, generator: torch.Generator) -> tuple[Arguments, Keywords]:
         """Fresh random inputs of the example's shapes and types, on the CPU."""
         return self.inputs.draw(generator)
 
 
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as a user gives it, and how to open it.
+
+    The model is a Hugging Face folder or hub id, a config.json, a .gguf file, package.module:callable, or a module.
+    """
+
+    model: ModelLike
+    inputs: ExampleInputs = None  # None: those that come with the model, or examples made from its config
+    trust_remote_code: bool = False
+    training: bool = False
+    length: int | None = None  # of example sequences
+
+    def open(self, *, weights: bool = False, collapsed: bool = False) -> Source:
+        """The model and example inputs for it.
+
+        Without `weights` no weight is read where a config says the shapes: the module is then on the meta device. A
+        `collapsed` model keeps only as many repeated blocks as show every kind.
+        """
+        model, built = self.model, _built(self.model, weights=weights, trust_remote_code=self.trust_remote_code)
+        own = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+        try:
+            with Untouched(own) if own else nullcontext():
+                return _opened(built, self, collapsed=collapsed)
+        except WrittenTo:  # its forward writes to parameters or buffers: let it write to those of a copy
+            return _opened(replace(built, module=copy_tensors(built.module)), self, collapsed=collapsed)
+
+    def open_complete(self) -> Source:
+        """The model with its weights, refused if some of them are missing and would be random."""
+        source = self.open(weights=True)
+        if source.missing:
+            raise DeadweightError(
+                f"{printable(source.name)}: {len(source.missing)} parameters are not in the checkpoint and are random, "
+                f"first {printable(source.missing[0])}; expected a complete checkpoint"
+            )
+        return source
+
+    def whole_module(self) -> nn.Module:
+        """The module with all its blocks, on the meta device where a config says the shapes; it is not run."""
+        return _built(self.model, weights=False, trust_remote_code=self.trust_remote_code).module.eval()
+
+
 def open_model(
-    spec: str | Path | nn.Module,
+    model: ModelLike,
     *,
     weights: bool = False,
     inputs: ExampleInputs = None,
-    training: bool = False,
     trust_remote_code: bool = False,
-    length: int | None = None,
     collapsed: bool = False,
 ) -> Source:
-    """The model that `spec` names, and example inputs for it.
-
-    `spec` is a Hugging Face folder or hub id, a config.json, a .gguf file, package.module:callable, or a module.
-    Without `weights` no weight is read where a config says the shapes: the module is then on the meta device. A
-    `collapsed` model keeps only as many repeated blocks as show every kind.
-    """
-    made = _built(spec, weights=weights, trust_remote_code=trust_remote_code)
-    given = inputs if inputs is not None else made.inputs
-    options: Options = {"training": training, "length": length, "collapsed": collapsed}
-    own = [] if not isinstance(spec, nn.Module) else [*spec.parameters(), *spec.buffers()]
-    try:
-        with Untouched(own) if own else nullcontext():
-            return _opened(made, given, **options)
-    except WrittenTo:  # running it changes parameters or buffers: those of a copy
-        return _opened(replace(made, module=copy_tensors(made.module)), given, **options)
+    """`ModelSpec.open` in one call."""
+    return ModelSpec(model, inputs, trust_remote_code).open(weights=weights, collapsed=collapsed)
 
 
-def _opened(
-    made: hugging.Built, given: ExampleInputs, *, training: bool, length: int | None, collapsed: bool
-) -> Source:
-    shapes = {name: tuple(p.shape) for name, p in made.module.named_parameters()}
+def open_complete(model: ModelLike, *, trust_remote_code: bool = False) -> Source:
+    """`ModelSpec.open_complete` in one call."""
+    return ModelSpec(model, trust_remote_code=trust_remote_code).open_complete()
+
+
+def _opened(built: hugging.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
+    shapes = {name: tuple(p.shape) for name, p in built.module.named_parameters()}
     if not collapsed:
-        return replace(as_source(made, given, training=training, length=length), shapes=shapes)
-    if given is not None:
-        return replace(tried(as_source(made, given, training=training)), shapes=shapes)
-    record = Record(made.module)
+        return replace(as_source(built, spec), shapes=shapes)
+    if spec.inputs is not None or built.inputs is not None:
+        return replace(tried(as_source(built, spec)), shapes=shapes)
+    record = Record(built.module)
     with record.skimming():
-        source = as_source(made, given, training=training, length=length)
+        source = as_source(built, spec)
         try:
             record.watch(lambda watch: run(source.module, source.inputs, watch))
-        except Exception:  # noqa: BLE001 - a model that does not run is traced whole, and says there why
+        except Exception:  # noqa: BLE001 - a model that does not run is traced whole: the error is reported there
             record.reset()
     return replace(source, blocks=collapse(source.module, record), shapes=shapes)
 
 
 def tried(source: Source) -> Source:
-    """The source with repeated blocks cut, after one run of a copy on its user's inputs; refuses those that fail.
+    """The source with repeated blocks cut, after one run on the user's inputs; raises if the model does not run.
 
-    A copy, because a forward may keep something for the next call.
+    A copy is run, because a forward may store something in the module.
     """
     trial = share_tensors(source.module)
     record, held = Record(trial), held_tensors(trial)
     try:
         with record.skimming():
             record.watch(lambda watch: called(trial, source, watch))
-    except Exception:  # noqa: BLE001 - said below, by the model itself
+    except Exception:  # noqa: BLE001 - the model is run again below, and its error reported
         record.reset()
         if source.has_weights:
             run_or_refuse(source.name, lambda: called(share_tensors(source.module), source))
@@ -111,7 +141,7 @@ def tried(source: Source) -> Source:
 
 @torch.no_grad()
 def called(module: nn.Module, source: Source, watch: AbstractContextManager[object] | None = None) -> Leaf:
-    """The model's output for exactly these inputs; without weights, its shapes."""
+    """The model's output for exactly these inputs; without weights, fake tensors of its shapes."""
     if not source.has_weights:
         return run(module, source.inputs, watch)
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (source.args, source.kwargs))
@@ -119,65 +149,50 @@ def called(module: nn.Module, source: Source, watch: AbstractContextManager[obje
         return module(*args, **kwargs)
 
 
-def open_complete(spec: ModelLike, **options: Setting) -> Source:
-    """The model with its weights, refused if some of them are missing and would be random."""
-    source = open_model(spec, weights=True, **options)
-    if source.missing:
-        raise DeadweightError(
-            f"{printable(source.name)}: {len(source.missing)} parameters are not in the checkpoint and are random, "
-            f"first {printable(source.missing[0])}; expected a complete checkpoint"
-        )
-    return source
-
-
-def whole_module(spec: ModelLike, *, trust_remote_code: bool = False) -> nn.Module:
-    """The module that `spec` names with all its blocks, on shapes alone where a config says them; it is not run."""
-    return _built(spec, weights=False, trust_remote_code=trust_remote_code).module.eval()
-
-
-def _built(spec: str | Path | nn.Module, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
-    if isinstance(spec, nn.Module):
-        return factory.from_module(spec)
-    if not isinstance(spec, (str, Path)) or not str(spec):
-        raise DeadweightError(f"found {printable(repr(spec))} as the model; expected a path, a hub id or an nn.Module")
-    refuse_unthinkable(spec)
-    if str(spec) == "demo" and not Path(spec).exists():
+def _built(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
+    if isinstance(model, nn.Module):
+        return factory.from_module(model)
+    if not isinstance(model, (str, Path)) or not str(model):
+        raise DeadweightError(f"found {printable(repr(model))} as the model; expected a path, a hub id or an nn.Module")
+    refuse_impossible_path(model)
+    if str(model) == "demo" and not Path(model).exists():
         return replace(hugging.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo")
-    if factory.looks_like(str(spec)) and not Path(spec).exists():
-        return factory.from_spec(str(spec))
-    refuse_pickle(Path(spec))
-    return hugging.from_spec(str(spec), weights=weights, trust_remote_code=trust_remote_code)
+    if factory.looks_like(str(model)) and not Path(model).exists():
+        return factory.from_spec(str(model))
+    refuse_pickle(Path(model))
+    return hugging.from_spec(str(model), weights=weights, trust_remote_code=trust_remote_code)
 
 
-def refuse_unthinkable(spec: str | Path) -> None:
-    """Raise if the file system cannot even be asked about this name."""
+def refuse_impossible_path(path: str | Path) -> None:
+    """Raise if the file system rejects the path itself: too long, or an unknown user after ~."""
     try:
-        Path(spec).expanduser().exists()
+        Path(path).expanduser().exists()
     except (OSError, RuntimeError) as error:
         raise DeadweightError(
-            f"{printable(spec)} cannot be looked up ({reason(error)}); "
+            f"{printable(path)} cannot be looked up ({reason(error)}); "
             "expected a path, a hub id or package.module:callable"
         ) from error
 
 
-def as_source(
-    made: hugging.Built, given: ExampleInputs, *, training: bool = False, length: int | None = None
-) -> Source:
-    """The source of a module that was built, with the user's inputs or with examples."""
-    module, config = made.module.train(training), made.config
-    notes = made.notes
+def as_source(built: hugging.Built, spec: ModelSpec) -> Source:
+    """The source of a module, with the user's inputs or with examples."""
+    module, config = built.module.train(spec.training), built.config
+    notes, refusal = built.notes, None
+    given = spec.inputs if spec.inputs is not None else built.inputs
     if given is not None:
         inputs = as_inputs(given)
     elif config is None:
         raise DeadweightError(
-            f"{printable(made.name)} gives a {type(module).__name__} without example inputs; expected them beside it: "
+            f"{printable(built.name)} is a {type(module).__name__} without example inputs; expected inputs too: "
             "return (module, inputs) from the callable, or pass inputs="
         )
     else:
-        inputs, refusal = example_inputs(module, config, length)
+        inputs, refusal = example_inputs(module, config, spec.length)
         absent = left_out(module, inputs)
-        notes += (f"{REFUSED}{refusal}",) if refusal else ()
-        notes += (f"without {', '.join(absent)}: what only serves them is not examined",) if absent else ()
+        notes += (f"the model runs on none of the example inputs that were tried: {refusal}",) if refusal else ()
+        notes += (
+            (f"the example has no {', '.join(absent)}: parameters only for them are not examined",) if absent else ()
+        )
     parameters = list(module.parameters())
     has_weights = not any(p.is_meta for p in parameters)
     device = parameters[0].device if parameters else torch.device("cpu")
@@ -185,4 +200,16 @@ def as_source(
     args, kwargs = inputs.on(
         device, floats[0] if floats and config is not None else None
     )  # images for a bfloat16 model
-    return Source(made.name, module, kwargs, args, has_weights, config, notes, inputs, missing=made.missing)
+    return Source(
+        name=built.name,
+        module=module,
+        kwargs=kwargs,
+        args=args,
+        has_weights=has_weights,
+        config=config,
+        notes=notes,
+        inputs=inputs,
+        missing=built.missing,
+        refusal=refusal,
+        quantised=built.quantised,
+    )

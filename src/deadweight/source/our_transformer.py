@@ -1,7 +1,7 @@
-"""Checkpoints of other families in the one transformer, by a table of their names.
+"""Checkpoints of other families as models of our own transformer, by a table of their names.
 
-Which biases and which query-key norms a model has is read off its parameters, so that one row of the table serves all
-of a family's variants. What the transformer cannot express is refused.
+The biases and query-key norms of a model are read off its parameters, so that one row of the table serves all variants
+of a family. A model that our transformer cannot express is refused.
 """
 
 from __future__ import annotations
@@ -11,26 +11,25 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source.families import BIASED, FAMILIES, LIMITS, NORMED, Family, Origin
-from deadweight.source.kinds import Config, Options
+from deadweight.source.families import BIASED, FAMILIES, NORMED, REQUIRED_SETTINGS, Family, Origin
+from deadweight.source.kinds import Config, Options, PreTrained
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerForCausalLM, TransformerModel
 
-INSTEAD = "audit and reduce take the model as it is"
+INSTEAD = "audit and reduce accept the model as it is"
 
 
 def imported(model: nn.Module | str | Path) -> TransformerForCausalLM | TransformerModel:
-    """The same function as a model of transformers, or of its folder, in our transformer: a copy, in its precision.
+    """A model of transformers, or of its folder, as a model of our transformer: the same function, copied weights.
 
-    A language model becomes one; a base model gives its hidden states, and a pooler behind them is left out. An
-    encoder's folder is read as its base model. RoBERTa's tokens are taken to count from the first, as they do where
+    A language model becomes a language model; a base model returns its hidden states, without its pooler. An
+    encoder's folder is read as its base model. RoBERTa's positions count from the first token, which is right where
     padding is on the right; where it is on the left, pass position_ids.
     """
     theirs = model if isinstance(model, nn.Module) else opened(str(model))
@@ -50,8 +49,8 @@ def imported(model: nn.Module | str | Path) -> TransformerForCausalLM | Transfor
     return ours.train(theirs.training)
 
 
-def origins(ours: nn.Module, theirs: Any) -> dict[str, tuple[str, Origin]]:
-    """For each parameter of ours, the parameter of theirs that holds it, and where in it."""
+def origins(ours: nn.Module, theirs: PreTrained) -> dict[str, tuple[str, Origin]]:
+    """For each parameter of ours, the parameter of theirs that holds it, and which part of it."""
     family = family_of(theirs)
     causal = type(theirs).__name__ == family.causal
     result = {}
@@ -73,7 +72,7 @@ def origin_of(family: Family, module: str, config: Config, causal: bool) -> Orig
 
 
 def config_of(family: Family, config: Config, tensors: Mapping[str, Tensor], causal: bool) -> TransformerConfig:
-    """Our config: settings by name, and what their parameters show to be there."""
+    """Our config: settings by name, and the biases and norms that their parameters show."""
 
     def has(module: str, kind: str) -> bool:
         known = module == "readout" or re.sub(r"\.\d+\.", ".{i}.", module) in family.names
@@ -100,7 +99,7 @@ def row_of(config: Config) -> Family:
     return FAMILIES[kind]
 
 
-def family_of(model: Any) -> Family:
+def family_of(model: PreTrained) -> Family:
     """The row of a model's type, if the model is of one of its classes."""
     family = row_of(getattr(model, "config", None))
     classes = [c for c in (family.base, family.causal) if c]
@@ -113,28 +112,30 @@ def family_of(model: Any) -> Family:
 
 def check(config: Config) -> None:
     """Raise for a setting that would make our transformer another function."""
-    for limit in LIMITS:
-        value = limit.read(config)
-        if value not in limit.expected:
-            wanted = " or ".join(str(e) for e in limit.expected if e is not None) or "none"
-            raise refusal(f"{limit.name} = {value!r}", wanted, f"{limit.why}, which this transformer does not know")
+    for setting in REQUIRED_SETTINGS:
+        value = setting.read(config)
+        if value not in setting.expected:
+            wanted = " or ".join(str(e) for e in setting.expected if e is not None) or "none"
+            raise refusal(
+                f"{setting.name} = {value!r}", wanted, f"{setting.otherwise}, which this transformer does not support"
+            )
 
 
-def refusal(found: str, expected: str, why: str) -> DeadweightError:
-    return DeadweightError(f"found {found}; expected {expected}: {why}; {INSTEAD}")
+def refusal(given: str, expected: str, why: str) -> DeadweightError:
+    return DeadweightError(f"found {given}; expected {expected}: {why}; {INSTEAD}")
 
 
 def refuse_leftovers(
     family: Family, theirs: nn.Module, tensors: Mapping[str, Tensor], sources: Mapping[str, tuple[str, Origin]]
 ) -> None:
-    """Raise if a parameter would be lost or would have to be made up."""
+    """Raise if a parameter of theirs would be lost, or if one of ours is missing."""
     used = {name for name, _ in sources.values()}
     if missing := sorted(used - set(tensors)):
         raise DeadweightError(
             f"found no {missing[0]} in the {type(theirs).__name__}; expected a plain model of transformers; {INSTEAD}"
         )
     for name in leftovers(family, tensors, used):
-        raise refusal(f"the parameter {name}", "only those of a plain model", "this transformer has no place for it")
+        raise refusal(f"the parameter {name}", "only those of a plain model", "this transformer has none like it")
 
 
 def leftovers(family: Family, tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[str]:
@@ -144,18 +145,18 @@ def leftovers(family: Family, tensors: Mapping[str, Tensor], used: set[str]) -> 
             yield name
 
 
-def opened(spec: str) -> Any:
+def opened(spec: str) -> PreTrained:
     """The model of a folder or hub id, in its own precision, with no weight missing."""
-    from deadweight.source.hugging import locate, read_config, without_bars  # that stage opens our models too
+    from deadweight.source.hugging import load_weights, locate, read_config, without_bars  # it imports us
 
-    place = locate(spec)
-    config = read_config(place)
+    location = locate(spec)
+    config = read_config(location)
     family = row_of(config)
     wanted = (getattr(config, "architectures", None) or [None])[0]
     name = family.base if family.causal is None or wanted == family.base else family.causal
     options: Options = {"config": config, "dtype": "auto", "use_safetensors": True, **family.options}
     with without_bars():
-        model, info = getattr(transformers, name).from_pretrained(place.root, output_loading_info=True, **options)
-    if missing := sorted(info["missing_keys"]):
+        model, missing = load_weights(getattr(transformers, name), location.root, options)
+    if missing:
         raise DeadweightError(f"{spec} has no {missing[0]}; expected a complete checkpoint of a {name}")
     return model

@@ -1,4 +1,4 @@
-"""Text to train, calibrate or judge on: a file, a folder, a dataset, or what the package embeds."""
+"""Text for training, calibration or evaluation: a file, a folder, a dataset, or the one inside the package."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import bz2
 import gzip
 import lzma
 from collections.abc import Callable
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
 
 from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.source.text import printable, reason
 
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+OPENERS: dict[str, Callable[..., BufferedIOBase]] = {
+    ".gz": gzip.GzipFile,
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+}
 TEXTS = (".txt", ".md", ".text")
 
 
 def boundary(text: bytes, place: int) -> int:
-    """The nearest place at or before this one where no character is cut."""
+    """The nearest position at or before this one that does not split a character."""
     while place > 0 and place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1
     return place
@@ -61,13 +65,15 @@ def from_datasets(name: str, progress: Progress) -> bytes:
     path, config, column = [*name.split(":"), "", ""][:3]
     progress(f"loading {path}")
     try:
-        split: Any = datasets.load_dataset(path, config or None, split="train")
+        split = datasets.load_dataset(path, config or None, split="train")
     except Exception as error:
         raise DeadweightError(f"datasets:{printable(name)} cannot be loaded ({reason(error)})") from error
     there = list(split.column_names)
     column = column or next((c for c in ("text", "content", *there) if c in there), "text")
     if column not in there:
-        raise DeadweightError(f"datasets:{printable(name)} has no such column; expected one of {', '.join(there)}")
+        raise DeadweightError(
+            f"datasets:{printable(name)} has no column {printable(column)}; expected one of {', '.join(there)}"
+        )
     return "\n".join(map(str, split[column])).encode()
 
 
@@ -78,6 +84,6 @@ def check_text(text: bytes, name: str) -> None:
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DeadweightError(f"{printable(name)} is no UTF-8 text (byte {error.start}); expected text") from error
+        raise DeadweightError(f"{printable(name)} is not UTF-8 text (byte {error.start}); expected text") from error
     if b"\0" in head:
-        raise DeadweightError(f"{printable(name)} is binary: it holds zero bytes; expected text")
+        raise DeadweightError(f"{printable(name)} is binary (it contains zero bytes); expected text")

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "base_name", "forward_hooks", "forward_pre_hooks", "model_classes", "own_parameters", "schema"]
+from deadweight.source.kinds import Arguments, AutoClass, Keywords, Leaf
+
+__all__ = [
+    "OpOverload",
+    "base_name",
+    "forward_hooks",
+    "forward_pre_hooks",
+    "model_classes",
+    "own_parameters",
+    "rename_node",
+    "run_own_kernel",
+    "schema",
+]
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def schema(op: OpOverload) -> torch.FunctionSchema:
@@ -22,19 +34,29 @@ def base_name(op: OpOverload) -> str:
     return schema(op).name.removeprefix("aten::")
 
 
+def run_own_kernel(op: OpOverload, args: Arguments, kwargs: Keywords) -> Tensor:
+    """The result of torch's own composite kernel, whatever decomposition is registered for the operation."""
+    return op._op_dk(COMPOSITE, *args, **kwargs)
+
+
+def rename_node(node: torch.fx.Node, name: str) -> None:
+    """Give a node this name, or one like it if another node of its graph has it."""
+    node._rename(name)
+
+
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """A module's own parameters, those that it does not have (None) among them."""
+    """A module's own parameters by name; None where it could have one and has not."""
     return module._parameters
 
 
-def forward_hooks(module: nn.Module) -> list[Any]:
+def forward_hooks(module: nn.Module) -> list[Leaf]:
     return list(module._forward_hooks.values())
 
 
-def forward_pre_hooks(module: nn.Module) -> list[Any]:
+def forward_pre_hooks(module: nn.Module) -> list[Leaf]:
     return list(module._forward_pre_hooks.values())
 
 
-def model_classes(auto: Any) -> Mapping[type, Any]:
-    """From the class of a config to the class, or classes, of its model, as an AutoModel class knows them."""
+def model_classes(auto: AutoClass) -> Mapping[type, type | tuple[type, ...] | list[type]]:
+    """The classes of configs that an AutoModel class knows, each with the class, or classes, of its model."""
     return auto._model_mapping

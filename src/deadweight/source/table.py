@@ -1,25 +1,25 @@
-"""What each attribute of a config becomes in a narrow one: names -> value, the same for every family."""
+"""The narrow value of each setting of a config, by its name: one table for all families."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from deadweight.source.kinds import RawConfig, Setting
 
 
 @dataclass(frozen=True)
 class Size:
-    """How narrow: everything else follows."""
+    """How narrow the clone is: all narrow values follow from this."""
 
     width: int = 8
     length: int = 5  # positions that are used
-    spare: int = 0  # positions that some families keep for padding
+    spare: int = 0  # more positions: some families reserve a few for padding
     heads: int = 2
     layers: int = 2
     repeat: int = 1  # layers of each kind
     vocabulary: int = 11
-    sections: bool = False  # rotary sections that the code assumes are written out
+    sections: bool = False  # write rotary sections into the config, which some code expects there
 
     @property
     def head(self) -> int:
@@ -38,33 +38,46 @@ Shrunk = Callable[[Size, Setting, RawConfig], Setting]  # the size, the old valu
 
 
 def _kv_heads(size: Size, old: Setting, around: RawConfig) -> int:
-    """Grouped queries stay grouped: one key-value head for both heads where the model shares them."""
+    """Grouped queries stay grouped: one key-value head for both query heads."""
     n_heads = next((around[name] for name in HEADS if isinstance(around.get(name), int)), old)
     return 1 if isinstance(old, int) and isinstance(n_heads, int) and old < n_heads else size.heads
 
 
 def _head_dim(size: Size, old: Setting, around: RawConfig) -> int:
-    """With latent attention, the head dimension that a config names is that of the rotated part."""
+    """With latent attention, head_dim is the size of the rotary part."""
     return size.head // 2 if "qk_rope_head_dim" in around else size.head
 
 
 def _partial(size: Size, old: float, around: RawConfig) -> float:
-    """Part of a head is rotated where part of it was; a half is the only even part of four."""
+    """Where part of a head was rotary, half of it is: of four dimensions only two are an even part."""
     return 1.0 if old >= 1 else 0.5
 
 
+@dataclass(frozen=True)
+class OwnShape:
+    """The settings of our own transformer that its head sizes depend on."""
+
+    heads: int
+    d_model: int
+    key_heads: int | None = None
+
+    @classmethod
+    def of(cls, config: RawConfig) -> OwnShape:
+        return cls(*(config.get(field.name) for field in fields(cls)))  # type: ignore[arg-type]
+
+
 def _own_head(size: Size, old: int, around: RawConfig) -> int:
-    """A head of our transformer: all of them as wide as the stream where they were, else narrower or wider than it."""
-    heads, groups = around["heads"], around.get("key_heads") or around["heads"]
-    if old * heads == around["d_model"]:
-        return size.width // min(heads, size.heads)
-    if old * groups == around["d_model"]:  # grouped, hence one is left of them
+    """A head size of our transformer. Heads that were as wide as the stream together stay so; others stay off it."""
+    own = OwnShape.of(around)
+    if old * own.heads == own.d_model:
+        return size.width // min(own.heads, size.heads)
+    if old * (own.key_heads or own.heads) == own.d_model:  # grouped: one key-value head is left
         return size.width
-    return size.head - 2 if old * heads < around["d_model"] else size.head + 2
+    return size.head - 2 if old * own.heads < own.d_model else size.head + 2
 
 
 def _own_key_heads(size: Size, old: int, around: RawConfig) -> int:
-    return 1 if old < around["heads"] else size.heads
+    return 1 if old < OwnShape.of(around).heads else size.heads
 
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")

@@ -17,25 +17,25 @@ PROSE = (
     "A function is continuous if small changes of its argument cause small changes of its value. The converse does not "
     "hold: def step(x): return 1 if x > 0 else 0, for example, returns 0 for -1e-9 and 1 for 1e-9.",
 )
-PIECE = 1 << 18  # bytes that are made tokens at once, and as many such pieces side by side
-AT_ONCE = 16
+PIECE = 1 << 18  # bytes of text that are encoded as one string
+AT_ONCE = 16  # strings that are encoded in one call
 
 
 def text_pieces(folder: Path) -> tuple[Tensor, ...]:
-    """A few pieces of prose in the folder's own tokens; nothing where it has no tokenizer that can be read."""
+    """A few pieces of prose, encoded by the folder's tokenizer; none where it has no tokenizer that can be read."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
         return ()
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        return tuple(torch.tensor([tokenizer(text)["input_ids"]]) for text in PROSE)
+        return tuple(torch.tensor([tokenizer(text).input_ids]) for text in PROSE)
     except Exception:  # noqa: BLE001 - a stranger's files: without a tokenizer, random tokens do
         return ()
 
 
 def tokenizer_of(folder: str) -> Tokenizer | None:
-    """The tokenizer beside a checkpoint; None if there is none."""
+    """The tokenizer in a checkpoint's folder; None if there is none."""
     from transformers import AutoTokenizer
 
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
@@ -48,21 +48,40 @@ def tokenizer_of(folder: str) -> Tokenizer | None:
 
 
 def encoded(text: bytes, tokenizer: Tokenizer, vocabulary: int, name: str) -> list[int]:
-    """The text in the tokens of a model of this name; without a tokenizer, in bytes."""
-    return first_tokens(text, tokenizer, vocabulary, name, len(text), piece=len(text))
-
-
-def first_tokens(
-    text: bytes, tokenizer: Tokenizer, vocabulary: int, name: str, wanted: int, *, piece: int = PIECE
-) -> list[int]:
-    """The same for as much of the text as gives so many tokens, or all: pieces of it, cut behind a line, at once."""
+    """The token ids of a text for the model `name`; without a tokenizer, the bytes of the text."""
     if tokenizer is None:
-        if vocabulary != 256:
-            raise DeadweightError(
-                f"{printable(name)} has no tokenizer beside it and {vocabulary:,} tokens; expected tokenizer.json, or "
-                "a model of bytes (256 tokens)"
-            )
-        return list(text[:wanted])
+        return byte_ids(text, vocabulary, name)
+    return known_ids(ids_of_pieces(text, tokenizer, len(text), piece=len(text)), vocabulary, name)
+
+
+def first_tokens(text: bytes, tokenizer: Tokenizer, vocabulary: int, name: str, wanted: int) -> list[int]:
+    """The first token ids of a text, at least `wanted` of them where the text is long enough."""
+    if tokenizer is None:
+        return byte_ids(text[:wanted], vocabulary, name)
+    return known_ids(ids_of_pieces(text, tokenizer, wanted), vocabulary, name)
+
+
+def byte_ids(text: bytes, vocabulary: int, name: str) -> list[int]:
+    if vocabulary != 256:
+        raise DeadweightError(
+            f"{printable(name)} has {vocabulary:,} tokens and no tokenizer in its folder; expected tokenizer.json, or "
+            "a model of bytes (256 tokens)"
+        )
+    return list(text)
+
+
+def known_ids(ids: list[int], vocabulary: int, name: str) -> list[int]:
+    """The ids; raises if one of them is outside the model's vocabulary."""
+    if ids and max(ids) >= vocabulary:
+        raise DeadweightError(
+            f"{printable(name)} has {vocabulary:,} tokens and its tokenizer gives id {max(ids):,}; expected the "
+            "tokenizer that the model was trained with"
+        )
+    return ids
+
+
+def ids_of_pieces(text: bytes, tokenizer: Tokenizer, wanted: int, piece: int = PIECE) -> list[int]:
+    """At least `wanted` ids, or those of the whole text; pieces of the text, cut at line ends, are encoded at once."""
     ids: list[int] = []
     at = 0
     while at < len(text) and len(ids) < wanted:
@@ -72,11 +91,6 @@ def first_tokens(
             end = text.find(b"\n", at + piece) + 1 or len(text)
             pieces.append(text[at:end].decode("utf-8", errors="replace"))
             at = end
-        for piece_ids in tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]:
+        for piece_ids in tokenizer(pieces, add_special_tokens=False, verbose=False).input_ids:
             ids += piece_ids
-    if ids and max(ids) >= vocabulary:
-        raise DeadweightError(
-            f"{printable(name)} has {vocabulary:,} tokens and its tokenizer gives {max(ids):,}; expected the tokenizer "
-            "that the model was trained with"
-        )
     return ids

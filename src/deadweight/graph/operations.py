@@ -1,0 +1,34 @@
+"""The operations that rewrites write: the name by which rules know each, and the function that computes it."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from deadweight.graph.node import Operation
+
+aten = torch.ops.aten
+
+ADD = Operation("aten.add", aten.add.Tensor)
+SUB = Operation("aten.sub", aten.sub.Tensor)
+MUL = Operation("aten.mul", aten.mul.Tensor)
+DIV = Operation("aten.div", aten.div.Tensor)
+LINEAR = Operation("linear", aten.linear.default)
+MATMUL = Operation("aten.matmul", aten.matmul.default)
+SOFTMAX = Operation("softmax", aten.softmax.int)
+EMBEDDING = Operation("aten.embedding", aten.embedding.default)
+VECTOR_NORM = Operation("aten.linalg_vector_norm", aten.linalg_vector_norm.default)
+DROPOUT = Operation("aten.dropout", aten.dropout.default)
+ZEROS = Operation("aten.zeros", aten.zeros.default)
+
+TRANSPOSE = Operation("aten.t", aten.t.default)
+PERMUTE = Operation("aten.permute", aten.permute.default)
+RESHAPE = Operation("aten.reshape", aten.reshape.default)
+EXPAND = Operation("aten.expand", aten.expand.default)
+SELECT = Operation("aten.select", aten.select.int)
+SLICE = Operation("aten.slice", aten.slice.Tensor)
+CAT = Operation("aten.cat", aten.cat.default)
+STACK = Operation("aten.stack", aten.stack.default)
+VIEW_AS_REAL = Operation("aten.view_as_real", aten.view_as_real.default)
+GETITEM = Operation("getitem", operator.getitem)
