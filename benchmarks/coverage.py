@@ -61,8 +61,8 @@ KINDS = {
 }
 CAUSES = {  # why a type is not audited: a pattern of the error, and the words for it
     r"requires the (\w+) library": "its code needs the {} library, which is not installed here",
-    r"(it has no forward of its own[^;]*)": "{}",
-    r"(its forward requires \w+, of which no example can be made)": "{} from a config",
+    r"(it has no forward method[^;]*)": "{}",
+    r"(its forward requires \w+, and the config does not say how to make an example of it)": "{}",
     r"missing \d+ required positional arguments?: ([^;…]*)": "its forward requires {}, of which no example is known",
     r"cannot be built from its config \((.*?)\); expected a complete": "its default config is incomplete ({})",
     r"(Could not find \w+) neither": "{} in transformers: the mapping names a class that does not exist",

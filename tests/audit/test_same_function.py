@@ -1,4 +1,4 @@
-"""A program that is another function than the model's proves nothing about the model."""
+"""A traced program that is not the same function as the model proves nothing about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_model_that_is_traced_as_another_function_gets_no_findings(other: bool
     module = OtherWhenTraced(other=other).eval()
     result = deadweight.audit(module, (torch.randn(2, 3, 6),))
     assert bool(result.findings) is not other
-    said = [u.why for u in result.unknown if "computes something else than the model" in u.why]
+    said = [u.why for u in result.unknown if "is not the same function as the model" in u.why]
     assert len(said) == int(other)
 
 

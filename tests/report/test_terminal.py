@@ -99,7 +99,7 @@ def test_proofs_are_printed_once_per_row_and_only_on_request(gpt2_like: Audit) -
 
 def test_a_finding_without_proof_says_that_it_was_only_measured(gpt2_like: Audit) -> None:
     unproved = replace(gpt2_like.findings[0], proof=())
-    assert "no proof: measured only" in render(replace(gpt2_like, findings=(unproved,)), proofs=True)
+    assert "no proof, only measured" in render(replace(gpt2_like, findings=(unproved,)), proofs=True)
 
 
 @pytest.mark.parametrize("width", [None, 200, 100, 80, 60])

@@ -86,7 +86,7 @@ def test_a_folder_of_pickles_says_how_to_convert(folder: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".PKL"])
 def test_a_pickle_is_refused_even_where_it_does_not_exist(tmp_path: Path, suffix: str) -> None:
-    with pytest.raises(DeadweightError, match="pickles can run code"):
+    with pytest.raises(DeadweightError, match="loading a pickle can run code"):
         open_model(str(tmp_path / f"model{suffix}"))
 
 

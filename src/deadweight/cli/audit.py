@@ -20,23 +20,25 @@ FOUND = 1
 
 
 class Output(StrEnum):
-    """What of the model's output has to stay the same."""
+    """What must stay the same."""
 
     logits = "logits"
     probabilities = "probabilities"
 
 
 TrainingOption = Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")]
-OutputOption = Annotated[Output, typer.Option("--output", help="Which output must not change.")]
+OutputOption = Annotated[Output, typer.Option("--output", help="What must stay the same.")]
 CompleteOption = Annotated[
-    bool, typer.Option("--complete", help="Count all redundancy on a narrow clone and compare with the laws.")
+    bool, typer.Option("--complete", help="Count all redundant dimensions on a narrow clone; do laws explain them?")
 ]
 CheckOption = Annotated[
     bool,
-    typer.Option("--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if nothing was audited."),
+    typer.Option(
+        "--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if no audit was possible."
+    ),
 ]
 GaugesOption = Annotated[
-    bool, typer.Option("--gauges", help="With --check: gauges, which every transformer has, count too.")
+    bool, typer.Option("--gauges", help="With --check: also exit with 1 for gauges, which every transformer has.")
 ]
 ProofsOption = Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")]
 LengthOption = Annotated[
@@ -58,15 +60,15 @@ def audit(
     proofs: ProofsOption = False,
     length: LengthOption = None,
 ) -> None:
-    """Say which parameters of MODEL are redundant, with proofs, and what stays unknown.
+    """List the redundant parameters of MODEL, with proofs, and those about which nothing could be proved.
 
     \b
     deadweight audit demo --proofs              every law with one of its proofs
-    deadweight audit demo --complete            does anything redundant escape the laws?
-    deadweight audit demo --json -              the same facts, for a program
-    deadweight audit ./config.json              no weights needed: architecture alone decides
+    deadweight audit demo --complete            do the laws explain every redundant dimension?
+    deadweight audit demo --json -              the same result as JSON
+    deadweight audit ./config.json              no weights needed: only the architecture matters
     deadweight audit mypkg.model:build --check --select key-bias,value-bias
-                                                fail a build that wastes these
+                                                in CI: fail if the model has one of these
 
     \b
     exit status: 0 done, 1 --check found something, 2 wrong usage, bad input, or a model that could not be audited

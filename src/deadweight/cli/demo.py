@@ -21,7 +21,7 @@ That was a model that comes with deadweight. Now try
 
 
 def demo() -> None:
-    """Audit the small trained model that comes with the package, reduce it, and check the result: offline.
+    """Audit the small trained model that comes with the package, reduce it, and check the result. Works offline.
 
     \b
     deadweight demo

@@ -1,4 +1,4 @@
-"""`deadweight evaluate`: perplexity, bits per byte, speed and cache."""
+"""`deadweight evaluate`: perplexity, bits per byte, speed and size of the cache."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from deadweight.errors import DeadweightError
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A causal language model: folder, hub id, or demo.")],
     text: Text = "embedded",
-    against: Annotated[str | None, typer.Option("--against", metavar="ORIGINAL", help="Compare with this one.")] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="ORIGINAL", help="Compare with this model.")
+    ] = None,
     context: Annotated[int | None, typer.Option("--context", min=2, help="Tokens per window.")] = None,
-    limit: Annotated[int | None, typer.Option("--bytes", min=2, help="Read at most this much of the text.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Windows at a time.")] = 8,
+    limit: Annotated[
+        int | None, typer.Option("--bytes", min=2, help="Read at most this many bytes of the text.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Windows per batch.")] = 8,
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="float32, bfloat16, float16; default: as stored.")
     ] = None,
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Perplexity, bits per byte, speed and cache of MODEL on a text; with --against, beside another model.
+    """Perplexity, bits per byte, speed and size of the cache of MODEL on a text; with --against, of two models.
 
     \b
     deadweight evaluate demo --text embedded

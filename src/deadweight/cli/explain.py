@@ -12,7 +12,7 @@ from deadweight.report.terminal import make_console, print_laws, print_page
 
 def explain(
     law: Annotated[
-        str | None, typer.Argument(metavar="[LAW]", help="A code or a name; all laws are listed without one.")
+        str | None, typer.Argument(metavar="[LAW]", help="Its code or name; without it, all laws are listed.")
     ] = None,
 ) -> None:
     """Show one law: what it says, why it is true, an example, when it fails, how safe it is.

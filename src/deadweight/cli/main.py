@@ -1,4 +1,4 @@
-"""All subcommands together, and what becomes of a user's mistake."""
+"""All subcommands together, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deadweight.cli.screen import complain
 from deadweight.errors import DeadweightError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing make millions of objects and hardly any garbage
+PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing create millions of objects and little garbage
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 app = typer.Typer(
@@ -34,14 +34,14 @@ def root(
 
     \b
     deadweight demo                 a first look, on a small model that comes with the package
-    deadweight audit demo           the same model, audited with every option at hand
+    deadweight audit demo           which parameters of this model are redundant, and why
     deadweight audit gpt2           a Hugging Face model, by its id or its folder
     deadweight explain key-bias     one of the laws: what, why, example, when it fails
-    deadweight reduce demo OUT      take out what is redundant, and check that nothing changed
+    deadweight reduce demo OUT      remove what is redundant, and check that the function is the same
     deadweight verify demo OUT      are two checkpoints the same function?
-    deadweight compress demo OUT    smaller heads and a smaller cache, at a measured loss
+    deadweight compress demo OUT    a smaller key-value cache or smaller heads, at a measured loss
     deadweight train OUT            a small GPT of any shape, with or without its query weights
-    deadweight evaluate demo        perplexity, bits per byte, speed, cache
+    deadweight evaluate demo        perplexity, bits per byte, speed and size of the cache
     deadweight saturation demo      does the softmax of each head saturate as the context grows?
     deadweight allocate plan        how many heads, of what size, in which layer; ready to train
     """
@@ -51,14 +51,14 @@ def root(
 
 
 app.command(short_help="Which parameters are redundant, and why.")(audit.audit)
-app.command(short_help="Take out exactly what was proved, and write a checkpoint.")(reduce.reduce)
+app.command(short_help="Remove what is proved redundant, and write a checkpoint.")(reduce.reduce)
 app.command(short_help="Are two checkpoints the same function?")(verify.verify)
 app.command(short_help="One law, or all of them.")(explain.explain)
 app.command(short_help="A first look, offline, in seconds.")(demo.demo)
-app.command(short_help="Smaller heads and a smaller cache, at a measured loss.")(compress.compress)
+app.command(short_help="A smaller key-value cache or smaller heads, at a measured loss.")(compress.compress)
 app.command(short_help="Train a small GPT of any shape.")(train.train)
-app.command(short_help="A grid of variants and seeds.")(sweep.sweep)
-app.command(short_help="Perplexity, bits per byte, speed, cache.")(evaluate.evaluate)
+app.command(short_help="Train a grid of variants and seeds.")(sweep.sweep)
+app.command(short_help="Perplexity, bits per byte, speed and size of the cache.")(evaluate.evaluate)
 app.add_typer(allocate.app, name="allocate", short_help="How many heads, of what size, in which layer.")
 app.command(short_help="Does the softmax of each head saturate with length?")(saturation.saturation)
 

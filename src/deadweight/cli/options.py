@@ -1,4 +1,4 @@
-"""Options that several commands have: the same name, the same meaning, the same words."""
+"""Options that several commands share: the same name, meaning and help text."""
 
 from __future__ import annotations
 
@@ -13,28 +13,34 @@ AnyModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A Hugging Face folder or hub id, a config.json (no weights needed), a .gguf file, "
-        "package.module:callable, or the word demo.",
+        "package.module:callable, or demo (a small model inside the package).",
     ),
 ]
 Json = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
+    str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - means standard output.")
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg or .png (needs matplotlib).")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw a figure: .svg or .png (needs matplotlib).")
+]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code.")
+    bool, typer.Option("--trust-remote-code", help="Allow the Python code in the model's repository to run.")
 ]
 Select = Annotated[
-    list[str] | None, typer.Option("--select", metavar="DW…", help="Only these laws: codes or names, by comma.")
+    list[str] | None,
+    typer.Option("--select", metavar="DW…", help="Only these laws: codes or names, separated by commas."),
 ]
 Ignore = Annotated[
-    list[str] | None, typer.Option("--ignore", metavar="DW…", help="All but these laws: codes or names, by comma.")
+    list[str] | None,
+    typer.Option("--ignore", metavar="DW…", help="All laws except these: codes or names, separated by commas."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
-Text = Annotated[str, typer.Option("--text", help="A file, a folder, datasets:NAME, or embedded.")]
+Text = Annotated[
+    str, typer.Option("--text", help="A file, a folder, datasets:NAME, or embedded (Python's manual, in the package).")
+]
 
 
 class LayoutName(StrEnum):
-    """How a checkpoint of ours is stored."""
+    """How a checkpoint is stored."""
 
     slim = "slim"
     stock = "stock"

@@ -1,4 +1,4 @@
-"""`deadweight reduce`: take out exactly what was proved, and write a checkpoint."""
+"""`deadweight reduce`: remove what is proved redundant, and write a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from deadweight.laws.page import law_codes
 DIFFERENT = 1
 
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="As for audit, with its weights.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="As for audit, but with weights.")]
 OutArgument = Annotated[
     Path | None, typer.Argument(metavar="[OUT]", help="The folder to write; not needed with --dry-run.")
 ]
 LayoutOption = Annotated[
     LayoutName,
-    typer.Option("--layout", help="slim: really smaller. stock: same shapes, loads with plain transformers."),
+    typer.Option("--layout", help="slim: smaller tensors. stock: same shapes, loads with plain transformers."),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
 
@@ -38,14 +38,14 @@ def reduce(
     overwrite: Overwrite = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Take out of MODEL what is provably redundant, and write the result to OUT.
+    """Remove what is provably redundant from MODEL, and write the result to OUT.
 
-    The reduced model is compared with the original in float64 and in its own precision before OUT appears. A rewrite
-    that would cost more than three times the model's own rounding noise is left out, and the report says so.
+    The reduced model is compared with the original, in float64 and in its own precision, before OUT appears. Rewrites
+    that would make rounding errors more than three times as large are left out, and the report lists them.
 
     \b
     deadweight reduce demo --dry-run            what would be done, what it saves, and why the rest is not done
-    deadweight reduce demo OUT                  really smaller; loads with deadweight.load or trust_remote_code
+    deadweight reduce demo OUT                  smaller tensors; loads with deadweight.load or trust_remote_code
     deadweight reduce demo OUT --layout stock   the same class and shapes: loads with plain transformers
     deadweight reduce demo OUT --select key-bias,value-bias
 

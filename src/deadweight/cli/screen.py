@@ -1,4 +1,4 @@
-"""What a person sees while a command works, and where its result goes: the terminal, standard output, a file."""
+"""Progress while a command runs, and where its result goes: the terminal, standard output, a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -18,22 +17,23 @@ from deadweight.progress import Progress, silent
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 from deadweight.report.text import one_line
+from deadweight.source.kinds import JsonObject
 
 
 def complain(message: str) -> None:
-    """A mistake, on standard error, in one line."""
+    """Print an error on standard error, in one line."""
     line = Text.assemble(("error: ", "bold red"), one_line(message))
     make_console(stderr=True).print(line, soft_wrap=True)
 
 
 def plain(text: str, *, stderr: bool = False) -> None:
-    """Text as it is: no colours, no line breaks of ours."""
+    """Print text without colours and without wrapping it."""
     make_console(stderr=stderr).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """What is being done, and how long it will take, on standard error; nothing where nobody is looking."""
+    """The current stage and the time left, on standard error; nothing where that is no terminal."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield silent
@@ -58,14 +58,14 @@ def counting_bar(console: Console) -> Bar:
 
 
 class JsonReport:
-    """Where the numbers go: nowhere, to standard output instead of the report (-), or to a file beside it."""
+    """Where JSON goes: nowhere, to standard output in place of the report (-), or to a file as well as the report."""
 
     def __init__(self, target: str | None) -> None:
         self.target = target
         self.file = writable(target, "--json")
 
-    def deliver(self, data: Callable[[], Any], show: Callable[[Console], None]) -> None:
-        """Show the result to a person, unless JSON was asked for on standard output; write the file."""
+    def deliver(self, data: Callable[[], JsonObject], show: Callable[[Console], None]) -> None:
+        """Print the report, or the JSON if it goes to standard output; write the file."""
         text = as_text(data()) if self.target is not None else ""
         if self.target == "-":
             sys.stdout.write(text)
@@ -76,14 +76,14 @@ class JsonReport:
 
 
 def writable(file: str | Path | None, option: str) -> Path | None:
-    """Fail before the work, not after it, if its result has nowhere to go."""
+    """The path of a result; raises before any work is done if it cannot be written."""
     if file is None or str(file) == "-":
         return None
     path = Path(file)
     if path.is_dir() or not path.absolute().parent.is_dir():
         obstacle = "it is a folder" if path.is_dir() else f"the folder {str(path.absolute().parent)!r} does not exist"
         raise DeadweightError(
-            f"cannot write {option} {str(path)!r}: {obstacle}; name a file in an existing folder, or -"
+            f"cannot write {option} {str(path)!r}: {obstacle}; expected a file in an existing folder, or -"
         )
     return path
 

@@ -14,12 +14,12 @@ DIFFERENT = 1
 
 
 def verify(
-    a: Annotated[str, typer.Argument(metavar="A", help="The original.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="The original model.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with it.")],
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Compare B with A, whoever made them: in float64, and in their own precision against A's own rounding noise.
+    """Are A and B the same function? Compared in float64, and in their own precision against A's rounding noise.
 
     \b
     deadweight verify demo OUT

@@ -1,4 +1,4 @@
-"""How good and how fast a language model is on a text, and beside another one."""
+"""Loss, speed and cache of a language model on a text, alone or next to another model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +13,13 @@ from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.source.kinds import Options, Tokenizer
+from deadweight.source.kinds import Options, PreTrained, Tokenizer
 from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.text import printable
 from deadweight.source.tokens import encoded, tokenizer_of
 
 LONGEST = 1024  # tokens in a window, unless asked for more
-DECODED = 64  # tokens that are generated to time it
+DECODED = 64  # tokens that are generated to measure the speed
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,12 @@ class Evaluation:
     tokens: int  # predicted
     bytes: int  # of text they stand for
     loss: float  # nats per token
-    tokens_per_second: float  # reading, in windows
-    decoded_per_second: float  # writing one token at a time, with the cache
+    tokens_per_second: float  # prefill, in windows
+    decoded_per_second: float  # one token at a time, with the cache
     kv_bytes_per_token: int
     weight_bytes: int
     kl: float | None = None  # nats per token, from the other model to this one
-    agreement: float | None = None  # share of tokens for which both think the same one most likely
+    agreement: float | None = None  # share of tokens for which both predict the same most likely token
 
     @property
     def perplexity(self) -> float:
@@ -60,9 +59,9 @@ def evaluate(
     trust_remote_code: bool = False,
     progress: Progress = silent,
 ) -> tuple[Evaluation, ...]:
-    """Loss, speed and cache of a causal language model on a text; with `against`, of both, the other one first.
+    """Loss, speed and cache of a causal language model on a text; with `against`, of both, that one first.
 
-    `limit` is how many bytes of the text are read. Both models must read the same tokens.
+    `limit` is the number of bytes of the text that are read. Both models must have the same tokenizer.
     """
     read = read_text(text, progress)
     check_text(read, text)
@@ -74,8 +73,8 @@ def evaluate(
     ids = [s.encode(read) for s in subjects]
     if len(ids) == 2 and ids[0] != ids[1]:
         raise DeadweightError(
-            f"{printable(str(against))} and {printable(str(model))} read the text as different tokens; expected two "
-            "models with one tokenizer"
+            f"{printable(str(against))} and {printable(str(model))} encode the text as different tokens; expected "
+            "two models with the same tokenizer"
         )
     if len(ids[0]) < 2:
         raise DeadweightError(f"{printable(text)} gives {len(ids[0])} tokens; expected two or more")
@@ -90,10 +89,10 @@ def evaluate(
 
 @dataclass
 class EvaluatedModel:
-    """A model with its tokens."""
+    """A language model with its tokenizer."""
 
     name: str
-    module: Any
+    module: PreTrained
     tokenizer: Tokenizer
     context: int
 
@@ -104,9 +103,11 @@ class EvaluatedModel:
 
         progress(f"loading {name}")
         folder = embedded.path() if name == "demo" else name
-        module: Any = load(folder, **{k: v for k, v in options.items() if v is not None})
+        module: PreTrained = load(folder, **{k: v for k, v in options.items() if v is not None})
         if not hasattr(module, "generate") or getattr(module.config, "is_encoder_decoder", False):
-            raise DeadweightError(f"{printable(name)} is no causal language model; expected one that predicts tokens")
+            raise DeadweightError(
+                f"{printable(name)} is not a causal language model; expected one that predicts tokens"
+            )
         device = "cuda" if torch.cuda.is_available() else "cpu"
         known = getattr(module.config, "max_position_embeddings", None)
         return cls(name, module.to(device).eval(), tokenizer_of(str(folder)), known or LONGEST)
@@ -121,7 +122,7 @@ class EvaluatedModel:
 
 @dataclass(frozen=True)
 class TokenText:
-    """A text in tokens, and how it is read: windows of `length` tokens, `batch` of them at once."""
+    """A text in tokens, read in batches of `batch` windows of `length` tokens."""
 
     ids: Tensor
     n_bytes: int
@@ -133,7 +134,7 @@ class TokenText:
         return len(self.ids) - 1
 
     def windows(self) -> list[tuple[Tensor, Tensor]]:
-        """Inputs and targets, batch by batch; what is left at the end is a shorter window."""
+        """Inputs and targets, batch by batch; the last window may be shorter."""
         whole = self.n_predicted // self.length * self.length
         rows, goals = (self.ids[i : whole + i].view(-1, self.length) for i in (0, 1))
         batches = list(zip(rows.split(self.batch), goals.split(self.batch), strict=True)) if whole else []
@@ -143,7 +144,7 @@ class TokenText:
 
 @dataclass
 class Totals:
-    """What one model gives on all windows, and how it differs from the first."""
+    """Sums over all windows of one model, and its differences from the first model."""
 
     loss: float = 0.0
     seconds: float = 0.0
@@ -157,7 +158,7 @@ def measured(subjects: list[EvaluatedModel], text: TokenText, progress: Progress
     totals = [Totals() for _ in subjects]
     windows = text.windows()
     for number, (inputs, targets) in enumerate(windows):
-        progress("reading", number, len(windows))
+        progress("evaluating", number, len(windows))
         first: Tensor | None = None
         for total, subject in zip(totals, subjects, strict=True):
             start = time.perf_counter()
@@ -175,7 +176,9 @@ def measured(subjects: list[EvaluatedModel], text: TokenText, progress: Progress
     for total, subject in zip(totals, subjects, strict=True):
         if not math.isfinite(total.loss):
             name = printable(subject.name)
-            raise DeadweightError(f"{name} gives probabilities that are not finite; nothing can be said of it")
+            raise DeadweightError(
+                f"{name} returns probabilities that are not finite; expected finite ones: check its weights and --dtype"
+            )
     evaluations = [evaluation(s, text, t, progress) for s, t in zip(subjects, totals, strict=True)]
     against = [
         replace(e, kl=t.kl / e.tokens, agreement=t.same / e.tokens) for e, t in zip(evaluations, totals, strict=True)
@@ -184,7 +187,7 @@ def measured(subjects: list[EvaluatedModel], text: TokenText, progress: Progress
 
 
 def evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, progress: Progress) -> Evaluation:
-    """One model's figures."""
+    """The evaluation of one model from its sums."""
     progress(f"timing {subject.name}")
     cache, speed = decoding(subject, text.ids[: min(text.length // 2, 128)])
     own = list(subject.module.parameters())
@@ -202,7 +205,7 @@ def evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, progress
 
 
 def decoding(subject: EvaluatedModel, prompt: Tensor) -> tuple[int, float]:
-    """Bytes of cache per token, and tokens per second written one at a time."""
+    """Bytes of cache per token, and tokens per second when decoding one token at a time."""
     ids = prompt[None].to(subject.device)
     out = subject.module(ids, use_cache=True)
     cache = out.past_key_values
@@ -217,8 +220,8 @@ def decoding(subject: EvaluatedModel, prompt: Tensor) -> tuple[int, float]:
     return bytes_per_token, room / max(time.perf_counter() - start, 1e-9)
 
 
-def cache_bytes(cache: Any) -> int:
-    """What the keys and values of all layers take."""
+def cache_bytes(cache: object) -> int:
+    """The bytes of the keys and values of all layers."""
     layers = getattr(cache, "layers", [])
     tensors = [t for layer in layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))]
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))

@@ -146,7 +146,7 @@ def refusals(source: Source, prover: Prover, request: Request) -> list[Skipped]:
 
 def refuse_unfit(source: Source) -> None:
     if is_slim(source.config):
-        raise DeadweightError(f"{printable(source.name)} is already slim: deadweight has reduced it; use it as it is")
+        raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
     if source.quantised and not source.name.endswith(".gguf"):
         raise DeadweightError(
             f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"

@@ -1,4 +1,4 @@
-"""An evaluation for people and for programs."""
+"""An evaluation as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
     ("perplexity per token", lambda e: f"{e.perplexity:,.3f}"),
     ("bits per byte", lambda e: f"{e.bits_per_byte:.4f}"),
     ("cache per token", lambda e: f"{e.kv_bytes_per_token:,} bytes"),
-    ("tokens/s, reading", lambda e: f"{e.tokens_per_second:,.0f}"),
-    ("tokens/s, writing", lambda e: f"{e.decoded_per_second:,.0f}"),
-    ("KL from the first", lambda e: "" if e.kl is None else f"{e.kl:.2e} nats per token"),
-    ("same first choice", lambda e: "" if e.agreement is None else f"{e.agreement:.2%} of tokens"),
+    ("tokens/s, prefill", lambda e: f"{e.tokens_per_second:,.0f}"),
+    ("tokens/s, decoding", lambda e: f"{e.decoded_per_second:,.0f}"),
+    ("KL from the other model", lambda e: "" if e.kl is None else f"{e.kl:.2e} nats per token"),
+    ("same most likely token", lambda e: "" if e.agreement is None else f"{e.agreement:.2%} of tokens"),
 )
 
 

@@ -13,8 +13,8 @@ from deadweight.version import __version__
 def to_json(audit: Audit) -> JsonObject:
     """An audit as plain JSON data.
 
-    Unknowns hold three kinds of entry: a blocked parameter with its op, a zero that no law explains (`blocked_by` is
-    null), and, where the model could not be traced or measured, one entry for all parameters (`"*"`).
+    There are three kinds of unknowns: a blocked parameter with its op, a zero gradient that no law explains
+    (`blocked_by` is null), and, where the model could not be traced or measured, one entry for all parameters (`"*"`).
     """
     unknown = [{"parameter": u.parameter, "blocked_by": u.blocked_by, "why": u.why} for u in audit.unknown]
     if audit.untraced is not None:
@@ -37,7 +37,7 @@ def json_text(audit: Audit) -> str:
 
 
 def as_text(data: JsonObject) -> str:
-    """Data as text: ASCII, so that no name in it can steer a terminal or break an encoding."""
+    """Data as ASCII text: no name in it can send control characters to a terminal or break an encoding."""
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 

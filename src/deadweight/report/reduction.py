@@ -1,4 +1,4 @@
-"""What a reduction did, and how two models compare: for people."""
+"""The report of a reduction, and of a comparison of two models, in the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deadweight.version import __version__
 
 
 def print_reduction(reduction: Reduction, console: Console) -> None:
-    """The steps by law, what is left out and why, what was saved, how it was checked, how to load it."""
+    """The rewrites by law, those left out and why, the totals, the verification, and how to load the result."""
     for part in _parts(reduction):
         console.print(part, width=None if isinstance(part, Table) else min(console.width, PROSE))
         console.print()
@@ -29,12 +29,12 @@ def print_verification(verification: Verification, console: Console) -> None:
     console.print(_checked(verification))
     console.print()
     if verification.same:
-        console.print(Text("same function, to the precision in which the weights are stored", style="bold green"))
+        console.print(Text("the same function, up to the precision of the stored weights", style="bold green"))
     else:
         worst = verification.worst
-        grows = f"; rounding in its own precision grows by {worst.noise.growth:.1f}" if worst.noise else ""
+        grows = f"; rounding errors in its own precision grow by {worst.noise.growth:.1f}" if worst.noise else ""
         console.print(
-            Text(f"different: {worst.output} is off by {worst.float64:.1e} in float64{grows}", style="bold red")
+            Text(f"different: {worst.output} differs by {worst.float64:.1e} in float64{grows}", style="bold red")
         )
 
 
@@ -91,7 +91,7 @@ def _totals(reduction: Reduction) -> Text:
     gone = reduction.parameters_before - reduction.parameters_after
     words = f"{plural(reduction.parameters_before, 'parameter')} → {reduction.parameters_after:,}"
     words += (
-        f"  ({gone:,} gone, {percent(gone, reduction.parameters_before)})" if gone else "  (the same shapes: stock)"
+        f"  ({gone:,} gone, {percent(gone, reduction.parameters_before)})" if gone else "  (stock: the same shapes)"
     )
     if reduction.bytes_after:
         words += f"   {reduction.bytes_before / 1e6:,.2f} MB → {reduction.bytes_after / 1e6:,.2f} MB"
@@ -115,7 +115,7 @@ def _checked(verification: Verification) -> Table:
         own, floor = ("not measured" if v is None else f"{v:.1e}" for v in (e.own, e.floor))
         table.add_row(printable(e.output), Text(f"{e.float64:.1e}", style=style), own, floor, grows)
     table.caption = (
-        f"on {verification.inputs}; rounding (simulated) may grow by {FLOORS:g}" if verification.inputs else None
+        f"on {verification.inputs}; rounding errors (simulated) may grow by {FLOORS:g}" if verification.inputs else None
     )
     table.caption_justify = "left"
     return table
@@ -123,7 +123,7 @@ def _checked(verification: Verification) -> Table:
 
 def _next(reduction: Reduction) -> Text:
     if reduction.out is None and reduction.module is None:
-        return Text("nothing was written: this is the plan")
+        return Text("this is the plan; nothing was written")
     if reduction.out is None:
         return Text("the reduced module is in the result's `module`")
     return Text(f"written to {printable(str(reduction.out))}; its README.md says how to load it")

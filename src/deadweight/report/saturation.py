@@ -1,4 +1,4 @@
-"""Measured saturation for people, for programs, and as a picture."""
+"""Measured saturation as a table, as JSON, and as a picture."""
 
 from __future__ import annotations
 

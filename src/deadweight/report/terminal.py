@@ -1,4 +1,4 @@
-"""The report for people: what is redundant, what is unknown, how complete the account is, and what to do next."""
+"""The audit report in the terminal: what is redundant, what is unknown, the account, and what to do next."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from deadweight.report.pattern import Pattern, pieces_text
 from deadweight.report.text import count, one_line, percent, plural, printable, wrap_name
 from deadweight.version import __version__
 
-PROSE = 100  # columns after which sentences wrap, and below which tables are laid out narrowly
+PROSE = 100  # columns after which sentences wrap
 _UNBOUNDED = 10_000  # columns of a file or pipe: a table there is as wide as its longest name
 _MAX_PARTNERS = 2  # patterns of partner parameters shown in one row
 _SHORTEST_NAME = 24  # columns below which a name is not squeezed
 _BAR = 24  # columns of the longest bar
 _STYLE = {"dead": "bold red", "folds": "yellow", "gauge": "cyan"}
 _MEANING = {
-    "dead": "its value changes nothing",
-    "folds": "its neighbours can do its work",
+    "dead": "changing it changes nothing",
+    "folds": "other parameters can take over its effect",
     "gauge": "a free choice of basis or scale",
 }
 
 
 def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
-    """A console that never truncates: a terminal has its own width, a file or pipe has all it needs."""
+    """A console that never truncates: a terminal has its own width, a file or pipe is as wide as needed."""
     stream = file or (sys.stderr if stderr else sys.stdout)
     width = None if stream.isatty() else _UNBOUNDED
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
@@ -95,7 +95,7 @@ def _heading(audit: Audit) -> Text:
 
 
 def _findings_table(groups: list[Group], parameters: int, *, narrow: bool = False) -> Table:
-    """One row per group. A narrow table has no columns for the law: it stands above its rows instead."""
+    """One row per group. In a narrow table the law is a line above its rows instead of two columns."""
     columns = ("parameters", "verdict", "dof", "share")
     table = _table(*columns if narrow else ("code", "law", *columns), right=("dof", "share"))
     notes = _numbered_notes(groups)
@@ -154,7 +154,7 @@ def _footnotes(groups: list[Group]) -> Iterator[RenderableType]:
 
 def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
     if not groups and audit.unaudited is not None:
-        return Text("Nothing is proved, and nothing could be measured: this model is not audited.", style="bold red")
+        return Text("Nothing is proved and nothing could be measured: this model was not audited.", style="bold red")
     if not groups:
         return Text("No redundant parameter found.", style="bold")
     headline = Text.assemble(
@@ -176,11 +176,13 @@ def _proof(g: Group) -> RenderableType:
     first = g.findings[0]
     name = printable(first.parameter + pieces_text(first.slice))
     steps = [(str(i), printable(step)) for i, step in enumerate(first.proof, start=1)]
-    asides = [] if steps else ["no proof: measured only"]
+    asides = [] if steps else ["no proof, only measured"]
     if g.evidence is not None:
-        asides.append(f"measured: moves the output {g.evidence:.1e} times as much as a live direction does")
+        asides.append(f"measured: changes the output {g.evidence:.1e} times as much as a live direction")
     if first.unreplayed:
-        asides.append(f"not replayed by the checker: {plural(first.unreplayed, 'step')} on values too large to label")
+        asides.append(
+            f"not replayed by the checker: {plural(first.unreplayed, 'step')} on values with too many elements"
+        )
     if len(g.findings) > 1:
         asides.append(f"likewise for all {count(len(g.findings))} findings in {printable(g.where)}")
     return RichGroup(
@@ -196,14 +198,14 @@ def _unexplained(doubts: list[Doubt]) -> Iterator[RenderableType]:
     lines = Text()
     for d in doubts:
         lines.append(printable(str(d.pattern)), style="bold").append(f"  {one_line(d.why)}\n")
-    lines.append("Measured as having no effect, and no law says why. Do not remove these on this evidence alone.")
+    lines.append("Measured to have no effect, but no law says why. Do not remove these on this evidence alone.")
     yield Panel(lines, title="UNEXPLAINED", title_align="left", border_style="bold magenta", box=box.HEAVY)
 
 
 def _blocked(doubts: list[Doubt]) -> Iterator[RenderableType]:
     if not doubts:
         return
-    yield Text.assemble(("Not proved, so kept", "bold"), (": an op stands between the parameter and a law", "dim"))
+    yield Text.assemble(("Not proved, so kept", "bold"), (": an operation blocks the proof", "dim"))
     table = _table("parameters", "blocked by", "why")
     for d in doubts:
         table.add_row(
@@ -216,7 +218,7 @@ def _blocked(doubts: list[Doubt]) -> Iterator[RenderableType]:
 
 def _untraced(reason: str) -> Panel:
     text = Text.assemble(
-        "torch.export could not trace this model, so nothing here is proved: what follows was only measured.\n",
+        "torch.export could not trace this model, so nothing is proved: the following was only measured.\n",
         ("reason: ", "bold"),
         one_line(reason),
     )
@@ -236,7 +238,7 @@ def _completeness(c: Completeness) -> Text:
     if c.by_law:
         text.append("\n  " + " + ".join(f"{count(n)} {printable(law)}" for law, n in c.by_law), style="dim")
     if c.unsound:
-        text.append(f"\nUNSOUND: {plural(c.unsound, 'claimed direction')} moved the output. ", style="bold red")
+        text.append(f"\nUNSOUND: {plural(c.unsound, 'claimed direction')} changed the output. ", style="bold red")
         text.append("That is a bug in deadweight: please report it with this model's config.")
     return text
 
@@ -244,9 +246,9 @@ def _completeness(c: Completeness) -> Text:
 def _advice(audit: Audit, groups: list[Group]) -> str:
     """What to do first: the remedy of a law whose parameters can simply be left out, else of the first row."""
     if audit.untraced is not None:
-        return "pass example inputs that torch.export can trace, or a smaller forward, to turn evidence into proof."
+        return "pass example inputs with which torch.export can trace the model: then there can be proofs."
     if not groups and audit.unaudited is not None:
-        return "give it inputs on which it runs, or a smaller version of the model: see the notes above."
+        return "pass inputs on which the model runs, or a smaller version of the model: see the notes above."
     if not groups:
         return "nothing to remove. `deadweight explain` lists the laws that were tried."
     first = next((g for code in avoidable_laws() for g in groups if g.code == code), groups[0])
@@ -255,7 +257,7 @@ def _advice(audit: Audit, groups: list[Group]) -> str:
 
 
 def avoidable_laws() -> list[str]:
-    """The laws whose parameters a flag or one line of the model's code avoids, in the order of the search."""
+    """The laws whose parameters can be avoided by a flag or one line of code, in the order of the search."""
     from deadweight.laws.catalogue import every_law  # imports torch, which the list of laws does not need
 
     return list(dict.fromkeys(law.title.code for law, _ in every_law().in_search_order() if law.avoidable))

@@ -1,4 +1,4 @@
-"""Text that is safe and pleasant to print, whatever a checkpoint calls its parameters."""
+"""Text that is safe to print, whatever the names in a checkpoint are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str) -> str:
-    """The same text with every character that could steer a terminal written as its escape: ESC becomes `\\x1b`.
+    """The same text with every control character written as its escape: ESC becomes `\\x1b`.
 
-    Markup needs no escaping on top: reports hand the result to rich as `Text`, which is never parsed.
+    Markup needs no escaping: reports pass the result to rich as `Text`, which is not parsed.
     """
     return "".join(_escape(c) if unicodedata.category(c) in _UNSAFE else c for c in text)
 
@@ -45,7 +45,7 @@ def plural(n: int, noun: str) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share with two digits that count, down to a thousandth of a percent."""
+    """A share with two significant digits, down to a thousandth of a percent."""
     if part == 0 or whole == 0:
         return "0 %"
     share = 100 * part / whole

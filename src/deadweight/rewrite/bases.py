@@ -1,4 +1,4 @@
-"""What rewrites of a basis share: turn a space so that a block of a matrix is the identity, and need not be stored."""
+"""Common to rewrites of a basis: choose the basis so that a block of a matrix is the identity, which is not stored."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index
 from deadweight.save.facts import Fact, IdentityBlocks
 
-GROWTH = (1e3, 100.0, 50.0, 25.0)  # of rounding errors by an identity block: what is allowed, tried in turn
+GROWTH = (1e3, 100.0, 50.0, 25.0)  # limits on the growth of rounding errors by an identity block, tried in turn
 
 
 def places_of(site: Site, coordinates: list[int], copy: int | None = None) -> Tensor:
-    """Where these coordinates stand along the site's axis, in their order."""
+    """The indices of these coordinates along the site's axis, in their order."""
     present = site.coordinate if copy is None or site.copy is None else site.coordinate * (site.copy == copy)
     where: dict[int, int] = {}
     for place, coordinate in enumerate(present.tolist()):
         if coordinate in where and coordinate:
-            raise NotDone("a coordinate stands at several places of one parameter")
+            raise NotDone("one coordinate is at several indices of a parameter")
         where[coordinate] = place
     return torch.tensor([where[c] for c in coordinates])
 
 
-Action = tuple[Tensor, Tensor]  # places along an axis, and the matrix that mixes what stands there
+Action = tuple[Tensor, Tensor]  # indices along an axis, and the matrix that multiplies the slices there
 
 
 def act_on(parameter: Tensor, axis: int, actions: Iterable[Action]) -> None:
-    """Replace, in place, the slices at these places by matrix · slices."""
+    """Replace, in place, the slices at these indices by matrix · slices."""
     along = parameter.movedim(axis, 0)
     for places, matrix in actions:
         where = as_slice(places)
@@ -41,16 +41,16 @@ def act_on(parameter: Tensor, axis: int, actions: Iterable[Action]) -> None:
 
 
 def as_slice(places: Tensor) -> slice | Tensor:
-    """Places that follow each other as a slice, which is not copied when it is read."""
+    """Consecutive indices as a slice, which is read without a copy."""
     first, count = int(places[0]), len(places)
     return slice(first, first + count) if torch.equal(places, torch.arange(first, first + count)) else places
 
 
 @dataclass(frozen=True, kw_only=True)
 class BasisRewrite(Rewrite):
-    """Common to both sides: which coordinates form a head, and which columns become the identity."""
+    """Which coordinates form a head, and which columns become the identity: the same for both kinds of head."""
 
-    growth: float = GROWTH[0]  # of rounding errors, at most so many times
+    growth: float = GROWTH[0]  # limit on the growth of rounding errors
 
     def milder(self) -> Iterator[Rewrite]:
         return (replace(self, growth=growth) for growth in GROWTH if growth < self.growth)
@@ -72,13 +72,13 @@ class BasisRewrite(Rewrite):
         return sum(len(h) ** 2 for h in self.heads())
 
     def leave_identities(self, known: SettledFacts) -> None:
-        """Raise if a matrix that is the identity by now would be turned."""
+        """Raise if a matrix that is already the identity would change."""
         for name in self.touches:
             if known.is_identity(name):
-                raise NotDone(f"{name} is the identity already, and would no longer be")
+                raise NotDone(f"{name} is already the identity, and would not stay so")
 
     def turn(self, tensors: Tensors, actions: Sequence[tuple[Site, list[Action]]]) -> None:
-        """Act on the parameters of these sites: all is known by now, nothing is left half done."""
+        """Multiply the parameters of these sites; nothing can fail from here on."""
         for site, mine in actions:
             parameter = self.value(tensors, site.parameter)
             act_on(parameter, site.axis, mine)
@@ -94,16 +94,16 @@ class BasisRewrite(Rewrite):
         allowed = torch.ones(weight.shape[1], dtype=torch.bool)
         allowed[list(empty)] = False
         if int(allowed.sum()) < len(rows[0]):
-            raise NotDone("the head is wider than the stream it reads")
+            raise NotDone("the head is wider than the residual stream that it reads")
         straight = torch.stack([orthonormal(weight[r]) for r in rows])  # heads × n × d
         columns = common_columns(straight, allowed)
         worst = amplification(straight, columns)
         if not worst < self.growth:
-            raise NotDone(f"the best identity block would make rounding errors {worst:.0f} times larger")
+            raise NotDone(f"even the best identity block would make rounding errors {worst:.0f} times larger")
         return columns
 
     def finish(self, tensors: Tensors, rows: list[Tensor], columns: Tensor) -> list[Fact]:
-        """Round what must be the identity to exactly that."""
+        """Set the identity blocks to exactly the identity."""
         site = self.own_site()
         weight = tensors[self.target].movedim(site.axis, 0).clone()
         for r in rows:
@@ -120,8 +120,8 @@ def copies_of(site: Site, head: list[int]) -> list[int | None]:
 
 
 def worthwhile(rewrite: BasisRewrite) -> BasisRewrite:
-    """Blocks of at least 2 × 2: with rotary positions all coordinates of a key head are spoken for."""
+    """The rewrite, if its blocks are at least 2 × 2: rotary position embeddings leave smaller ones."""
     heads = rewrite.heads()
     if not heads or max(map(len, heads)) < 2:
-        raise NotDone("rotary positions leave two numbers per plane: an identity block would cost more than it saves")
+        raise NotDone("rotary pairs leave two free numbers each: an identity block would cost more than it saves")
     return rewrite

@@ -1,4 +1,4 @@
-"""The choice of columns in which every head of a matrix becomes the identity: rounding errors must not grow."""
+"""Choosing the columns in which every head of a matrix becomes the identity, so that rounding errors stay small."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COARSE = 1e6
 
 
 def common_columns(rows: Tensor, allowed: Tensor) -> Tensor:
-    """Columns in which every block (of heads × n × d, its rows orthonormal) is well conditioned.
+    """Columns in which every block (of heads × n × d, with orthonormal rows) is well conditioned.
 
-    With rows Q of a block, the identity in columns J turns Q into R = Q_J⁻¹Q, and rounding grows with the
-    size of R. Greedily, the column whose smallest share over all blocks is largest comes first; then columns are
-    swapped for others as long as the sum of |R|² over the blocks falls. Of a wide matrix only the columns with the
-    largest shares are looked at.
+    For a block with rows Q, the identity in columns J makes it R = Q_J⁻¹Q, and rounding errors grow with the size of R.
+    Columns are chosen greedily: next is the one whose smallest share over all blocks is largest. Then single columns
+    are swapped as long as the sum of |R|² over the blocks falls. Of a wide matrix only the columns with the largest
+    shares are considered.
     """
     share = coarse(torch.where(allowed, rows.square().sum(1).amin(0), -1.0))
     pool = share.argsort(descending=True, stable=True)[: max(POOL, 4 * rows.shape[1])].sort().values
@@ -28,12 +28,12 @@ def common_columns(rows: Tensor, allowed: Tensor) -> Tensor:
 
 
 def coarse(share: Tensor) -> Tensor:
-    """Shares to six digits: of columns that are as good as each other the first is taken, however sums are rounded."""
+    """Shares to six digits: of equally good columns the first is taken, whatever the rounding of sums."""
     return (share * COARSE).round()
 
 
 def orthonormal(block: Tensor) -> Tensor:
-    """A basis of the same row space: by the small Gram matrix where that is exact enough, else by QR."""
+    """An orthonormal basis of the row space: by the small Gram matrix where that is accurate enough, else by QR."""
     gram = block @ block.T
     factor, info = torch.linalg.cholesky_ex(gram)
     diagonal = torch.diagonal(factor)
@@ -43,7 +43,7 @@ def orthonormal(block: Tensor) -> Tensor:
 
 
 def greedy(rows: Tensor, allowed: Tensor) -> Tensor:
-    """One column after the other; what the columns taken so far span in each block is subtracted from the rest."""
+    """One column after the other; what the chosen columns span in each block is projected out of the rest."""
     share = rows.square().sum(1)  # heads × d
     open_, taken = allowed.clone(), list[int]()
     spanned = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])  # heads × taken × n, orthonormal
@@ -55,7 +55,7 @@ def greedy(rows: Tensor, allowed: Tensor) -> Tensor:
         taken.append(best)
         open_[best] = False
         direction = rows[:, :, best]
-        for _ in range(2):  # twice is enough
+        for _ in range(2):  # twice, for orthogonality to rounding
             direction = direction - (spanned.transpose(1, 2) @ (spanned @ direction[:, :, None]))[:, :, 0]
         direction = direction / direction.norm(dim=1, keepdim=True)
         spanned[:, i] = direction
@@ -64,7 +64,7 @@ def greedy(rows: Tensor, allowed: Tensor) -> Tensor:
 
 
 def swapped(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
-    """The best single swap, again and again: rank-one updates give the cost of all swaps at once."""
+    """Repeat the best single swap; rank-one updates give the cost of all swaps at once."""
     columns = columns.clone()
     for _ in range(SWAPS):
         back = inverse(rows[:, :, columns])
@@ -86,5 +86,5 @@ def swapped(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
 
 
 def amplification(rows: Tensor, columns: Tensor) -> float:
-    """How much larger than orthonormal rows the turned ones are, in the worst block."""
+    """The largest norm of R, in the worst block; orthonormal rows have norm 1."""
     return max(float(torch.linalg.svdvals(block[:, columns]).min().reciprocal()) for block in rows)

@@ -1,7 +1,7 @@
-"""What a constant shift does further on: pushed through the graph with real weights, from where it starts.
+"""The effect of a constant shift, propagated through the graph with the real weights.
 
 A shift proof shows that every value is shifted by the same amount for all inputs. So one run with any inputs gives the
-amounts, and only the weights on the way are needed: attention weights, which sum to one, may be any that do.
+amounts, and only the weights on the path are needed. Attention weights may be any that sum to one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ IDENTITY = {"aten.dropout", "aten.alias", "aten.contiguous", "aten.clone", "aten
 
 
 class NotFollowed(DeadweightError):
-    """The shift meets an operation that cannot be computed without the data."""
+    """The shift reaches an operation that cannot be computed without the inputs."""
 
 
 def effect(graph: Graph, claim: ShiftClaim, start: str, shift: Tensor, parameter: Lookup) -> dict[str, Tensor]:
-    """How much the value at each absorber's node is shifted, when the value at `start` is shifted so."""
+    """The shift of the value at each absorber's node, if the value at `start` is shifted by `shift`."""
     ends = {s.node for s in claim.steps if s.value is None}
     absorbing = {a.node for a in claim.absorbers}
     known = Constants(graph, parameter)
@@ -44,7 +44,7 @@ def effect(graph: Graph, claim: ShiftClaim, start: str, shift: Tensor, parameter
 
 
 class Constants:
-    """Values that depend on parameters and constants alone, computed when asked for."""
+    """Values that depend on parameters and constants alone, computed when they are used."""
 
     def __init__(self, graph: Graph, parameter: Lookup) -> None:
         self.graph, self.parameter = graph, parameter
@@ -68,7 +68,7 @@ class Constants:
 
 
 def push(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) -> Value:
-    """The shift behind one operation."""
+    """The shift of an operation's result."""
     changed = [r for r in node.args if isinstance(r, Ref) and r.name in moved]
     if node.op in ("aten.add", "aten.sub"):
         return added(node, moved)
@@ -118,7 +118,7 @@ def reshaped(graph: Graph, node: Node, moved: dict[str, Value], known: Constants
         operand = graph.nodes[name]
         if operand.is_float:
             return torch.zeros(operand.shape, dtype=torch.float64, device=device)
-        if graph.depends[name][1]:  # an index that depends on the data picks whole vectors, all shifted alike
+        if graph.depends[name][1]:  # an index that depends on the inputs picks whole vectors, all with the same shift
             return torch.zeros(operand.shape, dtype=torch.int64, device=device)
         return known.of(name).to(device)
 

@@ -1,4 +1,4 @@
-"""What earlier rewrites have said of the weights."""
+"""Facts about the weights that earlier rewrites have established."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deadweight.save.facts import Because, Constant, Fact, IdentityBlocks, Passe
 
 @dataclass(frozen=True)
 class SettledFacts:
-    """What earlier rewrites have settled, and later ones must respect. A value: adding facts makes another."""
+    """Facts from earlier rewrites, which later ones must keep true. Immutable: `and_also` returns a new value."""
 
     by_parameter: dict[str, tuple[Fact, ...]] = field(default_factory=dict)
 
@@ -25,14 +25,14 @@ class SettledFacts:
         return SettledFacts(more)
 
     def is_folded(self, parameter: str) -> bool:
-        """Whether a vector has been folded away: nothing may fill it again."""
+        """Whether a vector was folded into others and is zero: nothing may be written to it."""
         return any(isinstance(f, Constant) and f.because == "folded" for f in self.by_parameter.get(parameter, ()))
 
     def is_identity(self, parameter: str) -> bool:
         return any(isinstance(f, IdentityBlocks) and f.whole for f in self.by_parameter.get(parameter, ()))
 
     def dead(self, parameter: str, shape: torch.Size) -> Tensor:
-        """Which elements have no effect at all, whatever is written there."""
+        """Which elements have no effect on the outputs, whatever their value is."""
         result = torch.zeros(shape, dtype=torch.bool)
         for fact in self.by_parameter.get(parameter, ()):
             if isinstance(fact, Constant) and fact.because == "dead":
@@ -42,11 +42,11 @@ class SettledFacts:
         return result
 
     def lost_columns(self, parameter: str) -> list[int]:
-        """Input columns of a weight that were emptied."""
+        """Input columns of a weight that were set to zero."""
         return [p for f in self.zeros((parameter,), "lost") for p in f.places]
 
     def centred_channel(self, module: str) -> int | None:
-        """The output channel that was emptied in a module: its weight and its bias have the same."""
+        """The output channel that was set to zero in a module, in its weight and its bias."""
         parameters = [p for p in self.by_parameter if module_of(p) == module]
         return next((f.places[0] for f in self.zeros(parameters, "centred")), None)
 

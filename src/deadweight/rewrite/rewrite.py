@@ -1,4 +1,4 @@
-"""A rewrite: one claim, carried out on the weights of one place in the model, in float64."""
+"""A rewrite: one claim, applied to the weights of one place in the model, in float64."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Tensors(MutableMapping[str, Tensor]):
 
     @abstractmethod
     def scale(self, name: str, axis: int, factor: Tensor) -> None:
-        """Multiply a weight by one factor per index of an axis; the rewrite is then done with it."""
+        """Multiply a weight by one factor per index of an axis; the rewrite must not read it afterwards."""
 
 
 class NotDone(DeadweightError):
-    """A rewrite that is possible by proof, and is left out for this reason."""
+    """A rewrite that the proof allows, but that is left out; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewrite(ABC):
-    """`names` takes the graph's parameter names to those of the place it is done at; empty until it has a place."""
+    """`names` maps the graph's parameter names to those of the block that is rewritten; empty in a template."""
 
     graph: Graph
     claim: Claim
@@ -39,7 +39,7 @@ class Rewrite(ABC):
 
     @property
     def target(self) -> str:
-        """The parameter that is, in part or whole, no longer needed."""
+        """The parameter that, in part or whole, is no longer needed."""
         return self.name(self.claim.node)
 
     def name(self, node: str) -> str:
@@ -53,30 +53,30 @@ class Rewrite(ABC):
     @property
     @abstractmethod
     def saves(self) -> int:
-        """How many numbers need not be stored afterwards."""
+        """How many numbers need not be stored after the rewrite."""
 
     @property
     def whole(self) -> bool:
-        """Whether the target becomes a constant, all of it."""
+        """Whether the whole target becomes a constant."""
         return False
 
     @property
     def makes_identity(self) -> bool:
-        """Whether the target becomes the identity, all of it: no other rewrite may turn it then."""
+        """Whether the whole target becomes the identity matrix: no other rewrite may change its basis."""
         return False
 
     @property
     def stored_together(self) -> bool:
-        """Whether the modules it touches can only be stored when all of them are final."""
+        """Whether the modules that it touches must be stored together, when all their weights are final."""
         return False
 
     def milder(self) -> Iterator[Rewrite]:
-        """The same rewrite with tighter limits on how much rounding errors may grow, the widest first."""
+        """The same rewrite with tighter limits on the growth of rounding errors, the loosest first."""
         yield from ()
 
     @abstractmethod
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
-        """Change the weights, and say what is known of them now; `known` is what earlier rewrites said.
+        """Change the weights, and return the facts that hold now; `known` are those of earlier rewrites.
 
         Raises NotDone before anything is changed.
         """
@@ -90,7 +90,7 @@ class Rewrite(ABC):
 
 
 def chosen_place(weight: Tensor, axis: int, allowed: Tensor | None = None) -> int:
-    """The slice with the smallest norm: what is subtracted from all others should be small."""
+    """The slice with the smallest norm: it is subtracted from all others, and should be small."""
     norms = weight.movedim(axis, 0).flatten(1).norm(dim=1) if weight.ndim > 1 else weight.abs()
     if allowed is not None:
         norms = torch.where(allowed, norms, torch.inf)

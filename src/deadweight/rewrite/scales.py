@@ -1,4 +1,4 @@
-"""The rewrite of a factor per channel behind a linear map: LayerScale, and BatchNorm in eval."""
+"""The rewrite of a factor per channel after a linear map: LayerScale, and BatchNorm in eval mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deadweight.save.facts import Constant, Fact, Passed, module_of
 
 @dataclass(frozen=True, kw_only=True)
 class FoldScale(Rewrite):
-    """The rows of the layer before take a factor per channel, and with it what BatchNorm has stored."""
+    """The rows of the previous layer absorb the factor per channel, and the running statistics of BatchNorm."""
 
     claim: ScaleClaim
 
@@ -38,14 +38,14 @@ class FoldScale(Rewrite):
 
     @property
     def stored_together(self) -> bool:
-        return True  # the norm's shift becomes the bias of the layer before it
+        return True  # the norm's shift becomes the bias of the previous layer
 
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         claim = self.claim
         zero, one = self.through(tensors, 0.0), self.through(tensors, 1.0)
         values = Constants(self.graph, lambda node: self.value(tensors, node))
         gain = values.of(claim.factor).reshape(-1)
-        slope, offset = one - zero, zero  # of what the factor multiplies
+        slope, offset = one - zero, zero  # of the factor's operand, as a function of the linear map's output
         weight = self.name(claim.weight)
         rows = tensors[weight]
         scale = gain * slope
@@ -67,7 +67,7 @@ class FoldScale(Rewrite):
         return [*facts, Passed(module_of(self.target), module_of(weight))]
 
     def forget(self, tensors: Tensors, buffer: str, value: float) -> None:
-        """Replace a stored statistic by what makes it do nothing."""
+        """Set a running statistic to the value with which it has no effect."""
         tensors[self.name(buffer)] = torch.full_like(self.value(tensors, buffer), value)
 
     def is_variance(self, buffer: str) -> bool:
@@ -78,7 +78,7 @@ class FoldScale(Rewrite):
         return any(u.name in chain for u in self.graph.users[node])
 
     def through(self, tensors: Tensors, level: float) -> Tensor:
-        """Per channel, what the factor multiplies when the linear map gives this level (and its biases nothing)."""
+        """Per channel, the factor's operand if the linear map returns `level` and its biases are zero."""
         claim = self.claim
         chain = [s.node for s in claim.steps]
         values: dict[str, Tensor] = {}

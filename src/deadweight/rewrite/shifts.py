@@ -1,4 +1,4 @@
-"""Rewrites of shifts: drop what is dead, fold what others take over."""
+"""Rewrites of shifts: set what is dead to zero, fold the rest into other parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ShiftRewrite(Rewrite):
         return (self.claim.groups != 0).expand(self.graph.nodes[self.claim.node].shape)
 
     def removed(self, name: str, because: Because) -> Fact:
-        """What is zero now: the whole vector, or these places of it."""
+        """The fact that the whole vector, or some indices of it, are zero now."""
         moving = self.moving()
         if bool(moving.all()):
             return Constant(name, 0.0, because)
@@ -49,7 +49,7 @@ class ShiftRewrite(Rewrite):
         return ZeroPlaces(name, axis, as_index(places), because=because)
 
     def absorb(self, tensors: Tensors, amounts: Mapping[str, Tensor], known: SettledFacts) -> None:
-        """Undo these shifts in the parameters that take them over."""
+        """Add these shifts to the parameters that absorb them."""
         gone = [self.name(a.parameter) for a in self.claim.absorbers if a.node in amounts]
         if again := [n for n in gone if known.is_folded(n)]:
             raise NotDone(f"an earlier rewrite has removed {again[0]}, into which it would fold")
@@ -64,7 +64,7 @@ class ShiftRewrite(Rewrite):
 
 
 def parameters_read(graph: Graph, node: str, steps: set[str]) -> set[str]:
-    """Parameters and stored buffers (behind views, not behind data) that a step computes with."""
+    """Parameters and stored buffers that a step reads, directly or through values that depend on no input."""
     result, stack = set[str](), [n for n in graph.nodes[node].inputs if n not in steps]
     while stack:
         current = graph.nodes[stack.pop()]
@@ -77,7 +77,7 @@ def parameters_read(graph: Graph, node: str, steps: set[str]) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Drop(ShiftRewrite):
-    """What is dead, element by element, becomes zero."""
+    """Dead elements become zero."""
 
     @property
     def whole(self) -> bool:
@@ -98,7 +98,7 @@ class Drop(ShiftRewrite):
 
 @dataclass(frozen=True, kw_only=True)
 class Fold(ShiftRewrite):
-    """A vector's whole effect moves into what takes it over, and it becomes zero."""
+    """The effect of a vector moves into its absorbers, and the vector becomes zero."""
 
     @property
     def whole(self) -> bool:
@@ -118,19 +118,19 @@ class Fold(ShiftRewrite):
 
 
 def folds_into_weights(claim: ShiftClaim) -> bool:
-    """Whether some absorber is a weight or a table instead of a bias."""
+    """Whether some absorber is a weight or a table, not a bias."""
     return any(a.kind != "bias" for a in claim.absorbers)
 
 
 def rewrite_shift(graph: Graph, claim: Claim) -> Rewrite:
-    """Drop what is dead, fold what biases take over: whole elements of a vector only."""
+    """Drop dead elements, or fold elements into biases; only whole elements of a vector."""
     assert isinstance(claim, ShiftClaim)
     if claim.verdict == "dead":
         if element_wise(claim) and is_vector(graph.nodes[claim.node]):
             return Drop(graph=graph, claim=claim)
-        raise NotDone("only an average of it is dead: no whole element goes")
+        raise NotDone("only an average of it is dead: no single element can be removed")
     if folds_into_weights(claim):
-        raise NotDone("no bias to fold into: a table or weight would have to take it over")
+        raise NotDone("there is no bias to fold it into, only a table or weight")
     if not element_wise(claim):
-        raise NotDone("only an average of it folds: no whole element goes")
+        raise NotDone("only an average of it folds: no single element can be removed")
     return Fold(graph=graph, claim=claim)

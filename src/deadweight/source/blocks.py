@@ -1,10 +1,10 @@
-"""Repeated blocks: a deep model is analysed on as few of its blocks as show every kind of them.
+"""Repeated blocks: a deep model is analysed on as few of its blocks as show every kind.
 
-A list of blocks is cut to its shortest prefix in which every block finds one like itself: of the same kind, with the
-same neighbours and the same kinds after it. What is proved of the one holds for the other, because a proof speaks of
-operations and not of weights. That needs blocks of one kind to be the same operations, used in the same way: equal
-settings, equal arguments, equal steps of the model between them, and no reader of a stream in the middle of the list.
-One run of the whole model on shapes alone shows the last three.
+A list of blocks is cut to its shortest prefix that represents every block: by one of the same kind, with the same
+neighbours and the same kinds after it. What is proved about the one holds for the other, because proofs are about
+operations, not weights. For that, blocks of one kind must be the same operations, used in the same way: equal settings,
+equal arguments, equal operations of the model between them, and no reader of an output in the middle of the list. One
+run of the whole model on fake tensors shows the last three.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ NOT_SETTINGS = POSITION_ATTRIBUTES | set(vars(nn.Module()))
 
 @dataclass(frozen=True)
 class Blocks:
-    """One list of blocks: where it is, how many are kept, and which kept block stands for each."""
+    """One list of blocks: its path, how many are kept, and which kept block represents each."""
 
     path: str
     kept: int
     representatives: tuple[int, ...]
 
     def represented(self, kept: int) -> list[int]:
-        """Every block that a kept one stands for."""
+        """The numbers of the blocks that a kept one represents."""
         return [i for i, representative in enumerate(self.representatives) if representative == kept]
 
     def index_in(self, name: str) -> int | None:
-        """Which block of this list a parameter belongs to."""
+        """The number of the block to which a parameter belongs; None if it is outside the list."""
         match = re.match(re.escape(self.path) + r"\.(\d+)\.", name)
         return int(match[1]) if match else None
 
     def shifted(self, text: str, offset: int) -> str:
-        """The same words about blocks that stand so many places on."""
+        """The same text with the numbers of blocks increased by `offset`."""
         named = rf"(?<![\w.]){re.escape(self.path)}\.(\d+)\."
-        return re.sub(named, lambda found: f"{self.path}.{int(found[1]) + offset}.", text)
+        return re.sub(named, lambda match: f"{self.path}.{int(match[1]) + offset}.", text)
 
     def moved(self, name: str, index: int) -> str:
         """The same parameter in another block."""
@@ -59,7 +59,7 @@ class Blocks:
 
 
 def collapse(module: nn.Module, record: Record) -> tuple[Blocks, ...]:
-    """Cut every long list of repeated blocks, in place, and say what was cut, after a recorded run of it or a copy."""
+    """Cut every long list of repeated blocks in place, given the record of a run of the module or of a copy."""
     cut = []
     for path, blocks in record.lists.items():
         uses = record.uses_of(path, len(blocks))
@@ -86,23 +86,23 @@ def outermost_lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, 
 
 
 def is_long_list(result: List) -> bool:
-    """More blocks than are kept, in a plain list: a class of its own may do more than run through them."""
+    """A plain list with more blocks than are kept at least; a subclass may do more than run its blocks in order."""
     return type(result) in (nn.ModuleList, nn.Sequential) and len(result) > LEAST and all(map(is_block, result))
 
 
 def is_block(module: nn.Module | None) -> bool:
-    """More than one layer inside: not a bare linear map or norm, whose lists are often indexed from outside.
+    """A module with more than one layer inside: lists of bare linear maps or norms are often indexed one by one.
 
-    Lists may hold None where a layer is switched off.
+    A list may hold None for a layer that is switched off.
     """
     return module is not None and sum(1 for m in module.modules() if any(True for _ in m.parameters(recurse=False))) > 1
 
 
 class Record(TorchDispatchMode):
-    """What a model does with its blocks: calls, their arguments, and the operations between them.
+    """A record of how a model uses its blocks: calls, their arguments, and the operations between them.
 
-    While `skimming`, a block that is called as an equal one was before hands out copies of that one's result: the
-    model around the blocks runs as it is, at a cost that does not grow with depth.
+    While `skimming`, a block that is called like an equal one before returns a copy of that one's result. The rest of
+    the model runs as it is, so the cost does not grow with depth.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -114,10 +114,10 @@ class Record(TorchDispatchMode):
         self.reset()
 
     def reset(self) -> None:
-        self.calls: dict[str, list[tuple[int, str]]] = {}  # per list: places and argument descriptions
+        self.calls: dict[str, list[tuple[int, str]]] = {}  # per list: numbers of blocks and descriptions of arguments
         self.between: dict[str, list[list[str]]] = {}  # per list: the operations after each call
-        self.made: dict[int, tuple[str, int]] = {}  # id of a block's output to where it came from
-        self.alive: list[Tensor] = []  # keeps ids unique
+        self.made: dict[int, tuple[str, int]] = {}  # id of a block's output to the list and number of the block
+        self.alive: list[Tensor] = []  # keeps tensors alive, so that ids stay unique
         self.last: dict[str, int] = {}
         self.tapped: set[str] = set()
         self.depth = 0
@@ -133,20 +133,20 @@ class Record(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def read(self, leaf: Leaf) -> None:
-        """Remember which list has a block in its middle whose output is read outside the blocks."""
+        """Note a list if the output of a block in its middle is read outside the blocks."""
         path, place = self.made.get(id(leaf), ("", -1)) if isinstance(leaf, Tensor) else ("", -1)
         if path and place < self.last[path]:
             self.tapped.add(path)
 
     def watch(self, run: Callable[[Record], object]) -> None:
-        """One run of the model; its outputs count as read."""
+        """Record one run of the model; its outputs count as read."""
         self.reset()
         for leaf in pytree.tree_leaves(run(self)):
             self.read(leaf)
 
     @contextmanager
     def skimming(self) -> Iterator[Record]:
-        blocks = [b for found in self.lists.values() for b in found]
+        blocks = [block for members in self.lists.values() for block in members]
         own = [vars(block).get("forward") for block in blocks]
         for block in blocks:
             block.forward = partial(self.call, block, block.forward)
@@ -176,7 +176,7 @@ class Record(TorchDispatchMode):
         return output
 
     def described(self, leaf: Leaf, path: str, place: int, *, first: bool) -> str:
-        """A value by its kind, or by how many blocks back it was made; the first block's own input counts as one."""
+        """A value by its type and shape, or by how many blocks back it was computed; the list's input counts as one."""
         if not isinstance(leaf, Tensor):
             return repr(leaf) if isinstance(leaf, (int, float, str, bool, type(None))) else type(leaf).__qualname__
         origin = self.made.get(id(leaf))
@@ -195,7 +195,7 @@ class Record(TorchDispatchMode):
         self.between.setdefault(path, []).append([])
 
     def uses_of(self, path: str, count: int) -> list[str] | None:
-        """A description of how each block is used; None if the list is not simply run through once, in order."""
+        """A description of how each block is used; None unless all blocks are called once, in order."""
         calls = self.calls.get(path, [])
         if [place for place, _ in calls] != list(range(count)) or path in self.tapped:
             return None
@@ -208,7 +208,7 @@ def copied(output: Leaf) -> Leaf:
 
 
 def signature(block: nn.Module) -> str:
-    """Everything that makes two blocks behave alike: classes, shapes, settings; not their weights or their place."""
+    """What two blocks must share to be of one kind: classes, shapes and settings, not weights or positions."""
     parts = []
     for name, module in block.named_modules():
         own = sorted(f"{k}={setting(v)}" for k, v in vars(module).items() if k not in NOT_SETTINGS)
@@ -219,14 +219,14 @@ def signature(block: nn.Module) -> str:
 
 
 def setting(value: object) -> str:
-    """Plain values by what they say; everything else by what it is: one object shared by all blocks, or not."""
+    """Plain values by their repr; any other object by its identity."""
     if isinstance(value, (int, float, str, bool, type(None), tuple, list, dict, set, frozenset, torch.dtype)):
         return repr(value)
     return f"{type(value).__qualname__}@{id(value)}"
 
 
 def constant(buffer: Tensor) -> str:
-    """A small buffer by its values where it has any."""
+    """A buffer by its shape and, if it is small and has values, by these."""
     known = not buffer.is_meta and buffer.numel() <= 4096
     return f"{tuple(buffer.shape)}{buffer.flatten().tolist() if known else ''}"
 
@@ -237,10 +237,10 @@ def number(signatures: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def shortest_prefix(kinds: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """How many blocks to keep, and which of them stands for each block of the whole list.
+    """How many blocks to keep, and which of them represents each block of the whole list.
 
-    A kept block may stand for another if both have the same kind, the same neighbours, and the same kinds of blocks
-    after them: then whatever follows a change in one follows it in the other. The last block stands for the last.
+    A kept block may represent another if both have the same kind, the same neighbours, and the same kinds of blocks
+    after them: then a change in one has the same consequences as in the other. The last block represents the last.
     """
     whole = [surroundings(kinds, i) for i in range(len(kinds))]
     for kept in range(LEAST, len(kinds)):

@@ -30,7 +30,7 @@ def share_tensors(module: nn.Module) -> nn.Module:
 
 
 def address(tensor: Tensor) -> int | None:
-    """Where its numbers lie; None if it has none."""
+    """The address of its data; None if it has none."""
     dense = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
     return tensor.data_ptr() if dense else None
 
@@ -41,7 +41,7 @@ def copy_tensors(module: nn.Module) -> nn.Module:
 
 
 def copied(module: nn.Module, known: Memo, tensor: Callable[[Tensor], Tensor]) -> nn.Module:
-    """By deepcopy, with these objects as they are; what deepcopy refuses is rebuilt module by module."""
+    """A deepcopy that shares the known objects; a module that deepcopy rejects is rebuilt part by part."""
     memo = known | derived_tensors(module)
     try:
         copied_module = copy.deepcopy(module, memo)
@@ -52,9 +52,9 @@ def copied(module: nn.Module, known: Memo, tensor: Callable[[Tensor], Tensor]) -
 
 
 def rebind_closures(module: nn.Module, memo: Memo) -> None:
-    """Let functions that the copy holds read the copy: `self.f = lambda x: self.layer(x)` would read the original.
+    """Make functions stored in the copy use the copy: `self.f = lambda x: self.layer(x)` would use the original.
 
-    deepcopy takes functions as they are. `memo` says what each object of the original has become.
+    deepcopy does not copy functions. `memo` maps the ids of the original's objects to their copies.
     """
     for part in module.modules():
         for name, value in vars(part).items():
@@ -63,7 +63,7 @@ def rebind_closures(module: nn.Module, memo: Memo) -> None:
 
 
 def rebound(value: Leaf, memo: Memo, depth: int) -> Leaf:
-    """The value with copies in place of originals, also in closures; the value itself where nothing changes."""
+    """The value with copies in place of originals, also in closures; the same object if nothing changes."""
     if isinstance(value, (nn.Module, Tensor)):
         return memo.get(id(value), value)
     if depth == DEEPEST:
@@ -113,12 +113,12 @@ def same_objects(some: Iterable[object], others: Iterable[object]) -> bool:
 
 
 def derived_tensors(module: nn.Module) -> Memo:
-    """By identity, for deepcopy, which refuses them: tensors that a hook computed from parameters and left behind."""
+    """Tensors that a hook computed from parameters and stored, by id: deepcopy rejects them, so they are detached."""
     return {id(t): t.detach() for m in module.modules() for t in tensor_attributes(m) if not t.is_leaf}
 
 
 def tensor_attributes(module: nn.Module) -> Iterator[Tensor]:
-    """Tensors that are plain attributes: neither parameters nor buffers."""
+    """Tensors that are plain attributes, neither parameters nor buffers."""
     return (value for value in vars(module).values() if isinstance(value, Tensor))
 
 

@@ -29,24 +29,24 @@ POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "
 FLAGS = {"use_cache": False}  # passed where the forward names them
 SHAPES = 12  # combinations of shapes that are tried for the same names
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-NO_FORWARD = "it has no forward of its own: only its methods, such as generate, run its parts"
-NO_NAME = "no known input name in the signature of its forward"
-REQUIRED = "its forward requires {}, of which no example can be made from the config"
+NO_FORWARD = "it has no forward method, only others such as generate"
+NO_NAME = "its forward has no argument with a known input name"
+REQUIRED = "its forward requires {}, and the config does not say how to make an example of it"
 
 
 def text_length(config: Config, length: int | None) -> int:
-    """The asked length, or a short one that the model's positions allow."""
+    """The requested length, or a short one that the model's positions allow."""
     positions = first(setting(config, *POSITIONS, default=None))
     limit = positions if isinstance(positions, int) and positions > 0 else None
     if length is not None and limit is not None and length > limit:
-        raise DeadweightError(f"found length {length}; expected at most {limit}, the positions that the model has")
+        raise DeadweightError(f"found length {length}; expected at most {limit}, the number of positions of the model")
     return length or min(LENGTH, limit or LENGTH)
 
 
 def candidates(
     module: nn.Module, config: Config, length: int | None = None, only: tuple[str, ...] = ()
 ) -> Iterator[Inputs]:
-    """Inputs worth trying, the plainest first; of these names where they are known."""
+    """Inputs to try, the simplest first; with exactly the names in `only`, if given."""
     accepted = inspect.signature(module.forward).parameters
     flags = {name: value for name, value in FLAGS.items() if name in accepted}
     n_tokens = text_length(config, length)
@@ -57,7 +57,7 @@ def candidates(
 
 
 def name_sets(module: nn.Module, config: Config, accepted: Mapping[str, inspect.Parameter]) -> list[tuple[str, ...]]:
-    """The main input alone, then with a mask, with what describes it, with other signals, and with all of them."""
+    """The main input alone, then with a mask, with its companions, with other signals, and with all of them."""
     alone = _plain_names(module, config, accepted)
     main = [*alone, *(other for name in alone for other in PARTNERS.get(name, ()))]
     signals = [name for name in (*SIGNALS, "input_ids") if name in accepted and name not in main]
@@ -85,7 +85,7 @@ def _plain_names(module: nn.Module, config: Config, accepted: Mapping[str, inspe
 
 
 def _shapes(need: Need) -> Iterator[dict[str, Example]]:
-    """Examples of these names in the shapes they may have, the likeliest first."""
+    """Examples of these names in their possible shapes, the likeliest first."""
     each = [_distinct(name, need) for name in need.names]
     choices = itertools.product(*(range(len(examples)) for examples in each))
     for choice in sorted(choices, key=sum)[:SHAPES]:
@@ -93,7 +93,7 @@ def _shapes(need: Need) -> Iterator[dict[str, Example]]:
 
 
 def _distinct(name: str, need: Need) -> list[Example]:
-    """What the makers of this name make, each shape and type once."""
+    """The examples that the makers of this name return, each shape and dtype once."""
     distinct: dict[tuple[torch.Size, torch.dtype], Example] = {}
     for maker in MAKERS[name]:
         if (example := maker(need)) is not None:
@@ -102,7 +102,7 @@ def _distinct(name: str, need: Need) -> list[Example]:
 
 
 def example_inputs(module: nn.Module, config: Config, length: int | None = None) -> tuple[Inputs, str | None]:
-    """The first inputs with which the model runs, and None; or the likeliest ones, and why the model refuses them."""
+    """The first inputs on which the model runs, and None; or the likeliest ones, and why it does not run on them."""
     if not has_forward(module):
         return Inputs(), NO_FORWARD
     inputs, error = first_that_runs(module, candidates(module, config, length))
@@ -112,19 +112,19 @@ def example_inputs(module: nn.Module, config: Config, length: int | None = None)
 
 
 def unknown_names(module: nn.Module) -> str:
-    """Which inputs the model cannot do without and no maker knows."""
+    """Why there is no example: the required inputs for which there is no maker."""
     parameters = inspect.signature(module.forward).parameters.items()
     required = [n for n, p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and n not in MAKERS]
     return REQUIRED.format(", ".join(required)) if required else NO_NAME
 
 
 def first_that_runs(module: nn.Module, tries: Iterable[Inputs]) -> tuple[Inputs | None, Exception | None]:
-    """The first inputs with which the model runs; else the likeliest, and the error; None where there are none."""
+    """The first inputs on which the model runs, and None; else the likeliest, and the error."""
     tried: list[tuple[Inputs, Exception]] = []
     for inputs in tries:
         try:
             run(module, inputs)
-        except Exception as error:  # noqa: BLE001 - the model's own code: any refusal means "try the next"
+        except Exception as error:  # noqa: BLE001 - the model's own code: on any error, try the next
             tried.append((inputs, error))
         else:
             return inputs, None
@@ -133,7 +133,7 @@ def first_that_runs(module: nn.Module, tries: Iterable[Inputs]) -> tuple[Inputs 
 
 
 def depends_on_data(error: Exception) -> bool:
-    """Whether a model without numbers stopped where its code asks for one: its inputs had the right shapes so far."""
+    """Whether a model on fake tensors failed where its code reads a value: then its inputs had the right shapes."""
     return isinstance(error, DATA_DEPENDENT) or "SymIntArrayRef expected to contain only concrete" in str(error)
 
 
@@ -142,16 +142,16 @@ def has_forward(module: nn.Module) -> bool:
 
 
 def left_out(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
-    """The signals (images, sound) that the model takes and this example leaves out."""
+    """The signals (images, sound) that the model accepts and this example does not have."""
     accepted = inspect.signature(module.forward).parameters
     return tuple(name for name in SIGNALS if name in accepted and name not in inputs.kwargs)
 
 
 @torch.no_grad()
 def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextManager[object] | None = None) -> Leaf:
-    """The model's output for these inputs, on the model's own device and precision; on the meta device, its shapes.
+    """The model's output for these inputs, in its own device and precision; on the meta device, fake tensors.
 
-    `watch` is entered last, around the model alone.
+    `watch` is a context in which only the model runs.
     """
     watch = watch or contextlib.nullcontext()
     like = next(module.parameters(), torch.zeros(()))
@@ -159,8 +159,8 @@ def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextMana
     if not like.is_meta:
         with watch:
             return module(*args, **kwargs)
-    # Fake tensors, as when tracing: stock code asks no values of them, as it would of tensors on the meta device.
-    # Torch logs a traceback for each op that refuses them; here a refusal is an answer.
+    # Fake tensors, as when tracing: with tensors on the meta device, some code of transformers would read values.
+    # torch logs a traceback for every op that fails on them; here a failure is an expected result.
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with fake as mode, silenced("torch._subclasses.fake_tensor"):
         args, kwargs = pytree.tree_map_only(

@@ -60,7 +60,7 @@ def _eager(module: nn.Module, name: str) -> nn.Module:
 
 
 def _refuse_lazy(module: nn.Module, name: str) -> None:
-    """Lazy modules have no shapes before their first forward."""
+    """Raise for a lazy module, whose parameters have no shapes before its first forward."""
     for tensor, value in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(value, (UninitializedParameter, UninitializedBuffer)):
             raise DeadweightError(

@@ -1,4 +1,4 @@
-"""What lies in a checkpoint folder, looked at without reading a single weight."""
+"""The files of a checkpoint folder, checked without reading weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 CONVERT = (
-    "pickles can run code and are never loaded: convert it once, where you trust the file, with "
+    "loading a pickle can run code, so pickles are never loaded: if you trust the file, convert it once with "
     "model.save_pretrained(folder), which writes safetensors"
 )
 
@@ -40,16 +40,16 @@ def refuse_pickle(path: Path) -> None:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint, each checked to lie inside the folder; empty when there are none.
+    """The safetensors files of a checkpoint, each inside the folder; empty if there are none.
 
-    Where there is one file as well as an index of several, transformers reads the one.
+    A folder may have both a single file and an index of several: transformers reads the single one.
     """
     shards = _shards(folder, read_json(folder / INDEX)) if (folder / INDEX).exists() else ()
     return (_inside(folder, WEIGHTS),) if (folder / WEIGHTS).exists() else shards
 
 
 def check_weights(folder: Path, *, needed: bool) -> None:
-    """Raise if the folder's weights are damaged, or pickled, or needed and missing; only headers are read."""
+    """Raise if the weights are damaged, or if they are needed and missing or pickled; only headers are read."""
     files = weight_files(folder)
     for file in files:
         check_header(file)
@@ -59,7 +59,7 @@ def check_weights(folder: Path, *, needed: bool) -> None:
         raise DeadweightError(f"{printable(folder)} holds only pickled weights ({printable(pickles[0])}); {CONVERT}")
     raise DeadweightError(
         f"{printable(folder)} holds no weights; expected {WEIGHTS} or {INDEX}. "
-        "A config alone can be audited, but not measured or reduced"
+        "A config alone can be audited, but not reduced or evaluated"
     )
 
 
@@ -90,18 +90,18 @@ def _shards(folder: Path, index: JsonObject) -> tuple[Path, ...]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The named file, refused unless it lies in the folder (or in the hub cache that the folder is a view of)."""
+    """The path of the file; raises unless it is in the folder (or in the hub cache to which the folder links)."""
     plain = not Path(name).is_absolute() and ".." not in Path(name).parts
     if plain and any(_within(folder / name, root) for root in _roots(folder)):
         return folder / name
     raise DeadweightError(
-        f"{printable(folder)} names the weight file {printable(name)}, which lies outside the folder; "
-        "expected a plain file name beside the config"
+        f"{printable(folder)} names the weight file {printable(name)}, which is outside the folder; "
+        "expected a plain file name in the config's folder"
     )
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """The folder; and, for a snapshot of the hub cache, the blobs that its links point at."""
+    """The folder; and, for a snapshot of the hub cache, the folder of blobs to which its links point."""
     real = folder.resolve()
     return (real, real.parent.parent / "blobs") if real.parent.name == "snapshots" else (real,)
 

@@ -1,8 +1,8 @@
-"""A config as narrow as its architecture allows: settings whose narrow value the model refuses keep their own.
+"""A config as narrow as its architecture allows: settings stay wide where the model does not run with a narrow one.
 
-The table of names knows what most families call their widths, not which of them must divide or equal each other. Where
-the fully narrow config does not run, its changes are made in groups, and a group that the model refuses is halved: a
-few refusals among n changes cost few times log n trials. Trials are built on the meta device.
+The table of names knows the names of most widths, not which of them must divide or equal each other. Where the fully
+narrow config does not run, its changes are applied in groups, and a group with which the model does not run is halved:
+k bad changes among n cost about k·log n trials. Trials are built on the meta device.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from deadweight.source.kinds import RawConfig, Setting
 from deadweight.source.table import TABLE
 
 Path = tuple[str, ...]
-Change = tuple[Path, Setting]  # where, and the new value (GONE: the setting is left out)
+Change = tuple[Path, Setting]  # the path of a setting, and its new value (GONE: the setting is removed)
 GONE = object()
 TRIALS = 24
 ORDER = {name: rank for rank, name in enumerate(TABLE)}
 
 
 def loosen(wide: RawConfig, narrow: RawConfig, runs: Callable[[RawConfig], bool], trials: int = TRIALS) -> RawConfig:
-    """The wide config, which runs, with as many settings of the narrow one as leave it running."""
+    """The wide config, which runs, with as many settings of the narrow one as possible so that it still runs."""
     left = trials
 
     def settle(config: RawConfig, group: list[Change]) -> RawConfig:
@@ -38,7 +38,7 @@ def loosen(wide: RawConfig, narrow: RawConfig, runs: Callable[[RawConfig], bool]
 
 
 def changes(wide: RawConfig, narrow: RawConfig) -> list[Change]:
-    """What makes the wide config narrow; heads come before the widths that they divide."""
+    """The changes from the wide to the narrow config; heads come before the widths that they divide."""
     return sorted(_differences(wide, narrow, ()), key=lambda change: -ORDER.get(change[0][-1], len(ORDER)))
 
 

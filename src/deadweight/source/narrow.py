@@ -1,4 +1,4 @@
-"""A narrow clone: the same architecture, small enough to count its redundant dimensions, with generic parameters."""
+"""A narrow clone: the same architecture with random parameters, small enough to count its redundant dimensions."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ SIZES = (
 )
 
 
-PARTLY = (Size(64, spare=2), Size(8, spare=2))  # sizes that single settings take, where the model allows it
-AFFORDABLE = 1_000_000  # parameters: up to here a trial is run with numbers
+PARTLY = (Size(64, spare=2), Size(8, spare=2))  # sizes for single settings, where the model runs with them
+AFFORDABLE = 1_000_000  # parameters: up to here a trial is run with values, larger ones on fake tensors
 LARGEST = 20_000_000  # parameters: the gradients of a larger clone take too long
 
 
 def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int | None = None) -> Source:
-    """A clone on the CPU, as narrow as the architecture allows, that has run forward once; in float64 if it can.
+    """A clone on the CPU, as narrow as the architecture allows, that has run once; in float64 if its code can.
 
-    Widths 8, 16, 32 and 64 are tried in turn; `hidden` names one. Where none of them runs, single settings keep their
-    own value. A model of up to 20,000 parameters is cloned as it is. A first layer that sees single tokens sees as
-    many points as there are words: `vocabulary` says how many (11 unless told; a small model keeps its own).
+    Widths 8, 16, 32 and 64 are tried in turn; `hidden` sets one. Where none of them runs, single settings keep their
+    own value. A model of up to 20,000 parameters is cloned as it is. `vocabulary` is the number of tokens (default: 11,
+    or the model's own if it is small): a first layer that reads single tokens sees as many points as there are tokens.
     """
     n_parameters = sum(p.numel() for p in source.module.parameters())
     if n_parameters <= SMALL and (source.has_weights or source.config is not None) and hidden is None:
         return _as_it_is(source, seed) if vocabulary is None else _with_words(source, seed, vocabulary)
     if source.config is None:
         raise DeadweightError(
-            f"no narrow clone is known of {printable(source.name)}, a module of {n_parameters} parameters without a "
-            f"config; expected at most {SMALL} parameters: build it smaller"
+            f"{printable(source.name)} has {n_parameters} parameters and no config from which to build a narrow clone; "
+            f"expected at most {SMALL} parameters: build it smaller"
         )
     refusals: list[str] = []
     for size in SIZES if hidden is None else (Size(hidden), Size(hidden, spare=2)):
@@ -76,7 +76,7 @@ def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabula
             refusals.append(reason(error))
     raise DeadweightError(
         f"no narrow clone of {printable(source.name)} runs: width {hidden or 8} fails with {refusals[0]}; "
-        f"the last that was tried with {refusals[-1]}"
+        f"the last attempt fails with {refusals[-1]}"
     )
 
 
@@ -84,7 +84,9 @@ def _partly_narrow(source: Source, seed: int) -> Source:
     config = partly_narrow_config(source)
     module, _ = build(config, cls=type(source.module), **_options(source.module))
     if (n_parameters := sum(p.numel() for p in module.parameters())) > LARGEST:
-        raise DeadweightError(f"the narrowest that runs has {n_parameters} parameters; expected at most {LARGEST}")
+        raise DeadweightError(
+            f"the narrowest clone that runs has {n_parameters} parameters; expected at most {LARGEST}"
+        )
     return _clone(source, config, seed, None)
 
 
@@ -94,20 +96,20 @@ def narrow_config(config: Config, size: Size) -> Config:
 
 
 def partly_narrow_config(source: Source) -> Config:
-    """The config with every setting narrow that the model runs with; the others stay as they are."""
+    """The config with every setting narrow with which the model still runs; the others keep their values."""
     assert source.config is not None, "a model without a config has no narrow one"
     config = source.config.to_dict()
     bases = (shallow(config, Size()), shallow(config, Size(repeat=2)), config)
     kept = next((base for base in bases if _runs(source, base)), None)
     if kept is None:
-        raise DeadweightError("it does not run at its own width either")
+        raise DeadweightError("the model does not run at its own width either")
     for size in PARTLY:
         kept = loosen(kept, _smaller(kept, shrink(config, size)), lambda values: _runs(source, values))
     return _remade(source.config, kept)
 
 
 def _smaller(kept: RawConfig, other: RawConfig) -> RawConfig:
-    """The other config, but nothing in it larger than it is already."""
+    """The other config, without values that are larger than the present ones."""
     out = dict(other)
     for name, old in kept.items():
         new = other.get(name)
@@ -119,7 +121,7 @@ def _smaller(kept: RawConfig, other: RawConfig) -> RawConfig:
 
 
 def _runs(source: Source, values: RawConfig) -> bool:
-    """Whether the model runs with this config: with numbers if it is small, else on the meta device."""
+    """Whether the model runs with this config: with values if it is small, else on fake tensors."""
     names = tuple(name for name, value in source.inputs.kwargs.items() if isinstance(value, torch.Tensor))
     try:
         config = _remade(source.config, dict(values))
@@ -134,7 +136,7 @@ def _runs(source: Source, values: RawConfig) -> bool:
 
 
 def shallow_config(config: Config, repeat: int = 1) -> Config:
-    """The config with its own widths and as few layers as show every kind of them, each `repeat` times."""
+    """The config with its own widths and as few layers as show every kind, each kind `repeat` times."""
     return _remade(config, shallow(config.to_dict(), Size(repeat=repeat)))
 
 
@@ -161,7 +163,7 @@ def _as_it_is(source: Source, seed: int) -> Source:
 
 
 def _with_words(source: Source, seed: int, vocabulary: int) -> Source:
-    """The same small model with more words, where its config says how many there are."""
+    """The same small model with a larger vocabulary, if its config has a setting for it."""
     values = source.config.to_dict() if source.config is not None else {}
     old = values.get("vocab_size")
     if not isinstance(old, int) or old >= vocabulary:
@@ -171,7 +173,7 @@ def _with_words(source: Source, seed: int, vocabulary: int) -> Source:
 
 
 def _clone_at_full_length(source: Source, seed: int) -> Source:
-    """At the greatest length that runs: some families keep positions for padding."""
+    """At the greatest length that runs: some families reserve positions for padding."""
     positions = setting(source.config, *POSITIONS, default=LENGTH)
     longest = positions if isinstance(positions, int) and 0 < positions <= LONGEST else LENGTH
     for length in range(longest, 1, -1):
@@ -186,7 +188,7 @@ def _clone(source: Source, config: Config, seed: int, length: int | None) -> Sou
     module, _ = build(config, cls=type(source.module), device="cpu", **_options(source.module))
     module = randomise(module, seed).train(source.module.training)
     inputs, refusal = example_inputs(module, module.config, length)
-    if refusal is not None:  # some code writes a mask of its own precision's smallest number into float32
+    if refusal is not None:  # some code puts the smallest float64 into a float32 mask
         module = module.to(torch.float32)
         inputs, refusal = example_inputs(module, module.config, length)
     if refusal is not None:
@@ -197,7 +199,7 @@ def _clone(source: Source, config: Config, seed: int, length: int | None) -> Sou
 
 
 def _options(module: nn.Module) -> RawConfig:
-    """Choices made outside the config that the clone must repeat: a model without its pooler stays without."""
+    """Choices that are not in the config and that the clone must repeat: a model without a pooler has none."""
     asks = "add_pooling_layer" in inspect.signature(type(module).__init__).parameters
     return {"add_pooling_layer": getattr(module, "pooler", None) is not None} if asks else {}
 

@@ -1,4 +1,4 @@
-"""Generic parameters: random ones, at which nothing vanishes, coincides or saturates by accident."""
+"""Generic parameters: random ones, for which nothing vanishes, coincides or saturates by accident."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _randomise_statistics(owner: nn.Module, generator: torch.Generator) -> None:
 
 
 def _free_gradients(owner: nn.Module) -> None:
-    """A padding row is read like any other but gets no gradient; without the mark the function is the same."""
+    """Remove padding_idx: the row is read like any other but gets no gradient, and the function is the same."""
     if type(owner) is nn.Embedding:
         owner.padding_idx = None
 

@@ -1,4 +1,4 @@
-"""A model of the meta device with random numbers in it, for a trace that has to run it."""
+"""A model of the meta device with random parameters, for a trace that needs values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_PARAMETERS = 200_000_000  # 0.8 GB in float32
 
 
 def with_values(source: Source) -> Source | None:
-    """The same model on the CPU, with random parameters; None where it has weights already, or is too large."""
+    """The same model on the CPU, with random parameters; None if it has weights already, or is too large."""
     n_parameters = sum(p.numel() for p in source.module.parameters())
     if source.has_weights or n_parameters > MOST_PARAMETERS:
         return None
@@ -33,6 +33,6 @@ def with_values(source: Source) -> Source | None:
 
 @torch.no_grad()
 def zero(module: nn.Module) -> None:
-    """No memory is left as it came."""
+    """Set all parameters and buffers to zero: they are uninitialised memory."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.zero_()

@@ -1,4 +1,4 @@
-"""A narrow config of the same architecture: the table of attribute names, applied to nested dicts."""
+"""A narrow config of the same architecture: the table of names, applied to nested dicts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deadweight.source.table import (
 
 
 def shrink(config: RawConfig, size: Size, kind: str = "") -> RawConfig:
-    """The narrow form of a config's dict, nested configs included; `kind` names one without a type."""
+    """The narrow form of a config's dict, nested configs included; `kind` is the name of one without a model_type."""
     kind = config.get("model_type") or kind
     rules = TABLE | EXCEPTIONS.get(kind, {})
     narrow = _shrink(config, size, rules, _moved_ids(config))
@@ -66,7 +66,7 @@ def _shrink(config: RawConfig, size: Size, rules: dict[str, Shrunk], moved: dict
 def _by_layer(
     old: dict[Setting, Setting], layers: tuple[int, ...], change: Callable[..., Setting], size: Size
 ) -> dict[Setting, Setting]:
-    """Settings of single layers, by their number: those of the chosen layers, renumbered."""
+    """Settings of single layers, by number: those of the chosen layers, renumbered."""
     settings = {int(key): value for key, value in old.items()}
     kept = {new: settings[layer] for new, layer in enumerate(layers) if layer in settings}
     return {new: change(value, size) if isinstance(value, dict) else value for new, value in kept.items()}
@@ -89,7 +89,7 @@ def _is_id(name: str) -> bool:
 
 
 def _moved_ids(config: RawConfig) -> dict[int, int]:
-    """Token ids beyond the narrow vocabulary move to its end, distinct ones to distinct places while there are any."""
+    """Token ids outside the narrow vocabulary move to its end, to distinct ids as long as there are free ones."""
     values = [config[name] for name in sorted(config) if _is_id(name)]
     flat = [i for value in values for i in (value if isinstance(value, (list, tuple)) else [value])]
     ids = list(dict.fromkeys(i for i in flat if isinstance(i, int) and not isinstance(i, bool)))
@@ -113,7 +113,7 @@ def _at_layer(config: RawConfig, layer: int) -> RawConfig:
 
 
 def _chosen_layers(config: RawConfig, size: Size) -> tuple[int, ...]:
-    """One layer of each kind that the per-layer lists tell apart, at least two; empty where no list does."""
+    """One layer of each kind that the per-layer lists distinguish, at least two; empty if there are no such lists."""
     n_layers = _n_layers(config)
     lists = [v for k, v in config.items() if _is_by_layer(k, v, n_layers) and not _is_id(k)]
     if n_layers < 2 or not lists:
@@ -127,7 +127,7 @@ def _chosen_layers(config: RawConfig, size: Size) -> tuple[int, ...]:
 
 
 def _shrink_rope(rope: RawConfig, size: Size, around: RawConfig) -> RawConfig:
-    """Rotary settings: per-frequency lists are cut, and sections shared out over the frequencies that are left."""
+    """Rotary settings: per-frequency lists are cut, and sections are spread over the remaining frequencies."""
     n_frequencies = size.head // 2
     out: RawConfig = {}
     if size.sections and "rope_type" in rope and "mrope_section" not in rope:

@@ -1,4 +1,4 @@
-"""Names and paths come from strangers; what is printed must not drive the terminal."""
+"""Names and paths from other people's files, made safe to print in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONGEST = 300
 
 
 def printable(text: object) -> str:
-    """The text on one line, every control or invisible character replaced, and cut where it is endless."""
+    """The text on one line, with control and invisible characters replaced, cut after 300 characters."""
     shown = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in HIDDEN else c for c in str(text))
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""One run of a model on its example inputs, before anything long begins: what fails, and where."""
+"""One run of a model on its example inputs before the real work: what fails, and where."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OF_TORCH = set(vars(nn.Module()))
 
 
 class WrittenTo(BaseException):
-    """A forward was about to change one of the user's own tensors. No code that tries something may catch it."""
+    """A forward is about to change one of the user's tensors. No `except Exception` of a model may catch it."""
 
 
 class Untouched(TorchDispatchMode):
-    """Raises WrittenTo before an operation writes to the memory of these tensors."""
+    """Raises WrittenTo before an operation writes into these tensors."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Untouched(TorchDispatchMode):
 
 
 def storage(tensor: Tensor) -> int | None:
-    """Where the memory of a tensor begins; None for tensors without memory of their own."""
+    """The address of a tensor's storage; None if it has none."""
     try:
         return tensor.untyped_storage().data_ptr() or None
     except (RuntimeError, NotImplementedError):
@@ -63,7 +63,7 @@ Held = dict[str, tuple[int, ...]]  # attribute to the identities of the tensors 
 
 
 def held_tensors(module: nn.Module) -> Held:
-    """Attributes of all modules that hold tensors, alone or in containers; not those that a hook computes anew."""
+    """Attributes of all modules that hold tensors, directly or in containers; not those that a hook recomputes."""
     result: Held = {}
     for path, owner in module.named_modules():
         computed = {getattr(hook, "name", None) for hook in forward_pre_hooks(owner)}
@@ -77,13 +77,13 @@ def held_tensors(module: nn.Module) -> Held:
 
 
 def kept_note(before: Held, after: Held) -> tuple[str, ...]:
-    """What a reader must know if a run left tensors behind."""
+    """A note, if a run of the model stored tensors in it."""
     kept = [name for name, tensors in after.items() if before.get(name) != tensors]
     if not kept:
         return ()
     more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
     names = printable(", ".join(kept[:3]) + more)
-    return (f"forward keeps tensors after the call ({names}): findings are about what one call returns",)
+    return (f"forward stores tensors in the module ({names}): findings are about the outputs of one call",)
 
 
 def run_or_refuse(name: str, run: Callable[[], Leaf]) -> Leaf:
@@ -98,7 +98,7 @@ def run_or_refuse(name: str, run: Callable[[], Leaf]) -> Leaf:
 
 
 def raising_line(error: BaseException) -> str:
-    """file:line of the user's code that failed; of torch's where no other code ran."""
+    """file:line of the user's code that failed, or of torch's if there is none."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
     own = [f for f in frames if not f.filename.startswith((TORCH, "<"))]
     last = (own or frames)[-1] if frames else None

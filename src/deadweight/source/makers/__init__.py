@@ -1,4 +1,4 @@
-"""Example inputs: one row per input name, with the shapes that it may have, the likeliest first."""
+"""Makers of example inputs: one row per input name, with its possible shapes, the likeliest first."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ MAKERS: dict[str, tuple[Maker, ...]] = {
     "timesteps": (series.steps,),
 }
 SIGNALS = ("pixel_values", "input_values", "input_features", "pixel_values_videos")
-# Inputs that always come with another one: without them part of the model does not run.
+# Inputs that always come together with another one: without them part of the model does not run.
 PARTNERS: dict[str, tuple[str, ...]] = {
     "input_ids": ("bbox",),
     "past_time_features": ("future_values", "future_time_features"),
 }
-# Inputs that describe another one, or that it does not come without.
+# Inputs that describe another one, or without which it is not accepted.
 COMPANIONS: dict[str, tuple[str, ...]] = {
     "pixel_values": (
         "spatial_shapes",

@@ -1,4 +1,4 @@
-"""Example images and videos, whole or as patches, and what describes or prompts them."""
+"""Example images and videos, whole or as patches, and inputs that describe or prompt them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pair_of_images(need: Need) -> Example:
 
 
 def grid(need: Need) -> tuple[int, int]:
-    """Rows and columns of patches: two of what is merged into one, at least four."""
+    """Rows and columns of patches: twice the number that is merged into one, at least four."""
     merge = first(setting(vision(need), "spatial_merge_size", "merge_size", "merge_kernel_size", default=2))
     pooled = first(setting(vision(need), "pooling_kernel_size", default=1))
     side = max(4, 2 * int(merge), 2 * int(pooled))
@@ -74,7 +74,7 @@ def patch(need: Need) -> tuple[int, int, int]:
 
 
 def patches(need: Need, described_by: tuple[str, ...]) -> torch.Tensor | None:
-    """Patches, one row each; only beside an input that says where they lie."""
+    """Patches, one row each; only together with an input that gives their positions."""
     if not set(described_by) & set(need.names):
         return None
     (rows, columns), (channels, frames, side) = grid(need), patch(need)
@@ -125,12 +125,12 @@ def merge_sizes(need: Need) -> Example:
 
 
 def image_of_each_token(need: Need) -> Example:
-    """Which images each token may see: the only one."""
+    """Which images each token may attend to: the only one."""
     return Example(torch.ones(1, need.length, 1, dtype=torch.long))
 
 
 def latent_positions(need: Need) -> Example:
-    """Which tokens stand for the image: as many as the model makes of it, at the start."""
+    """Which tokens are placeholders for the image: the first ones, as many as the model makes of an image."""
     mask = torch.zeros(1, need.length, dtype=torch.bool)
     mask[:, 1 : 1 + need.number("latent_query_num", default=1)] = True
     return Example(mask)

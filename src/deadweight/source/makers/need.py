@@ -1,4 +1,4 @@
-"""What a maker of example inputs is told, and what it gives."""
+"""The argument and the result of a maker of example inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NESTED = ("text_config", "vision_config", "audio_config", "encoder", "decoder", 
 
 @dataclass(frozen=True)
 class Need:
-    """The config, how many tokens there shall be, and the names of all inputs that are made together."""
+    """The config, the number of tokens, and the names of all inputs that are made together."""
 
     config: Config
     length: int
@@ -30,18 +30,18 @@ class Need:
 
 @dataclass(frozen=True)
 class Example:
-    """One example tensor and the integers that may be drawn in its place (None: integers stay as they are)."""
+    """One example tensor, and the integers from which it may be redrawn (None: it stays as it is)."""
 
     value: torch.Tensor
     span: Span | None = None
     fixed: bool = False  # floats that stay as they are
 
 
-Maker = Callable[[Need], Example | None]  # None: not for such a config
+Maker = Callable[[Need], Example | None]  # None: the config has no such input
 
 
 def holders(config: Config) -> Iterator[Config]:
-    """The config and those nested in it, the best known names first."""
+    """The config and its nested configs, those with the most common names first."""
     yield config
     others = [key for key in getattr(config, "sub_configs", None) or () if key not in NESTED]
     for key in (*NESTED, *others):
@@ -50,7 +50,7 @@ def holders(config: Config) -> Iterator[Config]:
 
 
 def setting(config: Config, *names: str, default: Setting = None) -> Setting:
-    """The first of these attributes that the config, or a config nested in it, holds."""
+    """The first of these attributes that the config, or a nested config, has."""
     for holder in holders(config):
         for name in names:
             value = getattr(holder, name, None)

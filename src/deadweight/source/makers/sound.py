@@ -19,7 +19,7 @@ BANDS = (
 
 
 def wave(need: Need) -> Example | None:
-    """As many samples as the model's own convolutions make `length` frames of."""
+    """The number of samples from which the model's convolutions make `length` frames."""
     kernels, strides = need.get("conv_kernel"), need.get("conv_stride")
     if not isinstance(kernels, (list, tuple)) or not isinstance(strides, (list, tuple)):
         return None
@@ -53,7 +53,7 @@ def frames_of_tokens(need: Need) -> Example | None:
 
 
 def window_of_frames(need: Need) -> Example | None:
-    """As many frames as the model looks at together."""
+    """As many frames as the model processes together."""
     window = need.get("n_window")
     return Example(torch.randn(1, n_bands(need), 2 * window)) if isinstance(window, int) else None
 
@@ -87,7 +87,7 @@ def n_bands(need: Need) -> int:
 
 
 def frame_mask(need: Need) -> Example:
-    """Which frames count: all, as many as the features have."""
+    """Which frames are not padding: all frames of the features."""
     features = frames_first(need).value.shape[1] if "audio_mel" in need.names else bands_first(need).value.shape[2]
     return Example(torch.ones(1, features, dtype=torch.long))
 
@@ -101,5 +101,5 @@ def nothing_masked(need: Need) -> Example:
 
 
 def latents(need: Need) -> Example:
-    """What a codec decodes: one vector per frame, vectors first."""
+    """The input of a codec's decoder: one vector per frame, with the vector axis first."""
     return Example(torch.randn(1, int(first(need.get(*WIDTHS, default=8))), need.length))

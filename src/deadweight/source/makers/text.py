@@ -1,4 +1,4 @@
-"""Example tokens, and what stands beside them: types, boxes, masks, embeddings."""
+"""Example tokens, and inputs that go with them: types, boxes, masks, embeddings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from deadweight.source.kinds import Config
 from deadweight.source.makers.need import Example, Need, holders
 
 PLACEHOLDERS = ("image", "video", "audio", "vision", "speech", "boi", "eoi", "boa", "eoa", "img")
-N_FRAMES = 2  # of a video whose config does not say it
+N_FRAMES = 2  # of a video, where the config does not say it
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 
 
 def special_ids(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every token id that the config gives a meaning, by its name."""
+    """Every token id with a meaning in the config, by its name."""
     result: dict[str, tuple[int, ...]] = {}
     for holder in holders(config):
         for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
@@ -29,7 +29,7 @@ def tokens(need: Need) -> Example:
 
 
 def tokens_below(need: Need, n_vocab: int) -> Example:
-    """Tokens without a meaning of their own, of a vocabulary of this size."""
+    """Tokens of a vocabulary of this size, without those that have a special meaning."""
     length, meanings = need.length, special_ids(need.config)
     special = {i for ids in meanings.values() for i in ids}
     plain = [i for i in range(min(n_vocab, 4 * length + len(special) + 8)) if i not in special] or list(range(n_vocab))
@@ -40,7 +40,7 @@ def tokens_below(need: Need, n_vocab: int) -> Example:
 
 
 def tokens_of_queries(need: Need) -> Example | None:
-    """Placeholders for what a query transformer makes of an image or of every frame, then tokens."""
+    """Placeholders for the output of a query transformer for an image or every frame, then tokens."""
     token, n_queries = need.get("image_token_index", "video_token_index"), need.get("num_query_tokens")
     if "pixel_values" not in need.names or not isinstance(token, int) or not isinstance(n_queries, int):
         return None
@@ -57,7 +57,7 @@ def codebooks(need: Need) -> Example | None:
 
 
 def text_and_codebooks(need: Need) -> Example | None:
-    """At every position a word and one token of each codebook."""
+    """At every position a text token and one token of each codebook."""
     n_books = need.get("num_codebooks")
     if not isinstance(n_books, int):
         return None
@@ -78,7 +78,7 @@ def channels_last(need: Need) -> Example | None:
 
 
 def query_former_tokens(need: Need) -> Example:
-    """Tokens of the vocabulary that a query transformer beside the language model has."""
+    """Tokens of the vocabulary of a query transformer."""
     inner = getattr(need.config, "qformer_config", need.config)
     return tokens_below(need, int(getattr(inner, "vocab_size", 32)))
 
@@ -98,7 +98,7 @@ def boxes(need: Need) -> Example:
 
 
 def float_boxes(need: Need) -> Example:
-    """Corners of boxes as parts of the page, from 0 to 1."""
+    """Corners of boxes as fractions of the page, from 0 to 1."""
     return Example(torch.tensor([[[0.1, 0.1, 0.5, 0.5]]]).expand(1, need.length, 4).contiguous(), fixed=True)
 
 
@@ -113,13 +113,13 @@ def embeddings(need: Need) -> Example:
 
 
 def cross_embeddings(need: Need) -> Example:
-    """States of another model, of the width that this one reads."""
+    """Hidden states of another model, of the width that this one expects."""
     width = need.number("encoder_hidden_size", "cross_attention_hidden_size", *WIDTHS, default=8)
     return Example(torch.randn(1, need.length, width))
 
 
 def target_layer_states(need: Need) -> Example:
-    """States of several layers of the model that this one assists, side by side."""
+    """Hidden states of several layers of the model that this one assists, concatenated."""
     n_layers = len(need.get("target_layer_ids", default=(0,)))
     return Example(torch.randn(1, need.length, n_layers * need.number(*WIDTHS, default=8)))
 
@@ -133,5 +133,5 @@ def visual_boxes(need: Need) -> Example:
 
 
 def task_tokens(need: Need) -> Example:
-    """A task in words, of the length that the model reads it in."""
+    """A task as tokens, of the length that the model expects."""
     return Example(torch.ones(1, need.number("task_seq_len", default=need.length)))
