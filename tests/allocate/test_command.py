@@ -93,7 +93,7 @@ def test_a_plan_from_a_text_trains_on_that_text(run: Callable[..., Said], tmp_pa
         ("bound --budget 64 --profile bad.csv --token-dim 4", "has the columns lag, weight; expected lag and norm"),
         ("bound --budget 64 --profile negative.json --token-dim 4", "found -1.0 at lag 2"),
         ("bound --budget 64 --profile text:missing.txt", "missing.txt does not exist"),
-        ("bound --budget 64 --token-dim 4 --plot no/where.svg", "does not exist; name a file"),
+        ("bound --budget 64 --token-dim 4 --plot no/where.svg", "does not exist; expected a file"),
         ("bound --budget 64 --token-dim 4 --plot curve.exe", "expected a name that ends in .svg or .png"),
         ("bound --budget 64 --token-dim 4 --epsilon -1", "found epsilon = -1.0"),
         ("plan --profile flat --saturation 1,x", "found --saturation '1,x'"),

@@ -38,7 +38,7 @@ def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_first_and_the_last_layers_are_compared_in_float64(deep: Path, tmp_path: Path) -> None:
     found = deadweight.reduce(deep, tmp_path / "out")
     assert found.verification is not None and "layers 0 to" in found.verification.inputs
-    assert "7 by themselves" in found.verification.inputs
+    assert "7 on their own" in found.verification.inputs
     assert 0 < found.verification.worst.float64 < 1e-12
     assert any("a few layers at a time" in note for note in found.notes)
 

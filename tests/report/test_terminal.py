@@ -63,7 +63,7 @@ def test_completeness_says_whether_anything_is_left(gpt2_like: Audit) -> None:
     assert "explain 340 of 345 redundant dimensions measured: 5 not explained" in render(partly)
     assert "UNSOUND" not in render(partly)
     unsound = replace(gpt2_like, completeness=Completeness(measured=345, explained=345, unsound=1))
-    assert "UNSOUND: 1 claimed direction moved the output" in render(unsound)
+    assert "UNSOUND: 1 claimed direction changed the output" in render(unsound)
 
 
 def test_an_untraced_model_is_announced_as_evidence_only(clean: Audit) -> None:
@@ -94,7 +94,7 @@ def test_proofs_are_printed_once_per_row_and_only_on_request(gpt2_like: Audit) -
     report = render(gpt2_like, proofs=True)
     assert report.count(step) == 1
     assert "likewise for all 2 findings in h.0-1.attn.c_attn.bias[8:16]" in report
-    assert "measured: moves the output 3.1e-16 times as much as a live direction does" in report
+    assert "measured: changes the output 3.1e-16 times as much as a live direction" in report
 
 
 def test_a_finding_without_proof_says_that_it_was_only_measured(gpt2_like: Audit) -> None:

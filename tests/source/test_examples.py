@@ -163,7 +163,7 @@ def test_an_image_has_as_many_placeholders_as_queries(tmp_path: Path) -> None:
     ("kind", "architecture", "words"),
     [
         ("bark", "BarkModel", "it has no forward method"),
-        ("sam2_video", "Sam2VideoModel", "its forward requires inference_session, of which no example"),
+        ("sam2_video", "Sam2VideoModel", "its forward requires inference_session, and the config does not say"),
     ],
 )
 def test_a_model_that_cannot_be_given_an_example_says_why(

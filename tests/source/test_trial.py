@@ -203,7 +203,7 @@ def test_repeated_blocks_of_a_live_module_are_cut_in_a_copy() -> None:
 
 
 def test_tensors_that_a_forward_keeps_are_named() -> None:
-    assert any("keeps tensors after the call (kept)" in note for note in deadweight.audit(Keeps(), X).notes)
+    assert any("stores tensors in the module (kept)" in note for note in deadweight.audit(Keeps(), X).notes)
     assert deadweight.audit(Base(), X).notes == ()
 
 

@@ -96,7 +96,7 @@ WRONG = {
     "empty": (b"", "is empty"),
     "blank": (b" \n\t ", "is empty"),
     "zeros": (b"text" + b"\0" * 9 + b"text", "is binary"),
-    "latin": ("naïve".encode("latin-1") * 9, "is no UTF-8 text (byte 2)"),
+    "latin": ("naïve".encode("latin-1") * 9, "is not UTF-8 text (byte 2)"),
     "short": (b"too short for a window", "expected at least 65"),
 }
 
@@ -158,5 +158,5 @@ def test_a_dataset_is_read_by_its_column(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert read_text(f"datasets:{tmp_path}", str) == b"row 0\nrow 1\nrow 2"
     assert read_text(f"datasets:{tmp_path}::id", str) == b"0\n1\n2"
-    with pytest.raises(DeadweightError, match="no such column; expected one of id, text"):
+    with pytest.raises(DeadweightError, match="no column words; expected one of id, text"):
         read_text(f"datasets:{tmp_path}::words", str)

@@ -218,7 +218,7 @@ def test_what_the_transformer_cannot_be_is_refused(name: str) -> None:
     for key, value in change.items():
         setattr(theirs.config, key, value)
     with pytest.raises(
-        DeadweightError, match=rf"found {name} = .*; expected .*; audit and reduce take the model as it"
+        DeadweightError, match=rf"found {name} = .*; expected .*; audit and reduce accept the model as it"
     ):
         imported(theirs)
 
@@ -229,7 +229,9 @@ def test_a_window_as_long_as_the_context_and_one_that_no_layer_has_are_no_window
     assert theirs.config.layer_types == ["full_attention"] * 2
     imported(theirs)
     theirs.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(DeadweightError, match="found sliding_window = 4; expected none: a token does not see its"):
+    with pytest.raises(
+        DeadweightError, match="found sliding_window = 4; expected none: a token does not attend to its"
+    ):
         imported(theirs)
 
 

@@ -220,7 +220,7 @@ def test_a_query_that_is_the_identity_is_not_turned_for_its_keys_and_the_plan_fo
     options = {"inputs": {"input_ids": IDS}, "select": ["DW009", "DW015"]}
     found, planned = deadweight.reduce(model, **options), deadweight.reduce(model, **options, dry_run=True)
     assert [s.code for s in found.steps] == [s.code for s in planned.steps] == ["DW015"]
-    why = "transformer.layers.0.attention.query.weight is the identity already, and would no longer be"
+    why = "transformer.layers.0.attention.query.weight is already the identity, and would not stay so"
     assert why in [s.why for s in found.skipped if s.code == "DW009"]
 
 
