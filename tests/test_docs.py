@@ -69,6 +69,38 @@ def test_readme_counts_the_laws() -> None:
     assert f"The {len(pages())} laws" in text_of(ROOT / "README.md")
 
 
+@pytest.mark.parametrize(
+    ("report", "term"),
+    [
+        ("terminal", "dof"),
+        ("terminal", "share"),
+        ("terminal", "verdict"),
+        ("terminal", "into"),
+        ("terminal", "blocked by"),
+        ("terminal", "evidence only"),
+        ("terminal", "unexplained"),
+        ("terminal", "unsound"),
+        ("reduction", "noise floor"),
+        ("reduction", "rounding grows"),
+        ("reduction", "error in float64"),
+        ("reduction", "tier"),
+        ("reduction", "not done"),
+        ("evaluation", "bits per byte"),
+        ("evaluation", "same first choice"),
+        ("evaluation", "KL"),
+        ("saturation", "slope"),
+        ("saturation", "logit range"),
+        ("saturation", "factor"),
+        ("allocation", "bound"),
+        ("allocation", "lag"),
+        ("allocation", "profile"),
+    ],
+)
+def test_a_term_that_a_report_prints_is_in_the_glossary(report: str, term: str) -> None:
+    assert term.lower() in text_of(ROOT / "src" / "deadweight" / "report" / f"{report}.py").lower()
+    assert re.search(rf"^\| {re.escape(term)}", text_of(ROOT / "docs" / "glossary.md"), re.M)
+
+
 def test_the_glossary_has_every_verdict_and_tier() -> None:
     glossary = text_of(ROOT / "docs" / "glossary.md")
     assert all(re.search(rf"^\| {verdict} \|", glossary, re.M) for verdict in get_args(Verdict))
