@@ -86,7 +86,7 @@ def test_readme_counts_the_laws() -> None:
         ("reduction", "tier"),
         ("reduction", "not done"),
         ("evaluation", "bits per byte"),
-        ("evaluation", "same first choice"),
+        ("evaluation", "same most likely token"),
         ("evaluation", "KL"),
         ("saturation", "slope"),
         ("saturation", "logit range"),
