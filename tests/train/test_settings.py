@@ -100,5 +100,16 @@ def test_a_mistake_is_reported_before_torch_is_imported(tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
+def test_a_finished_run_is_reported_before_torch_is_imported(tmp_path: Path, text: str) -> None:
+    flags = ["--text", text, "--steps", "2", "--width", "16", "--layers", "1", "--heads", "2", "--context", "16"]
+    program = "import sys\nfrom deadweight.cli.main import app\napp(sys.argv[1:], standalone_mode=False)\n"
+    program += "print('torch' in sys.modules)\n"
+    command = [sys.executable, "-c", program, "train", str(tmp_path / "out"), *flags]
+    first, again = (subprocess.run(command, capture_output=True, text=True, timeout=240) for _ in range(2))
+    assert first.returncode == again.returncode == 0, first.stderr + again.stderr
+    assert first.stdout.endswith("True\n") and "is finished" not in first.stdout
+    assert again.stdout.endswith("False\n") and "is finished: 2 steps done, 0 steps left" in again.stdout
+
+
 def test_every_key_of_the_model_can_be_set() -> None:
     assert make_run({"model": {"norm": "rms", "positions": "rotary", "biases": "all"}}).model["biases"]

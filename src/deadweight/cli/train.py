@@ -103,14 +103,20 @@ def train(
     training: Table = {"steps": steps, "batch": batch, "learning_rate": learning_rate, "seed": seed}
     flags = {"data": data, "train": training, "model": model}
     run = make_settings(config, flags, settings or [])
-    from deadweight.train.launch import exit_if_launched, first_process  # imports torch: mistakes are reported before
-    from deadweight.train.loop import train as run_training
+    from deadweight.train.launch import exit_if_launched, finished_run, first_process
 
-    with training_bar(run.train.steps) as listener:
-        result = run_training(run, out, overwrite=overwrite, listener=listener)
+    result = finished_run(out.expanduser(), run, overwrite=overwrite) or run_training(run, out, overwrite=overwrite)
     if first_process():
         report.deliver(lambda: {**asdict(result), "out": str(result.out)}, lambda _: show(result))
-    exit_if_launched()
+    if not result.finished_before:
+        exit_if_launched()
+
+
+def run_training(run: Run, out: Path, *, overwrite: bool) -> Trained:
+    from deadweight.train.loop import train as train_model  # imports torch: mistakes are reported before
+
+    with training_bar(run.train.steps) as listener:
+        return train_model(run, out, overwrite=overwrite, listener=listener)
 
 
 def make_settings(config: Path | None, flags: dict[str, Table], settings: list[str]) -> Run:

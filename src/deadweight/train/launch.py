@@ -1,4 +1,7 @@
-"""Before the first step: the processes that work together, and the folder that they write to."""
+"""Before the first step: the processes that work together, and the folder that they write to.
+
+torch is imported when processes are started, so that the folder can be checked before that.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from deadweight.errors import DeadweightError
 from deadweight.source.text import printable, reason
+from deadweight.train.result import Trained, read_result
 from deadweight.train.settings import Run, as_toml
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ def make_accelerator() -> Accelerator:
         from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
         raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
+    import torch
+
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # without it every process runs on its own
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
@@ -53,6 +57,8 @@ def exit_if_launched() -> None:
     With FSDP2 on CPUs about one process in ten aborts while Python shuts down (torch 2.13), even after the group was
     destroyed: a thread of gloo is still joinable. So the process ends without that shutdown.
     """
+    import torch
+
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()):
         return
@@ -77,6 +83,13 @@ def refuse_out(folder: Path, run: Run, *, overwrite: bool) -> None:
             f"{printable(folder)} holds a run with other settings (see {RUN}); expected the same settings, another "
             "folder, or --overwrite"
         )
+
+
+def finished_run(folder: Path, run: Run, *, overwrite: bool) -> Trained | None:
+    """The result, if OUT holds this run and it is finished; an error if OUT cannot be written to."""
+    if first_process():
+        refuse_out(folder, run, overwrite=overwrite)
+    return None if overwrite else read_result(folder)
 
 
 def begin_out(folder: Path, run: Run, *, overwrite: bool) -> None:

@@ -19,10 +19,10 @@ from deadweight.source.hugging import without_bars
 from deadweight.source.text import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
 from deadweight.train.fast_gelu import with_fast_gelu
-from deadweight.train.launch import DATA, begin_out, make_accelerator, refuse_out
+from deadweight.train.launch import DATA, begin_out, finished_run, make_accelerator
 from deadweight.train.memory import check_memory
 from deadweight.train.objective import Objective
-from deadweight.train.result import Listener, Metrics, Trained, Update, read_result, write_result
+from deadweight.train.result import Listener, Metrics, Trained, Update, write_result
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Run, Train
 from deadweight.train.state import load_state, save_state, saved_step, saved_text, whole_weights
@@ -47,12 +47,10 @@ def train(
     `cache` is the folder of the tokens; by default they lie in OUT.
     """
     folder, listener = Path(out).expanduser(), listener or Listener()
+    if (finished := finished_run(folder, run, overwrite=overwrite)) is not None:
+        return finished
     accelerator = make_accelerator()
     main, new = accelerator.is_main_process, not folder.exists()
-    if main:
-        refuse_out(folder, run, overwrite=overwrite)
-    if not overwrite and (finished := read_result(folder)) is not None:
-        return finished
     if not run.shape().causal:
         raise DeadweightError("found causal = false; expected a decoder: encoders can be built, but not trained here")
     check_memory(run, accelerator)
