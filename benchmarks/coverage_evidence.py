@@ -5,7 +5,7 @@ from __future__ import annotations
 from deadweight.audit.choices import has_no_derivative
 from deadweight.audit.finding import Unknown
 from deadweight.audit.matching import identities
-from deadweight.audit.measure import Clone, Measured, drawer, take_evidence, widened
+from deadweight.audit.measure import Clone, Measured, drawer, take_evidence, to_float64
 from deadweight.audit.path import on_path
 from deadweight.audit.run import TOLERANCE
 from deadweight.audit.unknowns import unknowns
@@ -20,7 +20,7 @@ NO_REASON = "no gradient in the narrow clone, and no law that says why"
 def examined(prover: Prover, source: Source) -> dict[str, str]:
     """Parameter to what is not explained of it: no gradient and no proof, or a proof that the numbers contradict."""
     graph = prover.graph
-    values = {name: widened(tensor) for name, tensor in graph.tensors.items()}
+    values = {name: to_float64(tensor) for name, tensor in graph.tensors.items()}
     clone = Clone(graph, prover, *on_path(graph, values, drawer(graph, source), source), "a narrow clone")
     measured = Measured(identities(prover.claims, graph, {}))
     try:

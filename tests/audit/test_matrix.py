@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 
 from deadweight.audit.evidence import Gradients
-from deadweight.audit.measure import Clone, unexplained
+from deadweight.audit.measure import Clone, unexplained_zeros
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Motion, Point
 from deadweight.claims.shift_claim import ShiftClaim
@@ -115,7 +115,7 @@ def test_gradients_agree_with_every_claim(architecture: str, tmp_path: Path) -> 
             assert float(along(stacked, sizes, motion).max()) <= allowed, said(graph, claim)
 
     clone = Clone(graph, prover, values, lambda seed: inputs[seed], "")
-    reported = {u.parameter for u in unexplained(source, clone, Gradients(tuple(grads), (0.0,) * len(grads)))}
+    reported = {u.parameter for u in unexplained_zeros(source, clone, Gradients(tuple(grads), (0.0,) * len(grads)))}
     for node, name in graph.parameters.items():
         if node in largest and largest[node].ndim == 1 and "bias" in name:
             missed = (largest[node] <= 1e-12 * typical) & ~covered(prover.claims, node, largest[node])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.audit.checker import moved_along, replay_motions
-from deadweight.audit.measure import Clone, staying
+from deadweight.audit.measure import Clone, unmoved_parameters
 from deadweight.claims.claim import Title
 from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim
@@ -108,4 +108,4 @@ def test_candidates_that_stay_are_told_from_those_that_do_not(graph: Graph, poin
     names = ["layers.0.bias", "dead.0", "dead.1", "layers.2.weight", "dead.3"]
     marked = {graph.node_of[n]: torch.ones_like(point.values[graph.node_of[n]], dtype=torch.bool) for n in names}
     clone = Clone(graph, every_law().search(graph), point.values, lambda _: dict(point.inputs), "")
-    assert [graph.parameters[n] for n in staying(clone, marked)] == ["dead.0", "dead.1", "dead.3"]
+    assert [graph.parameters[n] for n in unmoved_parameters(clone, marked)] == ["dead.0", "dead.1", "dead.3"]

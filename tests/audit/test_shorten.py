@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import deadweight
 from deadweight.audit import shorten
-from deadweight.audit.shorten import shortened
+from deadweight.audit.shorten import shorten_example
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.source.model import open_model
@@ -41,7 +41,7 @@ IDS = torch.randint(0, 11, (8, 48), generator=torch.Generator().manual_seed(0))
 def cut_of(module: nn.Module, inputs: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(shorten, "LARGE", 1)
     source = open_model(module, inputs=inputs)
-    source, graph = shortened(source, canonical(trace(source.module, source.args, source.kwargs)))
+    source, graph = shorten_example(source, canonical(trace(source.module, source.args, source.kwargs)))
     assert [tuple(t.shape) for t in source.args] == [graph.nodes[name].shape for name in graph.inputs]
     return [tuple(t.shape) for t in source.args]
 

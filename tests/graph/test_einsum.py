@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.graph.canonical import canonical
-from deadweight.graph.einsum import spelled_out_einsum
+from deadweight.graph.einsum import spell_out_einsum
 from deadweight.graph.trace import trace
 
 SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "d": 6, "e": 7}
@@ -58,7 +58,7 @@ def operands(equation: str) -> list[Tensor]:
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_einsum_spelled_out_is_the_same_function(equation: str) -> None:
     given = operands(equation)
-    torch.testing.assert_close(spelled_out_einsum(equation, given), torch.einsum(equation, *given))
+    torch.testing.assert_close(spell_out_einsum(equation, given), torch.einsum(equation, *given))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_einsum_spelled_out_is_the_same_function(equation: str) -> None:
 )
 def test_sizes_of_one_stand_for_every_size(equation: str, shapes: list[tuple[int, ...]]) -> None:
     given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    torch.testing.assert_close(spelled_out_einsum(equation, given), torch.einsum(equation, *given))
+    torch.testing.assert_close(spell_out_einsum(equation, given), torch.einsum(equation, *given))
 
 
 class Weighted(nn.Module):

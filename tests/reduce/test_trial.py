@@ -38,7 +38,7 @@ def trial_of(folder: Path) -> Trial:
 
 def test_a_limit_stays_what_it_was_when_a_law_was_accepted(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Query-key bases fit with a limit of 50, value-output bases with none: that must not loosen the first."""
-    trial, honest = trial_of(gpt2), Trial.tried
+    trial, honest = trial_of(gpt2), Trial.try_rewrites
 
     def tried(self: Trial, rewrites: Rewrites) -> Tried:
         bases = [r for r in rewrites.values() if isinstance(r, BasisRewrite)]
@@ -46,7 +46,7 @@ def test_a_limit_stays_what_it_was_when_a_law_was_accepted(gpt2: Path, monkeypat
         done = honest(self, rewrites)
         return Tried(done.rewrites, done.made, [Noise(1.0, 1e-7)] if too_wide else done.noise)
 
-    monkeypatch.setattr(Trial, "tried", tried)
+    monkeypatch.setattr(Trial, "try_rewrites", tried)
     best, left = trial.within_noise(dict(enumerate(trial.job.plan.rewrites)), lambda _: None)
     limits = {r.growth for r in best.rewrites.values() if isinstance(r, BasisRewrite)}
     assert limits == {50.0} and {s.code for s in left} == {"DW010"}
@@ -87,9 +87,9 @@ def test_rewrites_that_round_too_much_are_left_out(gpt2: Path, monkeypatch: pyte
     """A float32 model whose changed weights would be stored in bfloat16: nothing that changes them fits."""
     trial = trial_of(gpt2)
     rewrites = {n: r for n, r in enumerate(trial.job.plan.rewrites) if r.claim.code in ("DW002", "DW010")}
-    assert trial.tried(rewrites).fits
+    assert trial.try_rewrites(rewrites).fits
     monkeypatch.setattr("deadweight.reduce.job.ReductionJob.precision", lambda self, name: torch.bfloat16)
-    assert not trial.tried(rewrites).fits
+    assert not trial.try_rewrites(rewrites).fits
     best, left = trial.within_noise(rewrites, lambda _: None)
     assert {r.claim.code for r in best.rewrites.values()} == {"DW002"}  # its bias is zero already, and nothing changes
     assert {s.code for s in left} == {"DW010"}

@@ -14,7 +14,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, MistralConfig, Qwe
 
 from deadweight.errors import DeadweightError
 from deadweight.source.families import FAMILIES, REQUIRED_SETTINGS
-from deadweight.source.our_transformer import imported, origins
+from deadweight.source.our_transformer import import_model, origins
 from deadweight.source.randomise import randomise
 from deadweight.transformer import TransformerForCausalLM, TransformerModel
 
@@ -104,7 +104,7 @@ def pairs(ours: nn.Module, theirs: nn.Module) -> Callable[[], dict[str, tuple[Te
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_are_those_of_the_original(name: str, padded: str | None) -> None:
     theirs = made(name)
-    ours = imported(theirs)
+    ours = import_model(theirs)
     exact(theirs)
     inputs = inputs_for(theirs.config, padded)
     if name == "roberta" and padded == "left":  # its own positions skip padding
@@ -145,7 +145,7 @@ def test_every_family_is_imported_somewhere_above() -> None:
     ids=lambda x: x if isinstance(x, str) else next(iter(x)),
 )
 def test_another_setting_is_another_function(name: str, change: dict[str, Any]) -> None:
-    right, wrong = imported(made(name)), imported(made(name, **change))
+    right, wrong = import_model(made(name)), import_model(made(name, **change))
     inputs = inputs_for(right.config)
     assert gap(output(wrong, inputs), output(right, inputs)) > OTHER
 
@@ -153,12 +153,12 @@ def test_another_setting_is_another_function(name: str, change: dict[str, Any]) 
 def test_in_float32_the_original_is_met_as_it_is() -> None:
     theirs = made("qwen3").float()
     inputs = inputs_for(theirs.config)
-    assert gap(output(imported(theirs), inputs), output(theirs, inputs)) < 1e-5  # float32 rounds at 6e-8
+    assert gap(output(import_model(theirs), inputs), output(theirs, inputs)) < 1e-5  # float32 rounds at 6e-8
 
 
 def test_the_copy_shares_nothing_with_the_original() -> None:
     theirs = made("llama")
-    ours, inputs = imported(theirs), inputs_for(theirs.config)
+    ours, inputs = import_model(theirs), inputs_for(theirs.config)
     before = output(ours, inputs)
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -167,7 +167,7 @@ def test_the_copy_shares_nothing_with_the_original() -> None:
 
 
 def test_tied_weights_stay_tied_and_untied_ones_apart() -> None:
-    tied, untied = (imported(made(n)) for n in ("gpt2", "gpt2, untied, exact gelu, unscaled"))
+    tied, untied = (import_model(made(n)) for n in ("gpt2", "gpt2, untied, exact gelu, unscaled"))
     assert tied.readout.weight is tied.transformer.tokens.weight
     assert untied.readout.weight is not untied.transformer.tokens.weight
 
@@ -176,16 +176,16 @@ def test_tied_weights_stay_tied_and_untied_ones_apart() -> None:
 def test_a_folder_is_imported_like_its_model(name: str, tmp_path: Path) -> None:
     theirs = made(name)
     theirs.save_pretrained(tmp_path)
-    ours, inputs = imported(tmp_path), inputs_for(theirs.config)
+    ours, inputs = import_model(tmp_path), inputs_for(theirs.config)
     assert type(ours) is (TransformerForCausalLM if "LM" in MODELS[name][0] else TransformerModel)
     assert next(ours.parameters()).dtype == torch.float64 and not ours.training
-    torch.testing.assert_close(output(ours, inputs), output(imported(theirs), inputs))
+    torch.testing.assert_close(output(ours, inputs), output(import_model(theirs), inputs))
 
 
 def test_the_folder_of_a_masked_language_model_gives_its_encoder(tmp_path: Path) -> None:
     theirs = randomise(transformers.BertForMaskedLM(MODELS["bert"][1]).eval())
     theirs.save_pretrained(tmp_path)
-    ours, inputs = imported(tmp_path), inputs_for(theirs.config)
+    ours, inputs = import_model(tmp_path), inputs_for(theirs.config)
     assert gap(output(ours, inputs), output(theirs.bert, inputs)) < EXACT
 
 
@@ -220,26 +220,26 @@ def test_what_the_transformer_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(
         DeadweightError, match=rf"found {name} = .*; expected .*; audit and reduce accept the model as it"
     ):
-        imported(theirs)
+        import_model(theirs)
 
 
 def test_a_window_as_long_as_the_context_and_one_that_no_layer_has_are_no_windows() -> None:
     theirs = made("qwen2")
     theirs.config.sliding_window = 4
     assert theirs.config.layer_types == ["full_attention"] * 2
-    imported(theirs)
+    import_model(theirs)
     theirs.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(
         DeadweightError, match="found sliding_window = 4; expected none: a token does not attend to its"
     ):
-        imported(theirs)
+        import_model(theirs)
 
 
 def test_an_activation_of_another_kind_is_refused() -> None:
     theirs = made("bert")
     theirs.config.hidden_act = "silu"
     with pytest.raises(DeadweightError, match="found activation 'silu'; expected gelu or gelu_python or"):
-        imported(theirs)
+        import_model(theirs)
 
 
 def test_another_family_is_refused_with_those_that_are_known() -> None:
@@ -247,20 +247,20 @@ def test_another_family_is_refused_with_those_that_are_known() -> None:
         transformers.OPTConfig(hidden_size=8, num_hidden_layers=1, ffn_dim=8, num_attention_heads=2, vocab_size=11)
     )
     with pytest.raises(DeadweightError, match="found a model of type opt; expected gpt2 or llama or"):
-        imported(theirs)
+        import_model(theirs)
 
 
 def test_a_head_of_another_kind_is_refused_with_what_to_import() -> None:
     theirs = transformers.GPT2ForSequenceClassification(MODELS["gpt2"][1])
     with pytest.raises(DeadweightError, match=r"found a GPT2ForSequenceClassification; .* import its base_model"):
-        imported(theirs)
+        import_model(theirs)
 
 
 def test_a_parameter_without_a_place_is_refused() -> None:
     theirs = made("llama")
     theirs.model.extra = nn.Linear(2, 2)
     with pytest.raises(DeadweightError, match=r"found the parameter model\.extra\.weight"):
-        imported(theirs)
+        import_model(theirs)
 
 
 def test_a_checkpoint_without_all_its_weights_is_refused(tmp_path: Path) -> None:
@@ -270,4 +270,4 @@ def test_a_checkpoint_without_all_its_weights_is_refused(tmp_path: Path) -> None
     text = (tmp_path / "config.json").read_text().replace('"LlamaModel"', '"LlamaForCausalLM"')
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DeadweightError, match=r"has no lm_head.weight; expected a complete checkpoint"):
-        imported(tmp_path)
+        import_model(tmp_path)

@@ -50,7 +50,7 @@ def make_account(
     order = sorted(n for n in floats if n not in graph.live or not has_no_derivative(graph, n))
     rows = JacobianRows(graph, values, draw, order, most_inputs)
     point = Point(graph, values, draw(0))
-    unsound, spans = tried(claims, point, rows)
+    unsound, spans = check_motions(claims, point, rows)
     by_law, basis = ranks_by_law(spans, sum(rows.sizes))
     unexplained = unexplained_directions(rows, basis)
     parameters, explained = basis.shape
@@ -58,7 +58,7 @@ def make_account(
     return Account(result, tuple(unsound), unexplained.gap, moved_parameters(unexplained.directions, basis, rows))
 
 
-def tried(
+def check_motions(
     claims: Sequence[Claim], point: Point, rows: JacobianRows
 ) -> tuple[list[tuple[Claim, float]], list[tuple[str, Tensor]]]:
     """The claims whose motions change the outputs, and by how much; the motions of all others, by law."""

@@ -135,7 +135,7 @@ def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
     if not grads.draws:
         measured.notes += ("no gradients were taken: they are not finite for any of the inputs drawn",)
     test_claims(clone, grads, measured)
-    measured.unexplained += tuple(unexplained(source, clone, grads))
+    measured.unexplained += tuple(unexplained_zeros(source, clone, grads))
 
 
 def refuse_all(clone: Clone, measured: Measured) -> None:
@@ -193,10 +193,10 @@ def clone_of(source: Source, prover: Prover | None, laws: Catalogue, choice: Clo
         return Clone(graph, prover, *on_path(graph, tensors, drawer(graph, small), source), words, apart=apart)
     small = narrow(source, seed=choice.seed, vocabulary=choice.vocabulary)
     graph = canonical(trace(small.module, small.args, small.kwargs))
-    apart = program_error(graph, {n: widened(t) for n, t in graph.tensors.items()}, small, small.module)
+    apart = program_error(graph, {n: to_float64(t) for n, t in graph.tensors.items()}, small, small.module)
     graph = read_as_probabilities(graph) if prover and PROBABILITIES in prover.graph.nodes else graph
     own_prover = laws.search(graph)
-    values = {n: widened(t) for n, t in graph.tensors.items()}
+    values = {n: to_float64(t) for n, t in graph.tensors.items()}
     words = small.notes[-1] if small.notes else "a narrow clone"
     return Clone(
         graph, own_prover, *on_path(graph, values, drawer(graph, small), small), words, roles(small.module), apart
@@ -215,13 +215,13 @@ def another_clone(source: Source, prover: Prover | None, laws: Catalogue, choice
 
 def named_tensors(graph: Graph, module: torch.nn.Module) -> Values:
     """The module's parameters under the graph's node names; buffers and constants as they were traced."""
-    values = {n: widened(t) for n, t in graph.tensors.items()}
+    values = {n: to_float64(t) for n, t in graph.tensors.items()}
     for node, name in graph.parameters.items():
-        values[node] = widened(stored_part(graph, node, module.get_parameter(name)))
+        values[node] = to_float64(stored_part(graph, node, module.get_parameter(name)))
     return values
 
 
-def widened(tensor: Tensor) -> Tensor:
+def to_float64(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
@@ -241,7 +241,7 @@ def drawer(graph: Graph, source: Source) -> Draw:
     return draw
 
 
-def unexplained(source: Source, clone: Clone, grads: Gradients) -> Iterator[Unknown]:
+def unexplained_zeros(source: Source, clone: Clone, grads: Gradients) -> Iterator[Unknown]:
     """Zero gradients that no claim explains, except those of tables, where a row may not have been drawn."""
     candidates: Values = {}
     for name, zero in grads.zero_elements().items():
@@ -252,7 +252,7 @@ def unexplained(source: Source, clone: Clone, grads: Gradients) -> Iterator[Unkn
                 zero = zero & ~(claim.groups != 0).expand(zero.shape)
         if bool(zero.any()) and not unit_off(clone.graph, zero):
             candidates[name] = zero
-    for name in staying(clone, candidates):
+    for name in unmoved_parameters(clone, candidates):
         count = int(candidates[name].sum())
         why = f"unexplained: {count} of {candidates[name].numel()} elements have no gradient in a narrow clone"
         yield Unknown(clone.graph.parameters[name], None, why)
@@ -263,7 +263,7 @@ def each_dead(claim: ShiftClaim) -> bool:
     return claim.verdict == "dead" and claim.lost is None and element_wise(claim)
 
 
-def staying(clone: Clone, candidates: Values) -> list[str]:
+def unmoved_parameters(clone: Clone, candidates: Values) -> list[str]:
     """Parameters whose marked elements can be moved far without a change: a zero gradient alone does not mean that.
 
     All are moved at once first. Only if that changes an output is each moved by itself (never some of them: a unit that

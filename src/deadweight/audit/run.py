@@ -12,7 +12,7 @@ from deadweight.audit.checker import structure
 from deadweight.audit.finding import Audit, Finding, Unknown
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
 from deadweight.audit.measure import measure
-from deadweight.audit.shorten import shortened
+from deadweight.audit.shorten import shorten_example
 from deadweight.audit.unknowns import unknowns
 from deadweight.audit.untraced import untraced_evidence
 from deadweight.claims.claim import Claim
@@ -56,7 +56,7 @@ def audit(
     spec = ModelSpec(model, inputs, trust_remote_code, training, length)
     with one_thread():
         result = run_stages(spec, AuditRequest(output, complete, laws or every_law()), progress)
-    return chosen(result, select, ignore)
+    return select_findings(result, select, ignore)
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ def run_stages(spec: ModelSpec, request: AuditRequest, say: Progress) -> Audit:
         raise DeadweightError(f"{source.name} has no parameters; expected a module with parameters to audit")
     say("tracing")
     try:
-        source, graph = shortened(*traced(source, spec))
+        source, graph = shorten_example(*trace_source(source, spec))
     except TraceError as error:
-        return untraced(source, str(error), time.perf_counter() - start)
+        return audit_untraced(source, str(error), time.perf_counter() - start)
     if all(0 in graph.nodes[name].shape for name in graph.outputs):
         raise DeadweightError(
             f"{source.name} returns empty tensors for its example inputs; expected inputs of at least one sample"
         )
     graph = read_as_probabilities(graph) if request.output == "probabilities" else graph
-    result = prove(source, graph, request, say)
+    result = make_audit(source, graph, request, say)
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def traced(source: Source, spec: ModelSpec, *, pieces: bool = True) -> tuple[Source, Graph]:
+def trace_source(source: Source, spec: ModelSpec, *, pieces: bool = True) -> tuple[Source, Graph]:
     """The model and its graph; where the collapsed model cannot be traced, those of the whole one."""
     try:
         return source, canonical(trace(source.module, source.args, source.kwargs), pieces=pieces)
@@ -112,7 +112,7 @@ class Proved:
     refused: dict[int, str]  # claims by their number, and the gap in the proof
 
 
-def proved(graph: Graph, laws: Catalogue, say: Progress) -> Proved:
+def prove_claims(graph: Graph, laws: Catalogue, say: Progress) -> Proved:
     """Search for claims, and check the structure of every proof."""
     prover = laws.search(graph, say)
     say("replaying the proofs")
@@ -120,9 +120,9 @@ def proved(graph: Graph, laws: Catalogue, say: Progress) -> Proved:
     return Proved(prover, tuple(c for i, c in enumerate(prover.claims) if i not in refused), refused)
 
 
-def prove(source: Source, graph: Graph, request: AuditRequest, say: Progress) -> Audit:
+def make_audit(source: Source, graph: Graph, request: AuditRequest, say: Progress) -> Audit:
     """The findings that are proved, replayed on numbers and confirmed by evidence, for all blocks of the model."""
-    result = proved(graph, request.laws, say)
+    result = prove_claims(graph, request.laws, say)
     say("looking for evidence")
     measured = measure(source, result.prover, request.laws, complete=request.complete)
     replayed = [c for c in result.claims if not measured.refuses(c)]
@@ -151,7 +151,7 @@ def prove(source: Source, graph: Graph, request: AuditRequest, say: Progress) ->
     )
 
 
-def chosen(result: Audit, select: Sequence[str] | None, ignore: Sequence[str] | None) -> Audit:
+def select_findings(result: Audit, select: Sequence[str] | None, ignore: Sequence[str] | None) -> Audit:
     """Only the selected laws, without the ignored ones."""
 
     def wanted(finding: Finding) -> bool:
@@ -161,7 +161,7 @@ def chosen(result: Audit, select: Sequence[str] | None, ignore: Sequence[str] | 
     return replace(result, findings=tuple(f for f in result.findings if wanted(f)))
 
 
-def untraced(source: Source, reason: str, seconds: float) -> Audit:
+def audit_untraced(source: Source, reason: str, seconds: float) -> Audit:
     """Without a graph there are no proofs: only what gradients show."""
     return Audit(
         model=source.name,

@@ -33,7 +33,7 @@ LENGTH = 16
 SIDE = 64  # pixels
 
 
-def shortened(source: Source, graph: Graph) -> tuple[Source, Graph]:
+def shorten_example(source: Source, graph: Graph) -> tuple[Source, Graph]:
     """The model on a shorter example, and its graph, if the operations are the same; else as it was."""
     if source.config is not None or not source.has_weights or graph.specialised or largest_value(graph) < LARGE:
         return source, graph
@@ -98,15 +98,15 @@ def shorter_examples(inputs: Inputs) -> Iterator[Inputs]:
     images = [t for t in tensors if t.is_floating_point() and t.ndim == 4]
     sides = {n for t in images for n in t.shape[2:] if n >= 2 * SIDE}
     if sides:
-        yield cut(inputs, dict.fromkeys(sides, SIDE) | dict.fromkeys(length, LENGTH) | dict.fromkeys(batch, BATCH))
+        yield cut_axes(inputs, dict.fromkeys(sides, SIDE) | dict.fromkeys(length, LENGTH) | dict.fromkeys(batch, BATCH))
     for sizes in ({**dict.fromkeys(length, LENGTH), **dict.fromkeys(batch, BATCH)}, dict.fromkeys(batch, BATCH)):
         if sizes:
-            yield cut(inputs, sizes)
+            yield cut_axes(inputs, sizes)
     if length and batch:
-        yield cut(inputs, dict.fromkeys(length, LENGTH))
+        yield cut_axes(inputs, dict.fromkeys(length, LENGTH))
 
 
-def cut(inputs: Inputs, sizes: dict[int, int]) -> Inputs:
+def cut_axes(inputs: Inputs, sizes: dict[int, int]) -> Inputs:
     """Every axis of one of these lengths made shorter, in all tensors alike."""
 
     def shorter(leaf: object) -> object:
@@ -125,12 +125,12 @@ def same_program(one: Graph, other: Graph) -> bool:
 
     An axis of several elements must not become one of a single element, along which everything is constant.
     """
-    return one.outputs == other.outputs and [described(n) for n in one.nodes.values()] == [
-        described(n) for n in other.nodes.values()
+    return one.outputs == other.outputs and [describe_node(n) for n in one.nodes.values()] == [
+        describe_node(n) for n in other.nodes.values()
     ]
 
 
-def described(node: Node) -> tuple[object, ...]:
+def describe_node(node: Node) -> tuple[object, ...]:
     single = tuple(n == 1 for n in node.shape)
     return node.name, node.op, str(node.target), single, node.dtype, without_sizes((node.args, node.kwargs))
 

@@ -35,7 +35,7 @@ def almost_dead(prover: Prover) -> Iterator[Unknown]:
         if not is_vector(node) or addition is None or not behind_linear(graph, addition):
             continue
         for groups, outcome in prover.blocked.get(node.name, []):
-            if outcome.blocked is None or taken(prover, node, groups):
+            if outcome.blocked is None or is_taken(prover, node, groups):
                 continue
             if Operand.RIGHT in product_operands(graph, first_readers(graph, node, groups)):
                 yield Unknown(graph.parameters[node.name], outcome.blocked.op, outcome.blocked.why)
@@ -46,7 +46,7 @@ def behind_linear(graph: Graph, addition: Node) -> bool:
     return any(graph.nodes[n].op in ("linear", "aten.reshape") for n in addition.inputs)
 
 
-def taken(prover: Prover, node: Node, groups: Tensor) -> bool:
+def is_taken(prover: Prover, node: Node, groups: Tensor) -> bool:
     """Whether some law makes all these elements redundant."""
     left = groups != 0
     for claim in prover.claims:
@@ -96,7 +96,7 @@ def without_rule(prover: Prover) -> Iterator[Unknown]:
     """Parameters that are read by an operation for which there is no rule."""
     for node in prover.parameters():
         op = next((op for op in reading_ops(prover.graph, node.name) if not any(op in r for r in EVERY_RULE)), None)
-        if op is not None and not taken(prover, node, torch.ones(node.shape, dtype=torch.int64)):
+        if op is not None and not is_taken(prover, node, torch.ones(node.shape, dtype=torch.int64)):
             yield Unknown(prover.graph.parameters[node.name], op, NO_RULE)
 
 

@@ -84,7 +84,7 @@ def evaluate(
             raise DeadweightError(
                 f"found a context of {length:,} tokens; {printable(s.name)} takes at most {s.context:,}"
             )
-    return measured(subjects, TokenText(torch.tensor(ids[0]), len(read), length, batch), progress)
+    return measure_models(subjects, TokenText(torch.tensor(ids[0]), len(read), length, batch), progress)
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Totals:
 
 
 @torch.no_grad()
-def measured(subjects: list[EvaluatedModel], text: TokenText, progress: Progress) -> tuple[Evaluation, ...]:
+def measure_models(subjects: list[EvaluatedModel], text: TokenText, progress: Progress) -> tuple[Evaluation, ...]:
     """All windows through all models, side by side."""
     totals = [Totals() for _ in subjects]
     windows = text.windows()
@@ -179,17 +179,17 @@ def measured(subjects: list[EvaluatedModel], text: TokenText, progress: Progress
             raise DeadweightError(
                 f"{name} returns probabilities that are not finite; expected finite ones: check its weights and --dtype"
             )
-    evaluations = [evaluation(s, text, t, progress) for s, t in zip(subjects, totals, strict=True)]
+    evaluations = [make_evaluation(s, text, t, progress) for s, t in zip(subjects, totals, strict=True)]
     against = [
         replace(e, kl=t.kl / e.tokens, agreement=t.same / e.tokens) for e, t in zip(evaluations, totals, strict=True)
     ]
     return (*evaluations[:1], *against[1:])
 
 
-def evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, progress: Progress) -> Evaluation:
+def make_evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, progress: Progress) -> Evaluation:
     """The evaluation of one model from its sums."""
     progress(f"timing {subject.name}")
-    cache, speed = decoding(subject, text.ids[: min(text.length // 2, 128)])
+    cache, speed = time_decoding(subject, text.ids[: min(text.length // 2, 128)])
     own = list(subject.module.parameters())
     return Evaluation(
         subject.name,
@@ -204,7 +204,7 @@ def evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, progress
     )
 
 
-def decoding(subject: EvaluatedModel, prompt: Tensor) -> tuple[int, float]:
+def time_decoding(subject: EvaluatedModel, prompt: Tensor) -> tuple[int, float]:
     """Bytes of cache per token, and tokens per second when decoding one token at a time."""
     ids = prompt[None].to(subject.device)
     out = subject.module(ids, use_cache=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from deadweight.graph.einsum import spelled_out_einsum
+from deadweight.graph.einsum import spell_out_einsum
 from deadweight.graph.layout import with_layout_of
 from deadweight.source.kinds import Arguments, Keywords, Leaf
 from deadweight.source.private import OpOverload
@@ -22,8 +22,8 @@ aten = torch.ops.aten
 def decompositions() -> dict[OpOverload, Callable[..., Leaf]]:
     """Operations that we write as matmul, softmax and friends; everything else stays as exported."""
     spelled_out: dict[OpOverload, Callable[..., Tensor]] = {
-        aten.scaled_dot_product_attention.default: spelled_out_attention,
-        aten.einsum.default: spelled_out_einsum,
+        aten.scaled_dot_product_attention.default: spell_out_attention,
+        aten.einsum.default: spell_out_einsum,
     }
     return {fused: with_layout_of(fused, function) for fused, function in spelled_out.items()}
 
@@ -53,7 +53,7 @@ def dropout_is_off(*args: Leaf, **kwargs: Leaf) -> bool:
     return bool(args) and not given.get("training", given.get("train", True))
 
 
-def spelled_out_attention(
+def spell_out_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

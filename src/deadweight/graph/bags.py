@@ -37,7 +37,7 @@ class Weighting:
 
 
 @rewrites("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only")
-def weighted_rows(make: Canonicaliser, node: Node) -> tuple[Ref, ...] | None:
+def weigh_rows(make: Canonicaliser, node: Node) -> tuple[Ref, ...] | None:
     """A bag's vector is Σ w·row, with weights that depend on the indices alone: a product with the rows looked up.
 
     The maximum over rows is no such sum. Neither are the other results of the operation; where one of them is read,

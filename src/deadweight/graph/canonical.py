@@ -73,7 +73,7 @@ def drop_copy(make: Canonicaliser, node: Node) -> Ref | None:
 
 
 @rewrites("aten.copy")
-def copied_over(make: Canonicaliser, node: Node) -> Ref | None:
+def drop_overwriting_copy(make: Canonicaliser, node: Node) -> Ref | None:
     """A copy over a whole tensor: the result is the source."""
     source = node.args[1]
     same = make.shape(source) == node.shape and make.nodes[source.name].is_float == node.is_float
@@ -94,12 +94,12 @@ def split_addmm(make: Canonicaliser, node: Node) -> Ref | None:
     bias, x, weight = node.args[:3]
     product = make.emit(f"{node.name}_product", MATMUL, (x, weight), node.shape, node)
     product = matmul_with_parameter(make, make.nodes[product.name]) or product
-    product = scaled(make, node, product, node.kwargs.get("alpha", 1), "alpha")
-    bias = scaled(make, node, bias, node.kwargs.get("beta", 1), "beta")
+    product = multiply(make, node, product, node.kwargs.get("alpha", 1), "alpha")
+    bias = multiply(make, node, bias, node.kwargs.get("beta", 1), "beta")
     return make.affine(node, product, None, bias)
 
 
-def scaled(make: Canonicaliser, node: Node, ref: Ref, factor: float, name: str) -> Ref:
+def multiply(make: Canonicaliser, node: Node, ref: Ref, factor: float, name: str) -> Ref:
     if factor == 1:
         return ref
     return make.emit(f"{node.name}_{name}", MUL, (ref, factor), make.shape(ref), node)
@@ -175,10 +175,10 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
     if (unit := unit_pattern(make.nodes, node)) is not None:
         x, eps = unit
         return core(make, node, "core.unit", Ref(x), 1, 1.0, eps)
-    return scaled_unit(make, node)
+    return fold_scale_into_unit(make, node)
 
 
-def scaled_unit(make: Canonicaliser, node: Node) -> Ref | None:
+def fold_scale_into_unit(make: Canonicaliser, node: Node) -> Ref | None:
     """A number times a vector of length one is a vector of that length."""
     x, number = node.args[:2]
     before = make.nodes[x.name] if isinstance(x, Ref) else None

@@ -10,28 +10,30 @@ import torch
 from torch import Tensor
 
 
-def spelled_out_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Tensor:
+def spell_out_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Tensor:
     """Two operands at a time, from the left: the order never changes the function, only the cost."""
-    terms, output = parsed(equation, [x.dim() for x in operands])
+    terms, output = parse(equation, [x.dim() for x in operands])
     operands, terms = map(list, zip(*map(without_diagonals, operands, terms), strict=True))
     sizes: dict[str, int] = {}
     for x, term in zip(operands, terms, strict=True):
         for letter, size in zip(term, x.shape, strict=True):
             sizes[letter] = size if sizes.get(letter, 1) == 1 else sizes[letter]
-    operands = [joined(x, [sizes[c] for c in term], expand=True) for x, term in zip(operands, terms, strict=True)]
+    operands = [
+        reshape_or_expand(x, [sizes[c] for c in term], expand=True) for x, term in zip(operands, terms, strict=True)
+    ]
 
     result, letters = operands[0], terms[0]
     for place, (other, term) in enumerate(zip(operands[1:], terms[1:], strict=True), 2):
         later = "".join(terms[place:]) + output
-        result, letters = summed(result, letters, keep=term + later)
-        other, term = summed(other, term, keep=letters + later)
+        result, letters = sum_unread(result, letters, keep=term + later)
+        other, term = sum_unread(other, term, keep=letters + later)
         kept = "".join(dict.fromkeys(c for c in letters + term if c in later))
-        result, letters = contracted(result, letters, other, term, kept), kept
-    result, letters = summed(result, letters, keep=output)
-    return permuted(result, letters, output)
+        result, letters = contract(result, letters, other, term, kept), kept
+    result, letters = sum_unread(result, letters, keep=output)
+    return permute(result, letters, output)
 
 
-def parsed(equation: str, dims: list[int]) -> tuple[list[str], str]:
+def parse(equation: str, dims: list[int]) -> tuple[list[str], str]:
     """The letters of every operand and of the result; the axes of an ellipsis get letters of their own."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -58,13 +60,13 @@ def without_diagonals(x: Tensor, term: str) -> tuple[Tensor, str]:
     return x, term
 
 
-def summed(x: Tensor, letters: str, *, keep: str) -> tuple[Tensor, str]:
+def sum_unread(x: Tensor, letters: str, *, keep: str) -> tuple[Tensor, str]:
     """x summed over the letters that are not in `keep`."""
     gone = [axis for axis, c in enumerate(letters) if c not in keep]
     return (x.sum(gone), "".join(c for c in letters if c in keep)) if gone else (x, letters)
 
 
-def contracted(a: Tensor, left: str, b: Tensor, right: str, kept: str) -> Tensor:
+def contract(a: Tensor, left: str, b: Tensor, right: str, kept: str) -> Tensor:
     """Σ a·b over the letters that are not kept, with axes in the order of `kept`."""
     if a.dim() < b.dim() and a.dim() == 2:
         a, left, b, right = b, right, a, left  # the weight is the right operand
@@ -74,24 +76,24 @@ def contracted(a: Tensor, left: str, b: Tensor, right: str, kept: str) -> Tensor
     sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
     if not over:
         shape = [sizes[c] if c not in others else 1 for c in batch + own + others]
-        product = permuted(a, left, batch + own).reshape(shape) * joined(
-            permuted(b, right, batch + others), [sizes[c] if c not in own else 1 for c in batch + own + others]
+        product = permute(a, left, batch + own).reshape(shape) * reshape_or_expand(
+            permute(b, right, batch + others), [sizes[c] if c not in own else 1 for c in batch + own + others]
         )
-        return permuted(product, batch + own + others, kept)
-    a, b = permuted(a, left, batch + own + over), permuted(b, right, batch + over + others)
+        return permute(product, batch + own + others, kept)
+    a, b = permute(a, left, batch + own + over), permute(b, right, batch + over + others)
     lead = [sizes[c] for c in batch]
     flat = [*lead, *([prod(sizes[c] for c in own)] if batch else [sizes[c] for c in own] or [1])]
-    a = joined(a, [*flat, prod(sizes[c] for c in over)])
-    b = joined(b, [*lead, prod(sizes[c] for c in over), prod(sizes[c] for c in others)])
-    product = joined(torch.matmul(a, b), [sizes[c] for c in batch + own + others])
-    return permuted(product, batch + own + others, kept)
+    a = reshape_or_expand(a, [*flat, prod(sizes[c] for c in over)])
+    b = reshape_or_expand(b, [*lead, prod(sizes[c] for c in over), prod(sizes[c] for c in others)])
+    product = reshape_or_expand(torch.matmul(a, b), [sizes[c] for c in batch + own + others])
+    return permute(product, batch + own + others, kept)
 
 
-def permuted(x: Tensor, letters: str, wanted: str) -> Tensor:
+def permute(x: Tensor, letters: str, wanted: str) -> Tensor:
     return x if letters == wanted else x.permute([letters.index(c) for c in wanted])
 
 
-def joined(x: Tensor, shape: list[int], *, expand: bool = False) -> Tensor:
+def reshape_or_expand(x: Tensor, shape: list[int], *, expand: bool = False) -> Tensor:
     if list(x.shape) == shape:
         return x
     return x.expand(shape) if expand else x.reshape(shape)

@@ -26,7 +26,7 @@ def experts(x: Tensor, weight: Tensor, index: Tensor | None, axis: int) -> Tenso
 BY_EXPERT = Operation(EXPERTS, experts)
 
 
-def gathered(make: Canonicaliser, ref: object) -> tuple[Ref, Ref] | None:
+def gathered_matrices(make: Canonicaliser, ref: object) -> tuple[Ref, Ref] | None:
     """The parameter and the index, if a value is W[index]: one matrix for each expert in the index."""
     node = make.nodes[ref.name] if isinstance(ref, Ref) else None
     if node is None or node.op != "aten.index" or len(node.args[1]) != 1 or not isinstance(node.args[1][0], Ref):
@@ -44,7 +44,7 @@ def one_row_each(make: Canonicaliser, node: Node) -> Ref | None:
     if product.op != "aten.matmul" or len(product.shape) != 3 or len(node.shape) != 2:
         return None
     for place, axis in ((0, 2), (1, 1)):
-        matrices, row = gathered(make, product.args[place]), row_of(make, product.args[1 - place], axis)
+        matrices, row = gathered_matrices(make, product.args[place]), row_of(make, product.args[1 - place], axis)
         if matrices is not None and row is not None and product.shape[axis] == 1:
             return make.emit(f"{node.name}_experts", BY_EXPERT, (row, *matrices, axis), node.shape, node)
     return None

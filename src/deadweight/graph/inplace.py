@@ -45,7 +45,7 @@ def without_writing(graph: fx.Graph) -> None:
             continue
         views = slices_of(written)
         base = views[-1].args[0] if views else written
-        if not isinstance(base, fx.Node) or not owned(base, node, place, views):
+        if not isinstance(base, fx.Node) or not is_owned(base, node, place, views):
             continue
         assert functional is not None
         node.target = functional
@@ -102,16 +102,16 @@ def same_type(node: fx.Node) -> bool:
     )
 
 
-def owned(base: fx.Node, node: fx.Node, place: Places, views: list[fx.Node]) -> bool:
+def is_owned(base: fx.Node, node: fx.Node, place: Places, views: list[fx.Node]) -> bool:
     """Whether a value is new memory, and no view of it but those given is read after this node."""
     before = [user for user in base.users if place[user] < place[node] and user not in views]
-    return is_fresh(base, FRESH | MADE) and all(done_with(user, node, place) for user in before)
+    return is_fresh(base, FRESH | MADE) and all(is_done_with(user, node, place) for user in before)
 
 
-def done_with(user: fx.Node, node: fx.Node, place: Places) -> bool:
+def is_done_with(user: fx.Node, node: fx.Node, place: Places) -> bool:
     """Whether a reader returned new memory, or slices that are all read before this node."""
     if user.op == "call_function" and user.target in SCATTERS:
-        return all(place[u] < place[node] and done_with(u, node, place) for u in user.users)
+        return all(place[u] < place[node] and is_done_with(u, node, place) for u in user.users)
     return is_fresh(user)
 
 

@@ -9,7 +9,7 @@ from deadweight.graph.node import Graph, Node, Ref, Value
 RETURNED = "output"  # the operation that reads an output
 
 
-def returned(graph: Graph) -> Graph:
+def add_output_nodes(graph: Graph) -> Graph:
     """Give an output a node that reads it, where other nodes read it too or where it depends on parameters alone."""
     nodes, outputs = dict(graph.nodes), []
     for name in graph.outputs:

@@ -32,7 +32,9 @@ def keep_what_is_read(graph: Graph) -> Graph:
         return dataclasses.replace(graph, unused=())
     nodes = graph.nodes | {name: dataclasses.replace(graph.nodes[name], op="buffer") for name in unread}
     parameters = {node: name for node, name in graph.parameters.items() if node not in unread}
-    note = f"not examined, since this path does not read all of them: {listed([graph.parameters[n] for n in unread])}"
+    note = (
+        f"not examined, since this path does not read all of them: {list_names([graph.parameters[n] for n in unread])}"
+    )
     specialised = (*graph.specialised, note)
     return dataclasses.replace(graph, nodes=nodes, parameters=parameters, unused=(), specialised=specialised)
 
@@ -45,7 +47,7 @@ def with_known_empties(graph: Graph) -> Graph:
     return dataclasses.replace(graph, nodes=nodes, tensors=tensors)
 
 
-def listed(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 

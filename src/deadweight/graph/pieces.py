@@ -26,7 +26,7 @@ def in_pieces(graph: Graph) -> Graph:
         split = {name: pieces for name in graph.parameters if (pieces := pieces_of(graph, name))}
         if not split:
             return graph
-        graph = replaced(graph, split)
+        graph = replace_by_pieces(graph, split)
     return graph
 
 
@@ -50,7 +50,7 @@ def pieces_of(graph: Graph, name: str) -> list[Read]:
             return []
         reads += own
     distinct = list(dict.fromkeys(read.piece for read in reads))
-    disjoint = all(apart(a, b) for i, a in enumerate(distinct) for b in distinct[:i])
+    disjoint = all(are_disjoint(a, b) for i, a in enumerate(distinct) for b in distinct[:i])
     covered = sum(math.prod(stop - start for start, stop in piece.ranges) for piece in distinct)
     return reads if len(distinct) > 1 and disjoint and covered == math.prod(node.shape) else []
 
@@ -58,17 +58,17 @@ def pieces_of(graph: Graph, name: str) -> list[Read]:
 def slices(graph: Graph, node: Node, reader: Node) -> Iterator[Read]:
     """The slices of a parameter that one node reads; none if it reads the parameter in any other way."""
     if reader.op in ONE:
-        piece = taken(node, reader, None)
+        piece = slice_taken(node, reader, None)
         if piece is not None:
             yield Read(reader.name, piece)
     elif reader.op in SEVERAL:
         parts = graph.users[reader.name]
-        pieces = [taken(node, reader, part.args[1]) if part.op == "getitem" else None for part in parts]
+        pieces = [slice_taken(node, reader, part.args[1]) if part.op == "getitem" else None for part in parts]
         if all(piece is not None for piece in pieces):
             yield from (Read(part.name, piece) for part, piece in zip(parts, pieces, strict=True) if piece is not None)
 
 
-def taken(node: Node, reader: Node, part: int | None) -> Piece | None:
+def slice_taken(node: Node, reader: Node, part: int | None) -> Piece | None:
     """The ranges of a slice, read off by slicing the indices of every axis."""
     assert reader.target is not None
     ranges, squeezed = [], list[int]()
@@ -95,11 +95,11 @@ def reader_axis(node: Node, reader: Node) -> int:
     return int(axis or 0) % max(len(node.shape), 1)
 
 
-def apart(a: Piece, b: Piece) -> bool:
+def are_disjoint(a: Piece, b: Piece) -> bool:
     return any(x[1] <= y[0] or y[1] <= x[0] for x, y in zip(a.ranges, b.ranges, strict=True))
 
 
-def replaced(graph: Graph, split: dict[str, list[Read]]) -> Graph:
+def replace_by_pieces(graph: Graph, split: dict[str, list[Read]]) -> Graph:
     """Slices become parameters; what read a slice reads the piece."""
     names: dict[str, str] = {}
     parameters, tensors, pieces = {}, dict(graph.tensors), dict(graph.pieces)
@@ -116,7 +116,7 @@ def replaced(graph: Graph, split: dict[str, list[Read]]) -> Graph:
             del tensors[node.name]
             pieces.pop(node.name, None)
         elif node.name not in names and not any(n in split for n in node.inputs):
-            nodes[node.name] = redirected(node, names)
+            nodes[node.name] = redirect(node, names)
             if node.name in graph.parameters:
                 parameters[node.name] = graph.parameters[node.name]
     outputs = tuple(names.get(name, name) for name in graph.outputs)
@@ -125,7 +125,7 @@ def replaced(graph: Graph, split: dict[str, list[Read]]) -> Graph:
     )
 
 
-def redirected(node: Node, names: dict[str, str]) -> Node:
+def redirect(node: Node, names: dict[str, str]) -> Node:
     def rename(name: str) -> Ref:
         return Ref(names.get(name, name))
 

@@ -54,11 +54,11 @@ def of_export(module: nn.Module, program: ExportedProgram) -> Program:
                 buffers[name] = target
         elif spec.kind == InputKind.USER_INPUT and isinstance(values[name], Tensor):
             inputs.append(name)
-    outputs = returned(module, program)
+    outputs = returned_names(module, program)
     return Program(program.graph, program.graph_module, parameters, constants, buffers, tuple(inputs), outputs)
 
 
-def returned(module: nn.Module, program: ExportedProgram) -> tuple[str, ...]:
+def returned_names(module: nn.Module, program: ExportedProgram) -> tuple[str, ...]:
     """What is returned, what is written to inputs, and, in eval mode, what is written to buffers for the next call."""
     kinds = RETURNED if module.training else RETURNED | {OutputKind.BUFFER_MUTATION}
     specs = sorted(program.graph_signature.output_specs, key=lambda spec: spec.kind != OutputKind.USER_OUTPUT)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref, substitute
 from deadweight.graph.operations import ADD, MUL, RESHAPE
-from deadweight.graph.outputs import returned
+from deadweight.graph.outputs import add_output_nodes
 from deadweight.source.private import schema
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Canonicaliser:
         graph = dataclasses.replace(self.old, nodes=self.nodes, outputs=outputs)
         live = graph.live
         kept = {k: n for k, n in self.nodes.items() if k in live or n.op in ("parameter", "input")}
-        return returned(dataclasses.replace(graph, nodes=kept))
+        return add_output_nodes(dataclasses.replace(graph, nodes=kept))
 
     def redirect(self, node: Node) -> Node:
         def rename(name: str) -> Ref:

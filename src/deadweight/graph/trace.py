@@ -37,17 +37,17 @@ def trace(module: nn.Module, args: Arguments = (), kwargs: Mapping[str, Leaf] | 
     given = dict(kwargs or {})
     refuse_hidden_tensors(Inputs(args, given))
     try:
-        return built(module, export(share_tensors(module), args, given))
+        return build_graph(module, export(share_tensors(module), args, given))
     except TraceError as refusal:
         if without_values(module, args, given):
             raise
         try:
-            return keep_what_is_read(built(module, on_values(share_tensors(module), args, given)))
+            return keep_what_is_read(build_graph(module, on_values(share_tensors(module), args, given)))
         except TraceError as error:
             raise TraceError(f"{error} (torch.export: {refusal})") from error
 
 
-def built(module: nn.Module, program: Program) -> Graph:
+def build_graph(module: nn.Module, program: Program) -> Graph:
     try:
         graph = GraphBuilder(module, program).build()
         if not graph.outputs:

@@ -89,7 +89,7 @@ def trace_on_values(module: nn.Module, args: Arguments, kwargs: Mapping[str, Lea
         buffers={node: name for node, name in kept.items() if name in persistent(module)},
         inputs=tuple(node.name for node in holders[len(stored) :]),
         outputs=(
-            *written(recorded, n_returned),
+            *returned_and_written(recorded, n_returned),
             *(name for read in reads if read.parameters for name in read.operands),
         ),
         specialised=(note(list(dict.fromkeys(map(str, reads)))),) if reads else (),
@@ -173,7 +173,7 @@ def persistent(module: nn.Module) -> set[str]:
     return set(module.state_dict(keep_vars=True))
 
 
-def written(recorded: torch.fx.GraphModule, n_returned: int) -> list[str]:
+def returned_and_written(recorded: torch.fx.GraphModule, n_returned: int) -> list[str]:
     """What is returned, and the new values of inputs and buffers that were written to."""
     (values,) = recorded.graph.output_node().args
     assert isinstance(values, (list, tuple))

@@ -46,7 +46,9 @@ class Weights(Tensors):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.open:
-            self.open[name] = checked(name, self.read(name)).to(torch.float64, copy=True)  # rewrites may work in it
+            self.open[name] = require_finite(name, self.read(name)).to(
+                torch.float64, copy=True
+            )  # rewrites may work in it
         return self.open[name]
 
     def scale(self, name: str, axis: int, factor: Tensor) -> None:
@@ -55,7 +57,7 @@ class Weights(Tensors):
             value = self[name]
             self[name] = value * along(factor, axis, value.ndim)
             return
-        stored = checked(name, self.read(name))
+        stored = require_finite(name, self.read(name))
         self.scaled[name] = self.scale_final(name, stored, along(factor, axis, stored.ndim))
 
     def release(self, name: str) -> FinalWeight | None:
@@ -100,7 +102,7 @@ def along(factor: Tensor, axis: int, rank: int) -> Tensor:
     return factor.reshape([-1 if a == axis else 1 for a in range(rank)])
 
 
-def checked(name: str, tensor: Tensor) -> Tensor:
+def require_finite(name: str, tensor: Tensor) -> Tensor:
     """The tensor; raises if it holds NaN or infinity."""
     if tensor.is_floating_point() and tensor.numel() and not all_finite(tensor):
         raise DeadweightError(

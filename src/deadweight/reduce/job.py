@@ -14,7 +14,7 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
 from deadweight.reduce.apply import Applied
 from deadweight.reduce.plan import Layout, Plan
-from deadweight.reduce.result import Reduction, applied_rewrite
+from deadweight.reduce.result import Reduction, describe_rewrite
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.source.checkpoint import EVERY, Checkpoint
 from deadweight.source.files import read_json
@@ -70,10 +70,10 @@ class ReductionJob:
         )
 
 
-def planned(job: ReductionJob) -> Reduction:
+def summarise_plan(job: ReductionJob) -> Reduction:
     """The plan alone: nothing is read, nothing is written."""
     likely = foreseen(job.plan.rewrites)
-    steps = tuple(applied_rewrite(r) for r in likely)
+    steps = tuple(describe_rewrite(r) for r in likely)
     before = job.size
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
     return Reduction(
@@ -103,9 +103,9 @@ def flops(job: ReductionJob, rewrites: Iterable[Rewrite]) -> int:
     return 2 * sum(matrices)
 
 
-def settled(job: ReductionJob, reduction: Reduction, applied: Applied) -> Reduction:
+def summarise_applied(job: ReductionJob, reduction: Reduction, applied: Applied) -> Reduction:
     """The result with the rewrites that were applied."""
-    steps = tuple(applied_rewrite(r) for r in applied.done)
+    steps = tuple(describe_rewrite(r) for r in applied.done)
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
     return replace(
         reduction,

@@ -17,8 +17,8 @@ from deadweight.reduce.apply import (
     ScaledWeight,
     Weights,
     apply,
-    checked,
     independent,
+    require_finite,
     rounding,
 )
 from deadweight.reduce.job import ReductionJob
@@ -88,7 +88,7 @@ class Stream:
 
     def tensors(self, say: Callable[[str], None]) -> Generator[tuple[str, Tensor]]:
         wanted = self.windows.wanted if self.windows is not None else set()
-        jobs = parts(self.job, self.rewrites, self.made, wanted)
+        jobs = split_into_parts(self.job, self.rewrites, self.made, wanted)
         with closing(in_order(jobs, workers(), held_bytes, ROOM)) as items:
             for item in items:
                 if isinstance(item, Stored):
@@ -102,15 +102,15 @@ class Stream:
                     say(f"writing: {len(self.applied.results)} of {len(self.rewrites)} rewrites")
 
 
-def parts(
+def split_into_parts(
     job: ReductionJob, rewrites: Rewrites, made: Made | None, wanted: set[str]
 ) -> list[Callable[[], Iterator[Item]]]:
     """One part for every group of rewrites with modules of its own, then one for every weight that none touches."""
     groups, names = independent(rewrites), Names(job)
     touched = {module_of(n) for group in groups for rewrite in group.values() for n in rewrite.touches}
     rest = [n for n in job.checkpoint.names if module_of(n) not in touched]
-    changed: list[Callable[[], Iterator[Item]]] = [partial(of_group, job, g, names, made, wanted) for g in groups]
-    return [*changed, *(partial(untouched, job, name) for name in rest)]
+    changed: list[Callable[[], Iterator[Item]]] = [partial(rewrite_group, job, g, names, made, wanted) for g in groups]
+    return [*changed, *(partial(copy_untouched, job, name) for name in rest)]
 
 
 def held_bytes(item: Item) -> int:
@@ -131,12 +131,12 @@ class Names:
         return [name for _, name in sorted(pair for m in modules for pair in self.by_module.get(m, ()))]
 
 
-def untouched(job: ReductionJob, name: str) -> Iterator[Item]:
+def copy_untouched(job: ReductionJob, name: str) -> Iterator[Item]:
     """A weight as it is: read once, checked for NaN, written."""
-    yield Stored(name, checked(name, job.checkpoint.read(name)))
+    yield Stored(name, require_finite(name, job.checkpoint.read(name)))
 
 
-def of_group(
+def rewrite_group(
     job: ReductionJob, rewrites: Rewrites, names: Names, made: Made | None, wanted: set[str]
 ) -> Iterator[Item]:
     """The modules that these rewrites touch, each as soon as all its weights are final."""
@@ -183,7 +183,7 @@ class ModuleGroup:
             del self.ready[name]
 
     def whole(self, name: str) -> Tensor:
-        return self.ready[name] if name in self.ready else checked(name, self.job.read(name))
+        return self.ready[name] if name in self.ready else require_finite(name, self.job.read(name))
 
 
 class IncompleteModules:

@@ -25,7 +25,7 @@ class AppliedRewrite:
     tier: Tier
 
 
-def applied_rewrite(rewrite: Rewrite) -> AppliedRewrite:
+def describe_rewrite(rewrite: Rewrite) -> AppliedRewrite:
     claim = rewrite.claim
     into = tuple(n for n in rewrite.touches if n != rewrite.target)
     return AppliedRewrite(claim.code, claim.name, rewrite.target, into, rewrite.saves, claim.tier)

@@ -22,7 +22,7 @@ LEAVES = {"parameter", "buffer", "constant", "input"}
 SAME = {"aten.alias", "aten.clone", "aten.contiguous", "aten.detach", "aten.dropout", "output"}
 
 
-def rounded(node: Node, value: Value, number: int) -> Value:
+def add_rounding(node: Node, value: Value, number: int) -> Value:
     """A value with about the rounding error that its operation has in the model's own precision."""
     if node.dtype is None or not node.is_float or node.op in LEAVES | SAME | SHAPE:
         return value

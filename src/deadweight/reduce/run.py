@@ -13,19 +13,19 @@ import psutil
 import torch
 from torch import nn
 
-from deadweight.audit.run import proved, traced
+from deadweight.audit.run import prove_claims, trace_source
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import float64_default
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
-from deadweight.reduce.job import ReductionJob, planned, settled
+from deadweight.reduce.job import ReductionJob, summarise_applied, summarise_plan
 from deadweight.reduce.parts import Stream
 from deadweight.reduce.plan import Layout, Request, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.trial import Trial
-from deadweight.reduce.verify import LENGTH, ComparedModel, accepted, compared_model
+from deadweight.reduce.verify import LENGTH, ComparedModel, prepare_comparison, require_same
 from deadweight.reduce.windows import open_windows
 from deadweight.reduce.write import Target, write
 from deadweight.save.folder import check_out, check_space, followed
@@ -83,7 +83,7 @@ def reduce(
     if target.folder is not None and not dry_run:
         check_space(target.folder, job.checkpoint.bytes)
     with threads_for(job.size):
-        result = planned(job) if dry_run else carry_out(job, spec, target, progress)
+        result = summarise_plan(job) if dry_run else carry_out(job, spec, target, progress)
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -96,10 +96,10 @@ def prepare(spec: ModelSpec, request: Request, say: Progress, *, weights: bool) 
     most of the plan needs none.
     """
     source, graph = open_and_trace(spec, say, collapsed=True)
-    result = proved(graph, request.laws, say)
+    result = prove_claims(graph, request.laws, say)
     if any(request.laws.law_of(c).needs_all_blocks for c in result.claims) and source.blocks:
         source, graph = open_and_trace(spec, say, collapsed=False)
-        result = proved(graph, request.laws, say)
+        result = prove_claims(graph, request.laws, say)
     whole = source.module if not source.blocks else spec.whole_module()
     say("planning")
     tied = tied_parameters(whole)
@@ -121,7 +121,7 @@ def open_and_trace(spec: ModelSpec, say: Progress, *, collapsed: bool) -> tuple[
     refuse_unfit(source)
     try:
         say("tracing")
-        source, graph = traced(source, spec, pieces=False)  # weights are rewritten whole
+        source, graph = trace_source(source, spec, pieces=False)  # weights are rewritten whole
     except TraceError as error:
         name = printable(source.name)
         raise DeadweightError(f"{name} cannot be traced, so nothing can be proved about it: {error}") from error
@@ -181,16 +181,16 @@ def carry_out(job: ReductionJob, spec: ModelSpec, target: Target, say: Progress)
         return try_and_write(job, Trial(job, full), target, say)
     windows = open_windows(job, job.plan.rewrites, say)
     notes = (*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED)
-    result = replace(planned(job), out=target.folder, notes=notes)
+    result = replace(summarise_plan(job), out=target.folder, notes=notes)
     stream = Stream(job, dict(enumerate(job.plan.rewrites)), windows=windows)
     say("writing and verifying")
-    with shared_by_threads(), windows or nullcontext():
+    with set_thread_defaults(), windows or nullcontext():
         if target.folder is not None:
             return write(stream, result, target, say)
         for _ in stream.tensors(say):
             pass
-        verification = None if windows is None else accepted(windows.verification())
-    return settled(job, replace(result, verification=verification), stream.applied)
+        verification = None if windows is None else require_same(windows.verification())
+    return summarise_applied(job, replace(result, verification=verification), stream.applied)
 
 
 def try_and_write(job: ReductionJob, trial: Trial, target: Target, say: Progress) -> Reduction:
@@ -202,10 +202,10 @@ def try_and_write(job: ReductionJob, trial: Trial, target: Target, say: Progress
     say("measuring the model's own rounding noise")
     tried, left_out = trial.within_noise(dict(enumerate(job.plan.rewrites)), say)
     say("verifying")
-    module = trial.module(tried)
+    module = trial.build_module(tried)
     result = replace(
-        planned(job),
-        verification=accepted(trial.verify(tried, module)),
+        summarise_plan(job),
+        verification=require_same(trial.verify(tried, module)),
         notes=job.source.notes,
         skipped=(*job.plan.skipped, *left_out),
         out=target.folder,
@@ -215,11 +215,11 @@ def try_and_write(job: ReductionJob, trial: Trial, target: Target, say: Progress
         say("writing")
         return write(Stream(job, tried.rewrites, tried.made), result, target, say)
     parameters = sum(p.numel() for p in module.parameters())
-    return replace(settled(job, result, tried.made.applied), parameters_after=parameters)
+    return replace(summarise_applied(job, result, tried.made.applied), parameters_after=parameters)
 
 
 @contextmanager
-def shared_by_threads() -> Iterator[None]:
+def set_thread_defaults() -> Iterator[None]:
     """Set once what all threads of torch share: the default dtype and the random number generator."""
     with float64_default(), torch.random.fork_rng(devices=[]):
         yield
@@ -237,7 +237,7 @@ def comparison_of(job: ReductionJob, spec: ModelSpec, say: Progress) -> Compared
     text = text_pieces(job.folder) if job.folder is not None else ()
     for length in (LENGTH, None) if job.source.config is not None and spec.inputs is None else (None,):
         try:
-            return compared_model(replace(spec, length=length).open_complete(), text)
+            return prepare_comparison(replace(spec, length=length).open_complete(), text)
         except (DeadweightError, TraceError):
             if length is None:
                 raise

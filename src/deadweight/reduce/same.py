@@ -9,7 +9,7 @@ from torch import nn
 from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
 from deadweight.progress import Progress, silent
-from deadweight.reduce.verify import LENGTH, ComparedModel, Verification, compare, compared_model
+from deadweight.reduce.verify import LENGTH, ComparedModel, Verification, compare, prepare_comparison
 from deadweight.source.hugging import local_folder
 from deadweight.source.kinds import ExampleInputs, ModelLike
 from deadweight.source.model import ModelSpec
@@ -51,4 +51,4 @@ def open_both(a: ModelSpec, b: ModelSpec, say: Progress) -> tuple[ComparedModel,
 def open_one(spec: ModelSpec) -> ComparedModel:
     folder = None if isinstance(spec.model, nn.Module) else local_folder(str(spec.model))
     text = text_pieces(folder) if folder is not None else ()
-    return compared_model(spec.open_complete(), text)
+    return prepare_comparison(spec.open_complete(), text)

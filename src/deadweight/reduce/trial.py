@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, checked, independent
+from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, independent, require_finite
 from deadweight.reduce.job import ReductionJob
 from deadweight.reduce.parts import Made
 from deadweight.reduce.pipeline import in_order
@@ -70,7 +70,7 @@ class Trial:
         if self.job.folder is None:
             return
         for name, own in self.full.module.named_parameters():
-            stored = checked(name, self.job.read(name))
+            stored = require_finite(name, self.job.read(name))
             if not torch.equal(own.detach(), stored.to(own.device, own.dtype)):
                 raise DeadweightError(
                     f"{printable(name)} in the files differs from the loaded model's; expected a folder with one "
@@ -79,22 +79,22 @@ class Trial:
 
     def within_noise(self, rewrites: Rewrites, say: Say) -> tuple[Tried, list[Skipped]]:
         """The rewrites that together stay within three noise floors, and the laws that are left out for that."""
-        best = self.tried(rewrites)
+        best = self.try_rewrites(rewrites)
         if best.fits:
             return best, []
-        best = self.tried({})
+        best = self.try_rewrites({})
         for code in sorted({r.claim.code for r in rewrites.values()}):
             say(f"measuring {code}")
             mine = {n: r for n, r in rewrites.items() if r.claim.code == code}
-            attempts = (self.tried(in_place_order(best.rewrites | m)) for m in milder(mine))
+            attempts = (self.try_rewrites(in_place_order(best.rewrites | m)) for m in milder(mine))
             best = next((t for t in attempts if t.fits), best)
         why = f"it would exceed {FLOORS:g} times the rounding noise of the model's own precision"
         left = [r for n, r in rewrites.items() if n not in best.rewrites]
         return best, [Skipped(r.claim.code, r.claim.name, r.target, why, r.claim.dof) for r in by_law(left)]
 
-    def tried(self, rewrites: Rewrites) -> Tried:
+    def try_rewrites(self, rewrites: Rewrites) -> Tried:
         """Apply these rewrites, and measure the rounding errors of the result."""
-        made = self.made(rewrites)
+        made = self.apply_rewrites(rewrites)
         if not rewrites:
             return Tried(rewrites, made, [Noise(f, f) for f in self.floor])
 
@@ -104,7 +104,7 @@ class Trial:
         errors = relative(in_float64(self.full, stored, rounding=True), self.truth)
         return Tried(rewrites, made, list(map(Noise, errors, self.floor)))
 
-    def made(self, rewrites: Rewrites) -> Made:
+    def apply_rewrites(self, rewrites: Rewrites) -> Made:
         """Every weight that these rewrites change, in float64, computed on all threads."""
         applied = Applied()
         jobs = [partial(apply, group, Weights(self.job.read), applied) for group in independent(rewrites)]
@@ -136,18 +136,18 @@ class Trial:
                 "--layout stock (layout='stock'), which keeps them"
             ) from error
 
-    def module(self, tried: Tried) -> nn.Module:
+    def build_module(self, tried: Tried) -> nn.Module:
         """The model as it will be loaded."""
         weights, applied = tried.made.weights, tried.made.applied
-        return self.slim(weights, applied.facts) if self.job.layout == "slim" else self.dense(weights)
+        return self.build_slim(weights, applied.facts) if self.job.layout == "slim" else self.build_dense(weights)
 
-    def dense(self, weights: dict[str, Tensor]) -> nn.Module:
+    def build_dense(self, weights: dict[str, Tensor]) -> nn.Module:
         """The original class with these weights, in its own precision."""
-        module = self.copied()
-        put(module, weights)
+        module = self.copy_original()
+        copy_into(module, weights)
         return module
 
-    def copied(self) -> nn.Module:
+    def copy_original(self) -> nn.Module:
         try:
             return copy.deepcopy(self.full.module)
         except Exception as error:  # whatever the user's module holds
@@ -157,10 +157,10 @@ class Trial:
                 "norms first (torch.nn.utils.remove_weight_norm)"
             ) from error
 
-    def slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
+    def build_slim(self, weights: dict[str, Tensor], facts: Sequence[Fact]) -> nn.Module:
         """The original with the smaller layers of the slim checkpoint."""
         form = slim_layout(self.full.module, facts)
-        module = self.copied()
+        module = self.copy_original()
         before = module.state_dict()
 
         def whole(name: str) -> Tensor:
@@ -169,12 +169,12 @@ class Trial:
 
         install(module, form.spec)
         for path in form.layers:
-            put(module, form.tensors(path, whole))
-        put(module, {n: w for n, w in weights.items() if n not in form.replaces})
+            copy_into(module, form.tensors(path, whole))
+        copy_into(module, {n: w for n, w in weights.items() if n not in form.replaces})
         return module.eval()
 
 
-def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+def copy_into(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Copy tensors into a module by name, in the module's precision."""
     own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
     with torch.no_grad():

@@ -17,7 +17,7 @@ from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import first_line, trace
-from deadweight.reduce.rounding import rounded
+from deadweight.reduce.rounding import add_rounding
 from deadweight.source.inputs import Inputs
 from deadweight.source.kinds import Arguments, Keywords, Leaf
 from deadweight.source.model import Source
@@ -93,7 +93,7 @@ class DifferentError(DeadweightError):
         self.verification = verification
 
 
-def accepted(verification: Verification) -> Verification:
+def require_same(verification: Verification) -> Verification:
     """The verification, if both models are the same function; else raises."""
     if verification.same:
         return verification
@@ -120,7 +120,7 @@ class ComparedModel:
         return self.source.module
 
 
-def compared_model(source: Source, text: Sequence[Tensor] = ()) -> ComparedModel:
+def prepare_comparison(source: Source, text: Sequence[Tensor] = ()) -> ComparedModel:
     """Trace a model that has its weights, and draw inputs for it; `text` is token ids to run it on too."""
     graph = canonical(trace(source.module, source.args, source.kwargs), pieces=False)
     draws = inputs_to_draw(graph)
@@ -158,7 +158,7 @@ def in_float64(one: ComparedModel, read: Read | None = None, *, rounding: bool =
     result = []
     with torch.no_grad():
         for number, (args, kwargs) in enumerate(one.calls):
-            watch = partial(rounded, number=number) if rounding else None
+            watch = partial(add_rounding, number=number) if rounding else None
             outputs = evaluate(one.graph, values, bind(one.graph, args, kwargs), watch)
             result.append([o for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
     return result

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deadweight.reduce.job import ReductionJob, settled
+from deadweight.reduce.job import ReductionJob, summarise_applied
 from deadweight.reduce.manifest import card, manifest
 from deadweight.reduce.parts import Stream
 from deadweight.reduce.result import Reduction
-from deadweight.reduce.verify import accepted
+from deadweight.reduce.verify import require_same
 from deadweight.save.beside import how_to_load, lay_beside
 from deadweight.save.folder import complete_or_absent
 from deadweight.save.stream import PER_TENSOR, Writer
@@ -45,9 +45,9 @@ def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str
         for name, tensor in guard(job, slim):
             writer.add(job.checkpoint.outer(name), tensor)
         if stream.windows is not None:
-            planned = replace(planned, verification=accepted(stream.windows.verification()))
+            planned = replace(planned, verification=require_same(stream.windows.verification()))
         writer.close()
-        done = settled(job, planned, stream.applied)
+        done = summarise_applied(job, planned, stream.applied)
         done = replace(done, parameters_after=numbers.total, bytes_after=writer.bytes)
         accompany(job, draft, slim)
         loading = loading_words(job, out)

@@ -26,7 +26,7 @@ def print_reduction(reduction: Reduction, console: Console) -> None:
 
 
 def print_verification(verification: Verification, console: Console) -> None:
-    console.print(_checked(verification))
+    console.print(_verification_table(verification))
     console.print()
     if verification.same:
         console.print(Text("the same function, up to the precision of the stored weights", style="bold green"))
@@ -43,12 +43,12 @@ def _parts(reduction: Reduction) -> Iterator[RenderableType]:
     layout = f"  layout {reduction.layout}"
     yield Text.assemble((one_line(reduction.model), "bold cyan"), layout, took, (f"  deadweight {__version__}", "dim"))
     if reduction.steps:
-        yield _steps(reduction)
+        yield _rewrites_table(reduction)
     if reduction.skipped:
-        yield _skipped(reduction)
+        yield _skipped_table(reduction)
     yield _totals(reduction)
     if reduction.verification is not None:
-        yield _checked(reduction.verification)
+        yield _verification_table(reduction.verification)
     for note in reduction.notes:
         yield Text(f"note  {one_line(note)}", style="dim")
     yield _next(reduction)
@@ -61,7 +61,7 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _steps(reduction: Reduction) -> Table:
+def _rewrites_table(reduction: Reduction) -> Table:
     word = "saves" if reduction.layout == "slim" else "constant now"
     table = _table("code", "law", "parameters", "tier", word, right=(word,))
     by_law: dict[tuple[str, str, str], list[AppliedRewrite]] = defaultdict(list)
@@ -75,7 +75,7 @@ def _steps(reduction: Reduction) -> Table:
     return table
 
 
-def _skipped(reduction: Reduction) -> Table:
+def _skipped_table(reduction: Reduction) -> Table:
     table = _table("not done", "parameters", "because")
     by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for s in reduction.skipped:
@@ -100,7 +100,7 @@ def _totals(reduction: Reduction) -> Text:
     return Text(words, style="bold")
 
 
-def _checked(verification: Verification) -> Table:
+def _verification_table(verification: Verification) -> Table:
     table = _table(
         "output",
         "error in float64",

@@ -45,11 +45,11 @@ def layer_table(saturation: Saturation) -> Table:
         table.add_row(
             f"{i}",
             *(f"{layer.mean('norm', place):.3g}" for place in (0, -1)),
-            signed(layer.slope),
-            signed(layer.rest_slope),
+            format_signed(layer.slope),
+            format_signed(layer.rest_slope),
             *(f"{layer.count(v) or ''}" for v in VERDICTS),
             *(f"{layer.mean('logit_range', place):.1f}" for place in (0, -1)),
-            signed(layer.range_slope),
+            format_signed(layer.range_slope),
             f"{factor:.2f}",
         )
     return table
@@ -65,20 +65,20 @@ def head_table(saturation: Saturation) -> Table:
             table.add_row(
                 f"{i}",
                 f"{h.head}",
-                signed(h.slope),
+                format_signed(h.slope),
                 "" if h.error is None else f"{h.error:.2f}",
                 h.verdict + ("" if h.sure else " ?"),
-                signed(h.rest_slope),
+                format_signed(h.rest_slope),
                 f"{end.norm:.3g}",
                 f"{end.largest:.2f}",
                 f"{end.entropy:.2f}",
                 f"{end.logit_range:.1f}",
-                signed(h.range_slope),
+                format_signed(h.range_slope),
             )
     return table
 
 
-def signed(value: float | None) -> str:
+def format_signed(value: float | None) -> str:
     return "" if value is None else f"{value:+.2f}".replace("-", "−")
 
 
@@ -95,11 +95,11 @@ def conclusion(saturation: Saturation) -> list[str]:
         f"{unsure} within two standard errors of another verdict (--heads marks them ?)".replace("-0.", "−0."),
         f"norm ≤ e^range/length bounds a head while its logit range stays bounded: in {unbounded} of {len(heads)} it "
         "grows by 1 or more per e-fold of the length (growth), and the bound does not fall",
-        allowed(saturating + partly, len(heads)),
+        say_what_is_allowed(saturating + partly, len(heads)),
     ]
 
 
-def allowed(falling: int, n: int) -> str:
+def say_what_is_allowed(falling: int, n: int) -> str:
     if falling == 0:
         return "no head becomes less sensitive with length: nothing here says that any could be smaller"
     return (
@@ -119,27 +119,30 @@ def saturation_data(saturation: Saturation) -> JsonObject:
         "rows": saturation.rows,
         "seed": saturation.seed,
         "criterion": {"saturates": SATURATES, "flat": FLAT, "grows": GROWS},
-        "factors": [rounded(f) for f in saturation.factors],
+        "factors": [round_number(f) for f in saturation.factors],
         "layers": [layer_data(layer) for layer in saturation.layers],
         "notes": list(saturation.notes),
     }
 
 
 def layer_data(layer: LayerSlopes) -> JsonObject:
-    return {"path": layer.path, "slope": rounded(layer.slope), "heads": [head_data(h) for h in layer.heads]}
+    return {"path": layer.path, "slope": round_number(layer.slope), "heads": [head_data(h) for h in layer.heads]}
 
 
 def head_data(h: Head) -> JsonObject:
-    data = {name: rounded(getattr(h, name)) for name in ("slope", "error", "rest_slope", "range_slope")}
+    data = {name: round_number(getattr(h, name)) for name in ("slope", "error", "rest_slope", "range_slope")}
     rows = [asdict(at) for at in h.by_length]
     columns = {
-        name: [[rounded(v) for v in row[name]] if isinstance(row[name], tuple) else rounded(row[name]) for row in rows]
+        name: [
+            [round_number(v) for v in row[name]] if isinstance(row[name], tuple) else round_number(row[name])
+            for row in rows
+        ]
         for name in rows[0]
     }
     return {"head": h.head, "verdict": h.verdict, "sure": h.sure, **data, "by_length": columns}
 
 
-def rounded(value: float | None) -> float | None:
+def round_number(value: float | None) -> float | None:
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

@@ -71,7 +71,7 @@ def _parts(audit: Audit, console: Console, proofs: bool) -> Iterator[RenderableT
     groups = group_findings(audit.findings)
     yield _heading(audit)
     if audit.untraced is not None:
-        yield _untraced(audit.untraced)
+        yield _untraced_panel(audit.untraced)
     if groups:
         wide = _findings_table(groups, audit.parameters)
         natural = console.measure(wide, options=console.options.update(max_width=_UNBOUNDED)).maximum
@@ -81,11 +81,11 @@ def _parts(audit: Audit, console: Console, proofs: bool) -> Iterator[RenderableT
     if proofs:
         yield from (_proof(g) for g in groups)
     doubts = group_unknown(audit.unknown)
-    yield from _unexplained([d for d in doubts if d.blocked_by is None])
-    yield from _blocked([d for d in doubts if d.blocked_by is not None])
+    yield from _unexplained_panel([d for d in doubts if d.blocked_by is None])
+    yield from _blocked_table([d for d in doubts if d.blocked_by is not None])
     if audit.completeness is not None:
         yield _completeness(audit.completeness)
-    yield _labelled([*(("note", one_line(note)) for note in audit.notes), ("next", _advice(audit, groups))])
+    yield _labelled_grid([*(("note", one_line(note)) for note in audit.notes), ("next", _advice(audit, groups))])
 
 
 def _heading(audit: Audit) -> Text:
@@ -149,7 +149,7 @@ def _numbered_notes(groups: list[Group]) -> dict[str, int]:
 
 def _footnotes(groups: list[Group]) -> Iterator[RenderableType]:
     if notes := _numbered_notes(groups):
-        yield _labelled([(f"[{i}]", one_line(note)) for note, i in notes.items()], style="dim")
+        yield _labelled_grid([(f"[{i}]", one_line(note)) for note, i in notes.items()], style="dim")
 
 
 def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
@@ -187,12 +187,12 @@ def _proof(g: Group) -> RenderableType:
         asides.append(f"likewise for all {count(len(g.findings))} findings in {printable(g.where)}")
     return RichGroup(
         Text.assemble((f"{g.code} {printable(g.law)}  ", "bold"), (name, _STYLE[g.verdict])),
-        Padding(_labelled(steps), (0, 0, 0, 2)),
+        Padding(_labelled_grid(steps), (0, 0, 0, 2)),
         *(Padding(Text(aside, style="dim"), (0, 0, 0, 2)) for aside in asides),
     )
 
 
-def _unexplained(doubts: list[Doubt]) -> Iterator[RenderableType]:
+def _unexplained_panel(doubts: list[Doubt]) -> Iterator[RenderableType]:
     if not doubts:
         return
     lines = Text()
@@ -202,7 +202,7 @@ def _unexplained(doubts: list[Doubt]) -> Iterator[RenderableType]:
     yield Panel(lines, title="UNEXPLAINED", title_align="left", border_style="bold magenta", box=box.HEAVY)
 
 
-def _blocked(doubts: list[Doubt]) -> Iterator[RenderableType]:
+def _blocked_table(doubts: list[Doubt]) -> Iterator[RenderableType]:
     if not doubts:
         return
     yield Text.assemble(("Not proved, so kept", "bold"), (": an operation blocks the proof", "dim"))
@@ -216,7 +216,7 @@ def _blocked(doubts: list[Doubt]) -> Iterator[RenderableType]:
     yield table
 
 
-def _untraced(reason: str) -> Panel:
+def _untraced_panel(reason: str) -> Panel:
     text = Text.assemble(
         "torch.export could not trace this model, so nothing is proved: the following was only measured.\n",
         ("reason: ", "bold"),
@@ -263,7 +263,7 @@ def avoidable_laws() -> list[str]:
     return list(dict.fromkeys(law.title.code for law, _ in every_law().in_search_order() if law.avoidable))
 
 
-def _labelled(rows: Iterable[tuple[str, str]], style: str = "") -> Table:
+def _labelled_grid(rows: Iterable[tuple[str, str]], style: str = "") -> Table:
     """Short labels on the left, sentences that wrap beside them."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(justify="right", style=style or "bold")

@@ -24,7 +24,7 @@ def common_columns(rows: Tensor, allowed: Tensor) -> Tensor:
     share = coarse(torch.where(allowed, rows.square().sum(1).amin(0), -1.0))
     pool = share.argsort(descending=True, stable=True)[: max(POOL, 4 * rows.shape[1])].sort().values
     few, can = rows[:, :, pool].contiguous(), allowed[pool]
-    return pool[swapped(few, greedy(few, can), can).sort().values]
+    return pool[swap_columns(few, choose_greedily(few, can), can).sort().values]
 
 
 def coarse(share: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def orthonormal(block: Tensor) -> Tensor:
     return torch.linalg.qr(block.T, mode="reduced")[0].T
 
 
-def greedy(rows: Tensor, allowed: Tensor) -> Tensor:
+def choose_greedily(rows: Tensor, allowed: Tensor) -> Tensor:
     """One column after the other; what the chosen columns span in each block is projected out of the rest."""
     share = rows.square().sum(1)  # heads × d
     open_, taken = allowed.clone(), list[int]()
@@ -63,7 +63,7 @@ def greedy(rows: Tensor, allowed: Tensor) -> Tensor:
     return torch.tensor(taken)
 
 
-def swapped(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
+def swap_columns(rows: Tensor, columns: Tensor, allowed: Tensor) -> Tensor:
     """Repeat the best single swap; rank-one updates give the cost of all swaps at once."""
     columns = columns.clone()
     for _ in range(SWAPS):

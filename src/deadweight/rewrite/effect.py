@@ -71,9 +71,9 @@ def push(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) ->
     """The shift of an operation's result."""
     changed = [r for r in node.args if isinstance(r, Ref) and r.name in moved]
     if node.op in ("aten.add", "aten.sub"):
-        return added(node, moved)
+        return add_shifts(node, moved)
     if node.op in SHAPE:
-        return reshaped(graph, node, moved, known)
+        return reshape_shifts(graph, node, moved, known)
     if node.op in IDENTITY:
         return moved[changed[0].name]
     if node.op == "aten.neg":
@@ -97,7 +97,7 @@ def push(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) ->
     raise NotFollowed(f"no rule computes a shift behind {node.op}")
 
 
-def added(node: Node, moved: dict[str, Value]) -> Tensor:
+def add_shifts(node: Node, moved: dict[str, Value]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for place, ref in enumerate(node.args):
         if isinstance(ref, Ref) and ref.name in moved:
@@ -107,7 +107,7 @@ def added(node: Node, moved: dict[str, Value]) -> Tensor:
     return total.expand(node.shape)
 
 
-def reshaped(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) -> Value:
+def reshape_shifts(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) -> Value:
     if node.op == "getitem":
         return moved[node.args[0].name][node.args[1]]
     device = next(_leaf(moved[n]).device for n in node.inputs if n in moved)

@@ -166,7 +166,7 @@ class Record(TorchDispatchMode):
         key = self.signatures[id(block)] + repr(described) + repr(sorted(kwargs))
         self.depth += 1
         try:
-            output = forward(*args, **kwargs) if key not in self.results else copied(self.results[key])
+            output = forward(*args, **kwargs) if key not in self.results else clone_tensors(self.results[key])
             self.results[key] = output
         finally:
             self.depth -= 1
@@ -203,7 +203,7 @@ class Record(TorchDispatchMode):
         return [f"{inputs}{gaps[i - 1] if i else []}" for i, (_, inputs) in enumerate(calls)]
 
 
-def copied(output: Leaf) -> Leaf:
+def clone_tensors(output: Leaf) -> Leaf:
     return pytree.tree_map_only(Tensor, lambda t: t.clone(), output)
 
 

@@ -19,7 +19,7 @@ BOTH = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
 def model_class(config: Config) -> type[PreTrainedModel] | None:
     """The class that the config names, or else the one that transformers has for its type."""
     for name in getattr(config, "architectures", None) or ():
-        known = _named(config, name.removeprefix("Slim")) if isinstance(name, str) else None
+        known = _class_named(config, name.removeprefix("Slim")) if isinstance(name, str) else None
         if isinstance(known, type) and issubclass(known, PreTrainedModel):
             return _slim_or_not(known, config)
     for auto in _autos(config):
@@ -34,7 +34,7 @@ def trusted_class(config: Config) -> AutoClass | None:
     return next((auto for auto in _autos(config) if has_own_code(config, auto.__name__)), None)
 
 
-def _named(config: Config, name: str) -> type | None:
+def _class_named(config: Config, name: str) -> type | None:
     """A class of transformers; for our own transformer always ours, whatever code is in the folder."""
     return OWN.get(name) if isinstance(config, TransformerConfig) else getattr(transformers, name, None)
 

@@ -26,7 +26,7 @@ def share_tensors(module: nn.Module) -> nn.Module:
     memory = {address(t) for t in shared.values()} - {None}
     views = (t for m in module.modules() for t in tensor_attributes(m) if t.is_leaf and address(t) in memory)
     shared |= {id(t): t for t in views}  # weight.data under another name
-    return copied(module, shared, lambda tensor: tensor if id(tensor) in shared else copy.deepcopy(tensor))
+    return copy_module(module, shared, lambda tensor: tensor if id(tensor) in shared else copy.deepcopy(tensor))
 
 
 def address(tensor: Tensor) -> int | None:
@@ -37,10 +37,10 @@ def address(tensor: Tensor) -> int | None:
 
 def copy_tensors(module: nn.Module) -> nn.Module:
     """A copy of the module and of everything that it holds."""
-    return copied(module, {}, copy.deepcopy)
+    return copy_module(module, {}, copy.deepcopy)
 
 
-def copied(module: nn.Module, known: Memo, tensor: Callable[[Tensor], Tensor]) -> nn.Module:
+def copy_module(module: nn.Module, known: Memo, tensor: Callable[[Tensor], Tensor]) -> nn.Module:
     """A deepcopy that shares the known objects; a module that deepcopy rejects is rebuilt part by part."""
     memo = known | derived_tensors(module)
     try:

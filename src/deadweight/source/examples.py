@@ -61,15 +61,15 @@ def name_sets(module: nn.Module, config: Config, accepted: Mapping[str, inspect.
     alone = _plain_names(module, config, accepted)
     main = [*alone, *(other for name in alone for other in PARTNERS.get(name, ()))]
     signals = [name for name in (*SIGNALS, "input_ids") if name in accepted and name not in main]
-    sets = [main, [*main, "attention_mask"], _described(main), [*_described(main), "attention_mask"]]
+    sets = [main, [*main, "attention_mask"], _with_companions(main), [*_with_companions(main), "attention_mask"]]
     for several in (signals[:1], signals[1:2], signals):
-        sets += [[*main, *several], [*main, *several, "attention_mask"], _described([*main, *several])]
+        sets += [[*main, *several], [*main, *several, "attention_mask"], _with_companions([*main, *several])]
     sets += [alone, [*alone, "attention_mask"]]
     known = [tuple(n for n in dict.fromkeys(names) if n in accepted) for names in sets]
     return [names for names in dict.fromkeys(known) if names]
 
 
-def _described(names: list[str]) -> list[str]:
+def _with_companions(names: list[str]) -> list[str]:
     return [*names, *(other for name in names for other in COMPANIONS.get(name, ()))]
 
 

@@ -192,14 +192,14 @@ def build(
         except Exception as error:  # noqa: BLE001 - the model's own code
             refusals.append(error)
         else:
-            return _settled(module, device), notes + _note(readable)
+            return _settle(module, device), notes + _note(readable)
     raise DeadweightError(
         f"a {printable(getattr(config, 'model_type', '?'))} model cannot be built from its config "
         f"({reason(refusals[0])}); expected a complete config"
     ) from refusals[0]
 
 
-def _settled(module: nn.Module, device: str) -> nn.Module:
+def _settle(module: nn.Module, device: str) -> nn.Module:
     """In eval mode, and all on one device, also tensors that a constructor created elsewhere."""
     stray = any(tensor.device.type != device for tensor in (*module.parameters(), *module.buffers()))
     return (module.to(device) if stray else module).eval()

@@ -65,13 +65,13 @@ class ModelSpec:
         Without `weights` no weight is read where a config says the shapes: the module is then on the meta device. A
         `collapsed` model keeps only as many repeated blocks as show every kind.
         """
-        model, built = self.model, _built(self.model, weights=weights, trust_remote_code=self.trust_remote_code)
+        model, built = self.model, _build(self.model, weights=weights, trust_remote_code=self.trust_remote_code)
         own = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
         try:
             with Untouched(own) if own else nullcontext():
-                return _opened(built, self, collapsed=collapsed)
+                return _open(built, self, collapsed=collapsed)
         except WrittenTo:  # its forward writes to parameters or buffers: let it write to those of a copy
-            return _opened(replace(built, module=copy_tensors(built.module)), self, collapsed=collapsed)
+            return _open(replace(built, module=copy_tensors(built.module)), self, collapsed=collapsed)
 
     def open_complete(self) -> Source:
         """The model with its weights, refused if some of them are missing and would be random."""
@@ -85,7 +85,7 @@ class ModelSpec:
 
     def whole_module(self) -> nn.Module:
         """The module with all its blocks, on the meta device where a config says the shapes; it is not run."""
-        return _built(self.model, weights=False, trust_remote_code=self.trust_remote_code).module.eval()
+        return _build(self.model, weights=False, trust_remote_code=self.trust_remote_code).module.eval()
 
 
 def open_model(
@@ -105,12 +105,12 @@ def open_complete(model: ModelLike, *, trust_remote_code: bool = False) -> Sourc
     return ModelSpec(model, trust_remote_code=trust_remote_code).open_complete()
 
 
-def _opened(built: hugging.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
+def _open(built: hugging.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
     shapes = {name: tuple(p.shape) for name, p in built.module.named_parameters()}
     if not collapsed:
         return replace(as_source(built, spec), shapes=shapes)
     if spec.inputs is not None or built.inputs is not None:
-        return replace(tried(as_source(built, spec)), shapes=shapes)
+        return replace(collapse_after_trial(as_source(built, spec)), shapes=shapes)
     record = Record(built.module)
     with record.skimming():
         source = as_source(built, spec)
@@ -121,7 +121,7 @@ def _opened(built: hugging.Built, spec: ModelSpec, *, collapsed: bool) -> Source
     return replace(source, blocks=collapse(source.module, record), shapes=shapes)
 
 
-def tried(source: Source) -> Source:
+def collapse_after_trial(source: Source) -> Source:
     """The source with repeated blocks cut, after one run on the user's inputs; raises if the model does not run.
 
     A copy is run, because a forward may store something in the module.
@@ -130,17 +130,17 @@ def tried(source: Source) -> Source:
     record, held = Record(trial), held_tensors(trial)
     try:
         with record.skimming():
-            record.watch(lambda watch: called(trial, source, watch))
+            record.watch(lambda watch: call_model(trial, source, watch))
     except Exception:  # noqa: BLE001 - the model is run again below, and its error reported
         record.reset()
         if source.has_weights:
-            run_or_refuse(source.name, lambda: called(share_tensors(source.module), source))
+            run_or_refuse(source.name, lambda: call_model(share_tensors(source.module), source))
     notes = kept_note(held, held_tensors(trial))
     return replace(source, blocks=collapse(source.module, record), notes=source.notes + notes)
 
 
 @torch.no_grad()
-def called(module: nn.Module, source: Source, watch: AbstractContextManager[object] | None = None) -> Leaf:
+def call_model(module: nn.Module, source: Source, watch: AbstractContextManager[object] | None = None) -> Leaf:
     """The model's output for exactly these inputs; without weights, fake tensors of its shapes."""
     if not source.has_weights:
         return run(module, source.inputs, watch)
@@ -149,7 +149,7 @@ def called(module: nn.Module, source: Source, watch: AbstractContextManager[obje
         return module(*args, **kwargs)
 
 
-def _built(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
+def _build(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
     if isinstance(model, nn.Module):
         return factory.from_module(model)
     if not isinstance(model, (str, Path)) or not str(model):

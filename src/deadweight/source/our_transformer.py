@@ -25,14 +25,14 @@ from deadweight.transformer.modeling import TransformerForCausalLM, TransformerM
 INSTEAD = "audit and reduce accept the model as it is"
 
 
-def imported(model: nn.Module | str | Path) -> TransformerForCausalLM | TransformerModel:
+def import_model(model: nn.Module | str | Path) -> TransformerForCausalLM | TransformerModel:
     """A model of transformers, or of its folder, as a model of our transformer: the same function, copied weights.
 
     A language model becomes a language model; a base model returns its hidden states, without its pooler. An
     encoder's folder is read as its base model. RoBERTa's positions count from the first token, which is right where
     padding is on the right; where it is on the left, pass position_ids.
     """
-    theirs = model if isinstance(model, nn.Module) else opened(str(model))
+    theirs = model if isinstance(model, nn.Module) else open_theirs(str(model))
     family = family_of(theirs)
     check(theirs.config)
     tensors = dict(theirs.named_parameters(remove_duplicate=False))
@@ -145,7 +145,7 @@ def leftovers(family: Family, tensors: Mapping[str, Tensor], used: set[str]) -> 
             yield name
 
 
-def opened(spec: str) -> PreTrained:
+def open_theirs(spec: str) -> PreTrained:
     """The model of a folder or hub id, in its own precision, with no weight missing."""
     from deadweight.source.hugging import load_weights, locate, read_config, without_bars  # it imports us
 

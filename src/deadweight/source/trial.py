@@ -35,7 +35,7 @@ class Untouched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> Leaf:
-        if schema(func).is_mutable and any(map(self.is_users, written(func, args, kwargs or {}))):
+        if schema(func).is_mutable and any(map(self.is_users, written_arguments(func, args, kwargs or {}))):
             raise WrittenTo(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -51,7 +51,7 @@ def storage(tensor: Tensor) -> int | None:
         return None
 
 
-def written(func: OpOverload, args: Arguments, kwargs: Keywords) -> list[Leaf]:
+def written_arguments(func: OpOverload, args: Arguments, kwargs: Keywords) -> list[Leaf]:
     """The arguments that an operation writes to."""
     names = [argument.name for argument in schema(func).arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
