@@ -86,9 +86,9 @@ def test_an_audit_does_not_depend_on_how_sums_are_rounded(build: Callable[[], tu
     assert expected.findings
     for seed in (0, 1):
         with AnotherMachine(seed) as machine:
-            found = deadweight.audit(model, inputs)
+            outcome = deadweight.audit(model, inputs)
         assert machine.seen > 10
-        assert without_measurements(found) == expected
+        assert without_measurements(outcome) == expected
 
 
 def test_a_completeness_account_does_not_depend_on_how_sums_are_rounded() -> None:
@@ -103,6 +103,6 @@ def test_a_reduction_takes_out_the_same_numbers_however_sums_are_rounded() -> No
     model, x = nn.Sequential(Block(), nn.Linear(8, 3)).eval(), torch.randn(2, 4, 8)
     expected = deadweight.reduce(model, inputs=x)
     with AnotherMachine(0):
-        found = deadweight.reduce(model, inputs=x)
-    assert found.parameters_after == expected.parameters_after
-    assert found.steps == expected.steps
+        outcome = deadweight.reduce(model, inputs=x)
+    assert outcome.parameters_after == expected.parameters_after
+    assert outcome.steps == expected.steps

@@ -89,9 +89,9 @@ class Scaled(nn.Module):
 def test_a_note_is_the_same_for_all_blocks() -> None:
     blocks = nn.Sequential(*[Scaled() for _ in range(DEPTH)])
     model = nn.Sequential(OrderedDict(blocks=blocks, norm=nn.LayerNorm(WIDTH)))
-    found = [f for f in deadweight.audit(model, torch.randn(2, 5, WIDTH)).findings if "1/" in f.note]
-    assert len(found) == 2 * DEPTH and len({f.note for f in found}) == 1
-    assert all(f"{f.parameter.rpartition('.inner')[0]}.scale" in " ".join(f.proof) for f in found)
+    result = [f for f in deadweight.audit(model, torch.randn(2, 5, WIDTH)).findings if "1/" in f.note]
+    assert len(result) == 2 * DEPTH and len({f.note for f in result}) == 1
+    assert all(f"{f.parameter.rpartition('.inner')[0]}.scale" in " ".join(f.proof) for f in result)
 
 
 class Block(nn.Module):

@@ -149,8 +149,8 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
     generator = torch.Generator().manual_seed(seed)
     weights = [torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in outputs]
     total = torch.stack([(out * weight).sum() for out, weight in zip(outputs, weights, strict=True)]).sum()
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {n: torch.zeros_like(values[n]) if g is None else g for n, g in zip(leaves, found, strict=True)}
+    result = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {n: torch.zeros_like(values[n]) if g is None else g for n, g in zip(leaves, result, strict=True)}
 
 
 def dead_gradient(claim: Claim, grads: list[Values]) -> float:
@@ -167,13 +167,13 @@ def dead_gradient(claim: Claim, grads: list[Values]) -> float:
 
 def covered(claims: list[Claim], node: str, like: Tensor) -> Tensor:
     """The elements that some claim calls dead one by one."""
-    found = torch.zeros(like.shape, dtype=torch.bool)
+    result = torch.zeros(like.shape, dtype=torch.bool)
     for claim in claims:
         if isinstance(claim, ShiftClaim) and claim.node == node and claim.verdict == "dead":
             labels = claim.groups.expand(like.shape)
             single = [group for group in labels.unique().tolist() if group and int((labels == group).sum()) == 1]
-            found |= torch.isin(labels, torch.tensor(single, dtype=labels.dtype))
-    return found
+            result |= torch.isin(labels, torch.tensor(single, dtype=labels.dtype))
+    return result
 
 
 def along(stacked: Values, sizes: Tensor, motion: Motion) -> Tensor:

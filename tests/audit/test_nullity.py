@@ -31,15 +31,15 @@ def with_singular_values(values: list[float], rows: int) -> Tensor:
 @pytest.mark.parametrize("rows", [30, 40, 55])
 def test_the_null_space_of_a_matrix_of_known_rank_is_found_whole(rank: int, rows: int) -> None:
     matrix = noise(rows, rank, seed=1) @ noise(rank, 40, seed=2)
-    found, gap = null_directions(matrix)
-    assert found.shape == (40, 40 - min(rank, rows)) and gap > 1e5
-    torch.testing.assert_close(found.T @ found, torch.eye(found.shape[1], dtype=torch.float64))
-    assert not found.numel() or float((matrix @ found).abs().max()) < 1e-12 * float(matrix.abs().max() + 1e-300)
+    result, gap = null_directions(matrix)
+    assert result.shape == (40, 40 - min(rank, rows)) and gap > 1e5
+    torch.testing.assert_close(result.T @ result, torch.eye(result.shape[1], dtype=torch.float64))
+    assert not result.numel() or float((matrix @ result).abs().max()) < 1e-12 * float(matrix.abs().max() + 1e-300)
 
 
 def test_faint_live_directions_count_as_live() -> None:
-    found, gap = null_directions(with_singular_values([1.0] * 20 + [1e-3, 1e-6, 1e-9] + [0.0] * 3, 40))
-    assert found.shape[1] == 3 and gap > GAP
+    result, gap = null_directions(with_singular_values([1.0] * 20 + [1e-3, 1e-6, 1e-9] + [0.0] * 3, 40))
+    assert result.shape[1] == 3 and gap > GAP
 
 
 def test_singular_values_without_a_gap_are_undecided() -> None:
@@ -114,8 +114,8 @@ class Chooser(nn.Module):
 
 @pytest.mark.parametrize("weighs", [False, True])
 def test_a_parameter_that_only_chooses_is_neither_live_nor_redundant(weighs: bool) -> None:
-    found = deadweight.audit(Chooser(weighs=weighs), noise(20, 6).float(), complete=True)
-    counted = found.completeness
+    result = deadweight.audit(Chooser(weighs=weighs), noise(20, 6).float(), complete=True)
+    counted = result.completeness
     assert counted is not None and counted.measured == counted.explained == 4  # `spare` is not read at all
     assert counted.parameters == 24 + 4 + 72 + (4 if weighs else 0)
-    assert not any(u.parameter == "bias" and "no gradient" in u.why for u in found.unknown)
+    assert not any(u.parameter == "bias" and "no gradient" in u.why for u in result.unknown)

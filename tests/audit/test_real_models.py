@@ -69,10 +69,10 @@ def test_every_redundant_dimension_found_is_counted_and_nothing_is_unexplained(r
 def test_every_key_bias_is_dead_and_every_value_bias_folds(
     result: deadweight.Audit, code: str, parameter: str, verdict: str
 ) -> None:
-    found = of_law(result, code)
-    assert {f.parameter for f in found} == in_every_layer(parameter)
-    assert {f.verdict for f in found} == {verdict}
-    assert sum(f.elements for f in found) == sum(f.dof for f in found) == N_LAYERS * WIDTH == 2304
+    outcome = of_law(result, code)
+    assert {f.parameter for f in outcome} == in_every_layer(parameter)
+    assert {f.verdict for f in outcome} == {verdict}
+    assert sum(f.elements for f in outcome) == sum(f.dof for f in outcome) == N_LAYERS * WIDTH == 2304
 
 
 def test_no_query_bias_is_dead_or_folds(result: deadweight.Audit) -> None:
@@ -82,9 +82,9 @@ def test_no_query_bias_is_dead_or_folds(result: deadweight.Audit) -> None:
 def test_the_shift_of_every_norm_but_the_last_folds(result: deadweight.Audit, encoder: nn.Module) -> None:
     norms = [name for name, _ in encoder.named_parameters() if name.endswith("LayerNorm.bias")]
     assert norms[-1] == f"encoder.layer.{N_LAYERS - 1}.output.LayerNorm.bias"  # its shift is the output's
-    found = of_law(result, "DW007")
-    assert {f.parameter for f in found} == set(norms[:-1])
-    assert sum(f.dof for f in found) == 2 * N_LAYERS * WIDTH
+    outcome = of_law(result, "DW007")
+    assert {f.parameter for f in outcome} == set(norms[:-1])
+    assert sum(f.dof for f in outcome) == 2 * N_LAYERS * WIDTH
 
 
 @pytest.mark.parametrize("code", ["DW009", "DW010"])

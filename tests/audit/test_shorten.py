@@ -67,12 +67,12 @@ def test_an_axis_of_several_places_does_not_become_one_of_a_single_place(monkeyp
 
 
 def test_a_short_example_gives_the_answer_of_the_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    result = []
     for large in (1, 1 << 40):
         monkeypatch.setattr(shorten, "LARGE", large)
         audit = deadweight.audit(Words(), IDS)
-        found.append({(f.code, f.parameter, f.slice, f.dof, f.verdict) for f in audit.findings})
-    assert found[0] == found[1] and found[0]
+        result.append({(f.code, f.parameter, f.slice, f.dof, f.verdict) for f in audit.findings})
+    assert result[0] == result[1] and result[0]
 
 
 class Buckets(nn.Module):
@@ -99,13 +99,13 @@ class Buckets(nn.Module):
 def test_what_is_constant_in_a_short_example_alone_is_not_called_dead(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    result = []
     for large in (1, 1 << 40):
         monkeypatch.setattr(shorten, "LARGE", large)
         torch.manual_seed(0)
         audit = deadweight.audit(Buckets(kind).double(), torch.randint(0, 7, (2, 96)))
-        found.append({(f.code, f.parameter, f.slice, f.dof) for f in audit.findings})
-    assert found[0] == found[1]
+        result.append({(f.code, f.parameter, f.slice, f.dof) for f in audit.findings})
+    assert result[0] == result[1]
 
 
 class Last(nn.Module):

@@ -50,8 +50,8 @@ GIVEN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 def test_nested_inputs_reach_their_nodes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     module = Many()
     graph = trace(module, args, kwargs)
-    (found,) = evaluate(graph, graph.tensors, bind(graph, args, kwargs))
-    torch.testing.assert_close(found.float(), module(*args, **kwargs))
+    (result,) = evaluate(graph, graph.tensors, bind(graph, args, kwargs))
+    torch.testing.assert_close(result.float(), module(*args, **kwargs))
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,8 @@ def test_a_trace_computes_what_is_left_after_writing(function: Callable) -> None
     module, x = Written(function), torch.randn(3, 4)
     graph = canonical(trace(module, (x,)))
     values = {n: t.detach().double() for n, t in graph.tensors.items()}
-    (found,) = evaluate(graph, values, {graph.inputs[0]: x.double()})
-    assert torch.allclose(found, module.double()(x.double()), rtol=0, atol=1e-14)  # a few roundings
+    (result,) = evaluate(graph, values, {graph.inputs[0]: x.double()})
+    assert torch.allclose(result, module.double()(x.double()), rtol=0, atol=1e-14)  # a few roundings
 
 
 @pytest.mark.parametrize("function", CHEAP)
@@ -164,7 +164,7 @@ def test_writing_to_a_value_of_ones_own_is_not_traced_twice(
 
 
 def test_what_fills_the_tensor_that_is_returned_is_not_called_unused() -> None:
-    found = deadweight.audit(Written(filled_and_returned), (torch.randn(3, 4),))
-    dead = {f.parameter: f.dof for f in found.findings if f.code == "DW001"}
+    result = deadweight.audit(Written(filled_and_returned), (torch.randn(3, 4),))
+    dead = {f.parameter: f.dof for f in result.findings if f.code == "DW001"}
     assert "a.weight" not in dead or dead["a.weight"] == 4  # the row of the first output, which is overwritten
-    assert not any(u.why.startswith("unexplained: 16") for u in found.unknown)
+    assert not any(u.why.startswith("unexplained: 16") for u in result.unknown)

@@ -76,8 +76,8 @@ def test_a_view_behind_fused_attention_is_traced(build: Callable[[], nn.Module])
     module, x = build().eval(), torch.randn(BATCH, LENGTH, 8)
     graph = trace(module, (x,))
     expected = copy.deepcopy(module).double()(x.double())
-    for found in (graph, canonical(graph)):
-        (out,) = evaluate(found, found.tensors, bind(found, (x,), {}))
+    for result in (graph, canonical(graph)):
+        (out,) = evaluate(result, result.tensors, bind(result, (x,), {}))
         torch.testing.assert_close(out, expected)
 
 

@@ -50,8 +50,8 @@ def test_disjoint_slices_become_parameters_and_the_function_stays(shape: Any, re
     graph = canonical(trace(module, (X,)))
     assert len(graph.parameters) == 2 and set(graph.parameters.values()) == {"w"}
     assert ranges is None or {piece.ranges for piece in graph.pieces.values()} == ranges
-    (found,) = evaluate(graph, {n: t.detach() for n, t in graph.tensors.items()}, {graph.inputs[0]: X})
-    torch.testing.assert_close(found, module(X).detach())
+    (result,) = evaluate(graph, {n: t.detach() for n, t in graph.tensors.items()}, {graph.inputs[0]: X})
+    torch.testing.assert_close(result, module(X).detach())
 
 
 def test_a_slice_of_a_slice_is_a_slice_of_the_whole() -> None:

@@ -57,8 +57,8 @@ def same_function(module: nn.Module, *inputs: Any) -> Graph:
         assert not isinstance(value, Tensor) or tuple(value.shape) == node.shape, node
         return value
 
-    found = evaluate(graph, graph.tensors, bind(graph, inputs, {}), as_noted)
-    for expected, value in zip(wanted, found, strict=True):
+    result = evaluate(graph, graph.tensors, bind(graph, inputs, {}), as_noted)
+    for expected, value in zip(wanted, result, strict=True):
         assert expected.shape == value.shape
         assert float((expected - value).detach().abs().max()) < CLOSE
     return graph

@@ -33,9 +33,9 @@ def assert_same_function(
     expected = out[0] if not isinstance(out, Tensor) else out
     for graph in (traced, canonical(traced)):
         torch.manual_seed(0)
-        found = evaluate(graph, graph.tensors, bind(graph, args, kwargs))[0]
-        assert found.dtype == torch.float64
-        assert float((found - expected).detach().abs().max()) < within * float(expected.detach().abs().max())
+        result = evaluate(graph, graph.tensors, bind(graph, args, kwargs))[0]
+        assert result.dtype == torch.float64
+        assert float((result - expected).detach().abs().max()) < within * float(expected.detach().abs().max())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
@@ -119,8 +119,8 @@ def test_evaluation_is_float64_where_the_code_asks_for_float32() -> None:
 
     x = torch.tensor([2.0**-40], dtype=torch.float64)
     graph = canonical(trace(Upcasting(), (x.float(),)))
-    (found,) = evaluate(graph, graph.tensors, {graph.inputs[0]: x})
-    assert found.dtype == torch.float64 and float(found) == 1.0 + 2.0**-20 + 2.0**-40
+    (result,) = evaluate(graph, graph.tensors, {graph.inputs[0]: x})
+    assert result.dtype == torch.float64 and float(result) == 1.0 + 2.0**-20 + 2.0**-40
 
 
 def test_tied_parameters_are_one_node(build: Callable) -> None:

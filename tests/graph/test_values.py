@@ -121,8 +121,8 @@ def assert_same_function(module: nn.Module, args: tuple[Any, ...], kwargs: dict[
     expected = list(
         tensors_in(copy.deepcopy(module).double()(*map(wide, args), **{k: wide(v) for k, v in kwargs.items()}))
     )
-    for found in (graph, canonical(graph)):
-        outputs = evaluate(found, found.tensors, bind(found, args, kwargs))
+    for result in (graph, canonical(graph)):
+        outputs = evaluate(result, result.tensors, bind(result, args, kwargs))
         assert largest_difference(expected, outputs[: len(expected)]) < SAME
 
 
@@ -194,9 +194,9 @@ class Softened(Base):
 
 
 def test_a_law_holds_where_it_leaves_the_path_alone() -> None:
-    found = deadweight.audit(Softened(), X)
-    assert {(f.code, f.parameter) for f in found.findings} >= {("DW018", "other.bias"), ("DW018", "other.weight")}
-    assert any("same path" in note for note in found.notes)
+    result = deadweight.audit(Softened(), X)
+    assert {(f.code, f.parameter) for f in result.findings} >= {("DW018", "other.bias"), ("DW018", "other.weight")}
+    assert any("same path" in note for note in result.notes)
 
 
 class Multiplied(Base):
@@ -264,8 +264,8 @@ def test_an_encoder_in_eval_shows_its_softmax() -> None:
 
 
 def test_key_biases_of_a_masked_encoder_are_dead() -> None:
-    found = deadweight.audit(encoder(), {"src": torch.randn(2, 5, 8), "mask": CAUSAL})
-    assert {f.parameter for f in found.findings if f.code == "DW002"} == {
+    result = deadweight.audit(encoder(), {"src": torch.randn(2, 5, 8), "mask": CAUSAL})
+    assert {f.parameter for f in result.findings if f.code == "DW002"} == {
         f"layers.{i}.self_attn.in_proj_bias" for i in range(2)
     }
 

@@ -36,12 +36,12 @@ EXACT = 1e-12
 )
 def test_a_family_reduces_to_the_same_function(architecture: str, folder_of: Callable, tmp_path: Path) -> None:
     source = folder_of(architecture)
-    found = deadweight.reduce(source, tmp_path / "slim")
-    assert found.verification is not None
-    for error in found.verification.errors:
+    result = deadweight.reduce(source, tmp_path / "slim")
+    assert result.verification is not None
+    for error in result.verification.errors:
         assert error.float64 <= EXACT and error.noise is not None and error.noise.growth <= 3
-    saved = found.parameters_before - found.parameters_after
-    assert saved == sum(s.saves for s in found.steps) > 0
+    saved = result.parameters_before - result.parameters_after
+    assert saved == sum(s.saves for s in result.steps) > 0
     assert deadweight.verify(source, tmp_path / "slim").same
 
 
@@ -62,13 +62,13 @@ def test_a_family_in_stock_form_keeps_its_shapes(architecture: str, folder_of: C
 
 
 def test_all_that_laws_promise_of_gpt2_is_gone_from_the_file(gpt2: Path, tmp_path: Path) -> None:
-    found = deadweight.reduce(gpt2, tmp_path / "slim")
+    result = deadweight.reduce(gpt2, tmp_path / "slim")
     rows = 32 - 5  # the reference counts have five positions, this model 32
-    assert found.parameters_before - found.parameters_after == 345 + rows
+    assert result.parameters_before - result.parameters_after == 345 + rows
     from safetensors.torch import load_file
 
     stored = load_file(tmp_path / "slim" / "model.safetensors")
-    assert sum(t.numel() for t in stored.values() if t.is_floating_point()) == found.parameters_after
+    assert sum(t.numel() for t in stored.values() if t.is_floating_point()) == result.parameters_after
 
 
 def test_a_slim_model_generates_the_same_tokens_with_its_cache(gpt2: Path, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_an_image_model_in_bfloat16_gets_images_in_bfloat16(tmp_path: Path) -> N
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=3)
     randomise(transformers.ViTForImageClassification(config)).bfloat16().save_pretrained(tmp_path / "vit")
-    found = deadweight.reduce(tmp_path / "vit", tmp_path / "slim")
-    assert found.parameters_after < found.parameters_before
+    result = deadweight.reduce(tmp_path / "vit", tmp_path / "slim")
+    assert result.parameters_after < result.parameters_before
     assert deadweight.verify(tmp_path / "vit", tmp_path / "slim").same
 
 

@@ -32,8 +32,8 @@ def in_shards(folder: Path, names: list[str], *, moved: float = 0.0) -> None:
 def test_a_tied_weight_that_is_stored_twice_is_written_once(gpt2: Path, tmp_path: Path, layout: str) -> None:
     plain = deadweight.reduce(gpt2, tmp_path / "plain", layout=layout)
     change(gpt2, {HEAD: load_file(gpt2 / "model.safetensors")[TABLE].clone()})
-    found = deadweight.reduce(gpt2, tmp_path / "out", layout=layout)
-    assert found.parameters_after == plain.parameters_after
+    result = deadweight.reduce(gpt2, tmp_path / "out", layout=layout)
+    assert result.parameters_after == plain.parameters_after
     assert HEAD not in load_file(tmp_path / "out" / "model.safetensors")
     assert deadweight.verify(gpt2, tmp_path / "out").same
 

@@ -30,8 +30,8 @@ def convolutions() -> nn.Module:
 
 def test_batchnorm_goes_into_the_convolution_before_it() -> None:
     model, x = convolutions(), torch.randn(4, 3, 8, 8)
-    found = deadweight.reduce(model, inputs=(x,))
-    small = found.module
+    result = deadweight.reduce(model, inputs=(x,))
+    small = result.module
     assert small is not None and not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in small.modules())
     assert torch.allclose(small(x), model(x), atol=1e-5)
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
@@ -47,8 +47,8 @@ def test_batchnorm_whose_input_is_read_again_stays() -> None:
             y = self.conv(x)
             return torch.tanh(self.norm(y)) + torch.sin(y)
 
-    found = deadweight.reduce(statistics(Twice()), inputs=(torch.randn(2, 3, 8, 8),))
-    assert not found.steps
+    result = deadweight.reduce(statistics(Twice()), inputs=(torch.randn(2, 3, 8, 8),))
+    assert not result.steps
 
 
 def test_a_reduced_module_is_loaded_into_a_fresh_original(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_torchs_own_encoder(norm_first: bool) -> None:
     for p in model.parameters():
         nn.init.normal_(p, float(p.ndim == 1), 0.4)
     x = torch.randn(1, 5, 8)
-    found = deadweight.reduce(model, inputs=(x,), layout="stock")
-    assert found.module is not None and found.steps
-    assert torch.allclose(found.module(x), model(x), atol=1e-5)
-    assert not found.module.layers[0].self_attn.in_proj_bias[8:16].any(), "the key bias is dead"
-    assert found.module.layers[0].self_attn.in_proj_bias[:8].any(), "the query bias is not"
+    result = deadweight.reduce(model, inputs=(x,), layout="stock")
+    assert result.module is not None and result.steps
+    assert torch.allclose(result.module(x), model(x), atol=1e-5)
+    assert not result.module.layers[0].self_attn.in_proj_bias[8:16].any(), "the key bias is dead"
+    assert result.module.layers[0].self_attn.in_proj_bias[:8].any(), "the query bias is not"
 
 
 class NoNorm(nn.Module):
@@ -94,10 +94,10 @@ class NoNorm(nn.Module):
 def test_a_whole_projection_becomes_the_identity_where_no_norm_forbids_it() -> None:
     torch.manual_seed(0)
     model, ids = NoNorm().eval(), torch.randint(0, 9, (2, 7))
-    found = deadweight.reduce(model, inputs=(ids,), select=["DW015"])
-    assert [s.code for s in found.steps] == ["DW015"] and found.module is not None
-    assert torch.allclose(found.module(ids), model(ids), atol=1e-4)
-    before, after = (sum(p.numel() for p in m.parameters()) for m in (model, found.module))
+    result = deadweight.reduce(model, inputs=(ids,), select=["DW015"])
+    assert [s.code for s in result.steps] == ["DW015"] and result.module is not None
+    assert torch.allclose(result.module(ids), model(ids), atol=1e-4)
+    before, after = (sum(p.numel() for p in m.parameters()) for m in (model, result.module))
     assert before - after == 36
 
 
@@ -107,23 +107,23 @@ def test_batchnorm_goes_also_where_an_activation_works_in_place(inplace: bool, d
     """Work in place makes torch.export write its batch norms in another way."""
     layers = [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace), nn.Conv2d(4, 2, 1)]
     model, x = statistics(nn.Sequential(*layers)).to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
-    found = deadweight.reduce(model, inputs=(x,))
-    assert found.module is not None and not any(isinstance(m, nn.BatchNorm2d) for m in found.module.modules())
-    assert torch.allclose(found.module(x), model(x), atol=1e-5)
+    result = deadweight.reduce(model, inputs=(x,))
+    assert result.module is not None and not any(isinstance(m, nn.BatchNorm2d) for m in result.module.modules())
+    assert torch.allclose(result.module(x), model(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_batchnorm_goes_into_a_convolution_in_groups(groups: int) -> None:
     model = statistics(nn.Sequential(nn.Conv2d(4, 8, 3, groups=groups), nn.BatchNorm2d(8), nn.ReLU()))
     x = torch.randn(2, 4, 8, 8)
-    found = deadweight.reduce(model, inputs=(x,))
-    assert found.module is not None and torch.allclose(found.module(x), model(x), atol=1e-5)
-    assert found.parameters_after == sum(p.numel() for p in model[0].parameters())
+    result = deadweight.reduce(model, inputs=(x,))
+    assert result.module is not None and torch.allclose(result.module(x), model(x), atol=1e-5)
+    assert result.parameters_after == sum(p.numel() for p in model[0].parameters())
 
 
 def test_batchnorm_behind_a_transposed_convolution_stays() -> None:
     model = statistics(nn.Sequential(nn.ConvTranspose2d(4, 8, 3, groups=2), nn.BatchNorm2d(8), nn.ReLU()))
     x = torch.randn(2, 4, 8, 8)
-    found = deadweight.reduce(model, inputs=(x,), select=["DW004"])
-    assert found.module is not None and torch.allclose(found.module(x), model(x), atol=1e-5)
-    assert isinstance(found.module[1], nn.BatchNorm2d)
+    result = deadweight.reduce(model, inputs=(x,), select=["DW004"])
+    assert result.module is not None and torch.allclose(result.module(x), model(x), atol=1e-5)
+    assert isinstance(result.module[1], nn.BatchNorm2d)

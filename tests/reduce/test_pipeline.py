@@ -44,8 +44,8 @@ def counting(number: int, slow: bool = False) -> Iterator[str]:
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_results_come_in_the_order_of_the_jobs(threads: int) -> None:
     jobs = [partial(counting, i, slow=i % 2 == 0) for i in range(8)]
-    found = list(in_order(jobs, threads, len, room=5))
-    assert found == [f"{i}.{j}" for i in range(8) for j in range(3)] and not ours()
+    result = list(in_order(jobs, threads, len, room=5))
+    assert result == [f"{i}.{j}" for i in range(8) for j in range(3)] and not ours()
 
 
 def test_what_nobody_has_taken_yet_fits_into_the_room() -> None:
@@ -67,11 +67,11 @@ def test_an_error_is_raised_once_in_its_turn_and_no_thread_is_left(threads: int)
         yield "before"
         raise ZeroDivisionError
 
-    found: list[str] = []
+    result: list[str] = []
     with pytest.raises(ZeroDivisionError), closing(in_order([partial(counting, 0), failing], threads, len, 9)) as all_:
-        found.extend(all_)
-        found += list(all_)
-    assert found in ([], ["0.0", "0.1", "0.2", "before"]) and not ours()
+        result.extend(all_)
+        result += list(all_)
+    assert result in ([], ["0.0", "0.1", "0.2", "before"]) and not ours()
 
 
 def test_who_stops_listening_stops_the_threads() -> None:
@@ -172,12 +172,12 @@ def test_files_and_verdicts_are_the_same_to_the_bit_on_one_two_and_four_threads(
     written, errors = [], []
     for count in (1, 2, 4):
         on_threads(monkeypatch, count)
-        found = deadweight.reduce(deep, tmp_path / f"out{count}")
-        assert found.verification is not None
-        errors.append(found.verification.errors)
+        result = deadweight.reduce(deep, tmp_path / f"out{count}")
+        assert result.verification is not None
+        errors.append(result.verification.errors)
         out = tmp_path / f"out{count}"
         written.append(
-            (found.steps, found.skipped, *((out / n).read_bytes() for n in ("model.safetensors", "config.json")))
+            (result.steps, result.skipped, *((out / n).read_bytes() for n in ("model.safetensors", "config.json")))
         )
     assert written[0] == written[1] == written[2]
     assert errors[0] == errors[1] == errors[2]

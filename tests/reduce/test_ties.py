@@ -102,37 +102,37 @@ TIES = [
 @pytest.mark.parametrize("tie", TIES, ids=lambda t: t.__name__)
 def test_what_is_tied_stays_tied_and_is_counted_once(tie: Callable[[Net], None], tmp_path: Path) -> None:
     net, x = random_net(tie), torch.randn(2, 5, 8)
-    found = deadweight.reduce(net, tmp_path / "out", inputs=(x,))
+    result = deadweight.reduce(net, tmp_path / "out", inputs=(x,))
     again = deadweight.load(tmp_path / "out", random_net(tie, seed=1))
     assert torch.allclose(again(x), net(x), atol=1e-5)
     stored = sum(t.numel() for t in load_file(tmp_path / "out" / "model.safetensors").values() if t.is_floating_point())
-    assert stored == found.parameters_after == sum(p.numel() for p in again.parameters()) < found.parameters_before
-    assert stored == found.parameters_before - sum(s.saves for s in found.steps), "no tie was cut open on the way"
+    assert stored == result.parameters_after == sum(p.numel() for p in again.parameters()) < result.parameters_before
+    assert stored == result.parameters_before - sum(s.saves for s in result.steps), "no tie was cut open on the way"
 
 
 @pytest.mark.parametrize("tie", [nothing, keys_and_queries, one_key_layer_for_both], ids=lambda t: t.__name__)
 def test_a_module_in_memory_is_counted_by_what_it_holds(tie: Callable[[Net], None]) -> None:
     net, x = random_net(tie), torch.randn(2, 5, 8)
-    found = deadweight.reduce(net, inputs=(x,))
-    assert found.module is not None and torch.allclose(found.module(x), net(x), atol=1e-5)
-    assert found.parameters_after == sum(p.numel() for p in found.module.parameters())
+    result = deadweight.reduce(net, inputs=(x,))
+    assert result.module is not None and torch.allclose(result.module(x), net(x), atol=1e-5)
+    assert result.parameters_after == sum(p.numel() for p in result.module.parameters())
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_what_is_frozen_stays_frozen(frozen: bool) -> None:
     net = random_net(nothing).requires_grad_(not frozen)
-    found = deadweight.reduce(net, inputs=(torch.randn(2, 5, 8),))
-    assert found.module is not None and {p.requires_grad for p in found.module.parameters()} == {not frozen}
+    result = deadweight.reduce(net, inputs=(torch.randn(2, 5, 8),))
+    assert result.module is not None and {p.requires_grad for p in result.module.parameters()} == {not frozen}
 
 
 def test_a_layer_with_a_hook_stays_and_its_neighbour_shrinks() -> None:
     net, x = random_net(nothing), torch.randn(2, 5, 8)
     net.first.v.register_forward_hook(lambda module, args, output: output * 2)
-    found = deadweight.reduce(net, inputs=(x,))
-    assert found.module is not None and torch.allclose(found.module(x), net(x), atol=1e-5)
-    assert found.module.first.v.weight.shape == (8, 8) and type(found.module.first.v) is nn.Linear
-    assert type(found.module.second.v) is not nn.Linear
-    assert any("hooks" in s.why for s in found.skipped if s.parameter == "first.v.weight")
+    result = deadweight.reduce(net, inputs=(x,))
+    assert result.module is not None and torch.allclose(result.module(x), net(x), atol=1e-5)
+    assert result.module.first.v.weight.shape == (8, 8) and type(result.module.first.v) is nn.Linear
+    assert type(result.module.second.v) is not nn.Linear
+    assert any("hooks" in s.why for s in result.skipped if s.parameter == "first.v.weight")
 
 
 def test_old_style_weight_norm_is_left_as_it_is() -> None:
@@ -141,8 +141,8 @@ def test_old_style_weight_norm_is_left_as_it_is() -> None:
         warnings.simplefilter("ignore", FutureWarning)
         nn.utils.weight_norm(net.first.v)
     net.first.v.weight = net.first.v.weight.detach()  # as after a forward without gradients
-    found = deadweight.reduce(net, inputs=(x,))
-    assert found.module is not None and torch.allclose(found.module(x), net(x), atol=1e-5)
+    result = deadweight.reduce(net, inputs=(x,))
+    assert result.module is not None and torch.allclose(result.module(x), net(x), atol=1e-5)
 
 
 class Uncopied(Net):
@@ -166,8 +166,8 @@ def test_code_that_looks_into_a_layer_is_told_of_the_layout_that_keeps_it() -> N
     net, x = Peeping().eval(), torch.randn(2, 5, 8)
     with pytest.raises(DeadweightError, match="layout='stock'"):
         deadweight.reduce(net, inputs=(x,))
-    found = deadweight.reduce(net, inputs=(x,), layout="stock")
-    assert found.module is not None and torch.allclose(found.module(x), net(x), atol=1e-5)
+    result = deadweight.reduce(net, inputs=(x,), layout="stock")
+    assert result.module is not None and torch.allclose(result.module(x), net(x), atol=1e-5)
 
 
 def test_running_a_model_leaves_its_renormed_table_alone() -> None:

@@ -117,8 +117,8 @@ def test_what_is_known_is_a_value() -> None:
 
 
 def test_the_report_says_by_how_much_rounding_grows(gpt2: Path, tmp_path: Path) -> None:
-    found = deadweight.reduce(gpt2, tmp_path / "out")
-    (error,) = (found.verification or verify.Verification(())).errors
+    result = deadweight.reduce(gpt2, tmp_path / "out")
+    (error,) = (result.verification or verify.Verification(())).errors
     assert error.noise is not None and 0.3 < error.noise.growth <= verify.FLOORS
     again = deadweight.verify(gpt2, tmp_path / "out")
     assert again.same and again.errors[0].noise is not None

@@ -30,8 +30,8 @@ def changed(folder: Path, to: Path, name: str, by: float) -> Path:
 
 
 def test_a_checkpoint_is_itself(gpt2: Path) -> None:
-    found = deadweight.verify(gpt2, gpt2)
-    assert found.same and found.errors[0].float64 == 0
+    result = deadweight.verify(gpt2, gpt2)
+    assert result.same and result.errors[0].float64 == 0
 
 
 def test_a_dead_number_may_move_and_its_neighbour_may_not(gpt2: Path, tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def wrong_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("wrong_on_purpose")
 def test_a_rewrite_above_the_noise_is_left_out_and_named(gpt2: Path, tmp_path: Path) -> None:
-    found = deadweight.reduce(gpt2, tmp_path / "out", layout="stock")
-    assert "DW002" not in {s.code for s in found.steps}
-    assert {s.why for s in found.skipped if s.code == "DW002"} == {
+    result = deadweight.reduce(gpt2, tmp_path / "out", layout="stock")
+    assert "DW002" not in {s.code for s in result.steps}
+    assert {s.why for s in result.skipped if s.code == "DW002"} == {
         "it would exceed 3 times the rounding noise of the model's own precision"
     }
     assert deadweight.verify(gpt2, tmp_path / "out").same

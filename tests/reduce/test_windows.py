@@ -36,11 +36,11 @@ def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_first_and_the_last_layers_are_compared_in_float64(deep: Path, tmp_path: Path) -> None:
-    found = deadweight.reduce(deep, tmp_path / "out")
-    assert found.verification is not None and "layers 0 to" in found.verification.inputs
-    assert "7 on their own" in found.verification.inputs
-    assert 0 < found.verification.worst.float64 < 1e-12
-    assert any("a few layers at a time" in note for note in found.notes)
+    result = deadweight.reduce(deep, tmp_path / "out")
+    assert result.verification is not None and "layers 0 to" in result.verification.inputs
+    assert "7 on their own" in result.verification.inputs
+    assert 0 < result.verification.worst.float64 < 1e-12
+    assert any("a few layers at a time" in note for note in result.notes)
 
 
 def test_pieces_give_what_the_whole_gives(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,5 +73,5 @@ def test_a_wrong_weight_is_found_and_nothing_is_written(
 
 def test_what_cannot_be_compared_is_said(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "open_windows", lambda *_: None)
-    found = deadweight.reduce(deep, tmp_path / "out")
-    assert found.verification is None and any("NOT compared" in note for note in found.notes)
+    result = deadweight.reduce(deep, tmp_path / "out")
+    assert result.verification is None and any("NOT compared" in note for note in result.notes)

@@ -80,10 +80,10 @@ def test_slim_generates_the_same_tokens_with_and_without_deadweight(original: Pa
     deadweight.reduce(original, slim)
     wanted = here(transformers.AutoModelForCausalLM.from_pretrained(original).eval())
     assert wanted["tokens"].shape[1] == len(PROMPT) + NEW
-    for found in (here(deadweight.load(slim)), elsewhere(slim, tmp_path, trust=True)):
-        assert torch.equal(found["tokens"], wanted["tokens"])
+    for result in (here(deadweight.load(slim)), elsewhere(slim, tmp_path, trust=True)):
+        assert torch.equal(result["tokens"], wanted["tokens"])
         assert torch.allclose(
-            found["logits"], wanted["logits"], rtol=0, atol=1e-4 * float(wanted["logits"].abs().max())
+            result["logits"], wanted["logits"], rtol=0, atol=1e-4 * float(wanted["logits"].abs().max())
         )
 
 
@@ -91,9 +91,9 @@ def test_stock_loads_with_transformers_alone_and_gives_the_same_logits(original:
     stock = tmp_path / "stock"
     deadweight.reduce(original, stock, layout="stock")
     wanted = here(transformers.AutoModelForCausalLM.from_pretrained(original).eval())
-    found = elsewhere(stock, tmp_path, trust=False)
-    assert torch.equal(found["tokens"], wanted["tokens"])
-    assert torch.allclose(found["logits"], wanted["logits"], rtol=0, atol=1e-4 * float(wanted["logits"].abs().max()))
+    result = elsewhere(stock, tmp_path, trust=False)
+    assert torch.equal(result["tokens"], wanted["tokens"])
+    assert torch.allclose(result["logits"], wanted["logits"], rtol=0, atol=1e-4 * float(wanted["logits"].abs().max()))
 
 
 def test_a_slim_folder_is_refused_by_transformers_alone(gpt2: Path, tmp_path: Path) -> None:

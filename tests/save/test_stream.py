@@ -24,10 +24,10 @@ def test_what_is_written_is_read(tmp_path: Path, tensors: list[tuple[tuple[int, 
     for name, tensor in wanted.items():
         writer.add(name, tensor)
     writer.close()
-    found = load_file(tmp_path / "model.safetensors")
-    assert list(found) == list(wanted) or set(found) == set(wanted)
+    result = load_file(tmp_path / "model.safetensors")
+    assert list(result) == list(wanted) or set(result) == set(wanted)
     for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+        assert result[name].dtype == tensor.dtype and torch.equal(result[name], tensor)
 
 
 def test_a_large_checkpoint_is_cut_into_shards_with_an_index(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def config_file(tmp_path: Path, kind: str, sizes: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("kind", ["xmod", *(pytest.param(k, marks=pytest.mark.slow) for k in MODELS if k != "xmod")])
 def test_a_config_whose_model_asks_for_values_is_traced(kind: str, tmp_path: Path) -> None:
-    found = deadweight.audit(config_file(tmp_path, kind, MODELS[kind]))
-    assert found.untraced is None and found.findings
+    result = deadweight.audit(config_file(tmp_path, kind, MODELS[kind]))
+    assert result.untraced is None and result.findings
 
 
 def test_random_numbers_are_put_into_a_copy(tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ ODD: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("build", ODD.values(), ids=list(ODD))
 def test_an_odd_module_is_proved_like_any_other(build: Callable[[], nn.Module]) -> None:
-    found = deadweight.audit(build(), X)
-    assert found.untraced is None and "DW005" in {f.code for f in found.findings}
+    result = deadweight.audit(build(), X)
+    assert result.untraced is None and "DW005" in {f.code for f in result.findings}
 
 
 def test_a_compiled_module_is_reported_by_its_own_names() -> None:
@@ -210,8 +210,8 @@ def test_tensors_that_a_forward_keeps_are_named() -> None:
 def test_a_weight_that_a_hook_computes_anew_is_not_kept() -> None:
     with pytest.warns(FutureWarning):
         module = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.LayerNorm(4))
-    found = deadweight.audit(module, X)
-    assert found.notes == () and found.untraced is None
+    result = deadweight.audit(module, X)
+    assert result.notes == () and result.untraced is None
 
 
 @pytest.mark.parametrize("build", [Base, WithLock, deep], ids=["plain", "lock", "deep"])
