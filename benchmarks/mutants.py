@@ -6,7 +6,7 @@ python benchmarks/mutants.py --file search/spaces.py --resume   # one file again
 python benchmarks/mutants.py --read                           # the page, from the record
 
 A mutant is a condition weakened so that the prover would say more (`mutation/operators.py`). It is killed if some test
-of tests/proof, claims, laws or audit fails with it. Mutants that cannot matter are listed, each with its reason, in
+of tests/proof, claims, search, laws or audit fails with it. Mutants that cannot matter are listed, each with its reason, in
 `mutation/equivalent.toml`. Every mutant runs in a fork of a process that has imported and collected everything; only
 the tests in which the changed condition has another value than the original are run.
 """
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve()
 PROJECT = HERE.parents[1]
 SOURCE = PROJECT / "src" / "deadweight"
 ROOMS = ("proof", "claims", "search", "laws")
-TESTS = ("tests/proof", "tests/claims", "tests/laws", "tests/audit")
+TESTS = ("tests/proof", "tests/claims", "tests/search", "tests/laws", "tests/audit")
 RESULTS, PAGE = HERE.parent / "results" / "mutants.json", PROJECT / "docs" / "mutants.md"
 EQUIVALENT = HERE.parent / "mutation" / "equivalent.toml"
 sys.path.insert(0, str(PROJECT / "src"))

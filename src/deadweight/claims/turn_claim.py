@@ -72,10 +72,13 @@ class TurnClaim(Claim):
         return plane(index, a, b, rotations=self.rotations)
 
     def random_member(self, index: Tensor, generator: torch.Generator) -> Blockwise:
-        """1 + U·Vᵀ: two reflections for rotations; else of rank one, not too far from 1; positive for single units."""
+        """1 + U·Vᵀ: two reflections for rotations; else of rank one, not too far from 1; positive for single units.
+
+        A single coordinate has no rotation but 1.
+        """
         if index.shape[1] == 1:
             scales = torch.rand((len(index), 1, 1), generator=generator, dtype=torch.float64) - 0.5
-            return Blockwise(index, scales, torch.ones_like(scales))
+            return Blockwise(index, scales * (not self.rotations), torch.ones_like(scales))
         a, b = (self.random_vectors(index, generator) for _ in range(2))
         if not self.rotations:
             return Blockwise(index, SIZE * a, b)

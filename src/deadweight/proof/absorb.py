@@ -107,6 +107,8 @@ def table_rows(graph: Graph, node: Node, taken: frozenset[str]) -> Iterator[Prod
     table, operands = node.args[0].name, frozenset({f"{node.name}:0"})
     if graph.nodes[table].op != "parameter" or len(graph.users[table]) != 1 or table in taken:
         return
+    if not graph.nodes[table].is_float:  # whole numbers cannot take an amount over
+        return
     rows, columns = constant_value(graph, node.args[1].name), torch.arange(node.shape[-1])
     if rows is not None:  # always the same rows: each is a vector of its own
         yield Produced(table, "bias", rows.unsqueeze(-1) * node.shape[-1] + columns, operands)

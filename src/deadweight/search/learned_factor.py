@@ -3,7 +3,8 @@
 λ·v, where v is linear in some parameters P, whatever else it depends on: v(s·P) = s·v(P), so P times s and λ over s
 give the same product. A scale that is learned for each attention head, on queries or on scores, folds into the head's
 rows of the query projection; one that multiplies the result of a block folds into its last weight and bias. The factor
-may be stored as a logarithm, λ = exp(p), or as λ = 1 + p. Needs that nothing but the product reads what is scaled.
+may be stored as a logarithm, λ = exp(p), or as λ = 1 + p; not as 1 + exp(p), of which p is no logarithm. Needs that
+nothing but the product reads what is scaled.
 """
 
 from __future__ import annotations
@@ -85,15 +86,16 @@ def find_learned_factors(prover: Prover, law: Title) -> Iterator[LearnedFactorCl
 
 def factor_parameter(graph: Graph, name: str) -> tuple[str, bool] | None:
     """The parameter behind a factor that is read here alone, and whether it is the factor's logarithm."""
-    node, logarithm = graph.nodes[name], False
+    node, logarithm, offset = graph.nodes[name], False, False
     size = torch.Size(node.shape).numel()
     while node.op != "parameter":
         if len(graph.users[node.name]) != 1 or node.name in graph.outputs or not node.args:
             return None
-        offset = node.op == "aten.add" and not node.kwargs and not isinstance(node.args[1], Ref) and not logarithm
-        if node.op == "aten.exp" and not logarithm:
+        if node.op == "aten.exp" and not logarithm and not offset:  # of 1 + exp(p) the parameter is no logarithm
             logarithm = True
-        elif not offset and (node.op not in VIEWS or len(node.inputs) != 1):
+        elif node.op == "aten.add" and not node.kwargs and not isinstance(node.args[1], Ref):
+            offset = True
+        elif node.op not in VIEWS or len(node.inputs) != 1:
             return None
         if not isinstance(node.args[0], Ref):
             return None

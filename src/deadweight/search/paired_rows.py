@@ -117,7 +117,8 @@ def pairs(graph: Graph) -> Iterator[Pair]:
     for first, second in product(lookups, lookups):
         if first is not second and len(list(uses_of(graph, second.args[0].name))) == 1:
             steps = common_sum(graph, first, second)
-            rows = None if steps is None else meeting_rows(graph, first.args[1].name, second.args[1].name)
+            n_rows = graph.node(first.args[0]).shape[0]
+            rows = None if steps is None else meeting_rows(graph, first.args[1].name, second.args[1].name, n_rows)
             if steps is not None and rows is not None:
                 yield Pair(first, second, rows, steps)
 
@@ -152,7 +153,7 @@ def sums_after(graph: Graph, node: Node) -> list[str]:
     return result
 
 
-def meeting_rows(graph: Graph, tokens: str, positions: str) -> tuple[int, int] | None:
+def meeting_rows(graph: Graph, tokens: str, positions: str, n_rows: int) -> tuple[int, int] | None:
     """k and r such that positions are r exactly where tokens are k, by trying every pattern of "token = k"."""
     for comparison in graph.users[tokens]:
         number = comparison.args[1] if len(comparison.args) == 2 else None
@@ -163,7 +164,7 @@ def meeting_rows(graph: Graph, tokens: str, positions: str) -> tuple[int, int] |
         if not alone or torch.Size(comparison.shape).numel() > MOST_PATTERNS or positions == comparison.name:
             continue
         row = always_there(graph, comparison, needed)
-        if row is not None:
+        if row is not None and 0 <= number < n_rows:  # no lookup ever reads row k otherwise
             return number, row
     return None
 

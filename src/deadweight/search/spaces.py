@@ -26,6 +26,7 @@ class Writers:
     sites: list[Site] = field(default_factory=list)
     expert: str | None = None  # how rows find their expert, where each has a space of its own
     steps: list[Step] = field(default_factory=list)  # where a tied table is read as a weight, and what undoes its scale
+    behind: dict[str, Step] = field(default_factory=dict)  # what stands between a writer and the gain behind it
 
     def add(self, node: str, coordinate: Tensor, *sites: Site) -> None:
         if node not in self.nodes:
@@ -64,10 +65,15 @@ def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False
             break
     if turned.proved:
         beside = {step.node for step in writers.steps}
-        turned.blocked = shared_elsewhere(prover.graph, turned, beside | set(writers.nodes))
+        turned.blocked = shared_elsewhere(prover.graph, turned, beside | set(writers.nodes) | set(writers.behind))
+        turned.blocked = turned.blocked or moved_gain(prover, turned)
         if met := beside & (turned.touched | set(writers.nodes)):
             turned.blocked = Blocked(min(met), "parameter", "a tied table scales it, and what it reads as well")
+        between = {name for name, step in writers.behind.items() if step.op != "linear"}  # a linear map may read it too
+        if met := (between & turned.touched) | (writers.behind.keys() & writers.nodes.keys()):
+            turned.blocked = Blocked(min(met), "parameter", "it turns behind a gain, and without it as well")
         turned.steps.extend(writers.steps)
+        turned.steps[:0] = writers.behind.values()
     return turned
 
 
@@ -78,6 +84,17 @@ def shared_elsewhere(graph: Graph, turned: Turned, writers: set[str]) -> Blocked
             strangers = [n for n in uses_of(graph, site.parameter) if n not in writers and n not in turned.touched]
             if strangers:
                 return Blocked(site.parameter, "parameter", f"{strangers[0]} reads it too (tied or shared)")
+    return None
+
+
+def moved_gain(prover: Prover, turned: Turned) -> Blocked | None:
+    """A gain with writers behind it may not turn itself."""
+    moved = {site.parameter for site in turned.sites}
+    for site in turned.sites:
+        if site.role == "behind" and site.gain is not None:
+            for name in moved:
+                if prover.made_of[site.gain] & prover.made_of[name]:
+                    return Blocked(name, "parameter", "it is a gain, and turns itself")
     return None
 
 
@@ -217,32 +234,46 @@ def bring_in_product(graph: Graph, writers: Writers, node: Node, size: int, *, s
             writers.add(use, coordinate, site)
         return
     behind = Writers()
-    writer, vectors_behind = writer_behind(graph, inner)
-    bring_in(graph, behind, writer.name, size, scalar=scalar)
+    way, vectors_behind = way_behind(graph, inner)
+    bring_in(graph, behind, way[0], size, scalar=scalar)
     biases = [Site(b, "behind", 0, coordinate, None, gain) for b in vectors_behind]
     if len(behind.nodes) != 1:
         raise Blocked(node.name, node.op, "several writers stand behind one gain")
     sites = [replace(s, role="behind", gain=gain) for s in behind.sites]
     writers.add(node.name, coordinate, *sites, *biases)
+    for name in way:
+        writers.behind[name] = Step(
+            name, graph.nodes[name].op, "diag(1/γ)·X·diag(γ) here is X behind γ", "turned", True
+        )
 
 
-def writer_behind(graph: Graph, inner: str) -> tuple[Node, list[str]]:
-    """The linear map or table whose values a gain multiplies, each in its channel, and the biases between.
+def way_behind(graph: Graph, inner: str) -> tuple[list[str], list[str]]:
+    """The linear map or table whose values a gain multiplies, with all that follows up to the gain; and the biases.
 
-    A gain of its own channel is undone only if no channel changes its place and nothing but these vectors is added.
+    A gain of its own channel is undone only if no channel changes its place, nothing but these vectors is added, and
+    nothing else reads what stands before the gain.
     """
-    node, biases = graph.nodes[skip_shape(graph, inner)], list[str]()
-    while node.op == "aten.add" and not node.kwargs:
+    way, biases = [inner], list[str]()
+    while graph.nodes[way[0]].op not in ("linear", "aten.embedding"):
+        node = graph.nodes[way[0]]
         found = [graph.node(a) for a in node.args if isinstance(a, Ref)]
-        vectors = [n.name for n in found if n.op == "parameter" and n.shape == node.shape[-1:]]
-        others = [n.name for n in found if n.name not in vectors]
-        if len(found) != 2 or len(others) != 1:
-            break
-        biases += vectors
-        node = graph.nodes[skip_shape(graph, others[0])]
-    if node.op not in ("linear", "aten.embedding"):
-        raise Blocked(node.name, node.op, "it stands behind a gain, and is neither a linear map nor a table")
-    return node, biases
+        vectors = [n.name for n in found if is_own_bias(graph, n, node)] if node.op == "aten.add" else []
+        if len(found) == 2 and len(vectors) == 1 and not node.kwargs:
+            biases += vectors
+            way.insert(0, next(n.name for n in found if n.name not in vectors))
+        elif skip_shape(graph, node.name) != node.name:
+            way.insert(0, node.inputs[0])
+        else:
+            raise Blocked(node.name, node.op, "it stands behind a gain, and is neither a linear map nor a table")
+    for name in way:
+        if len(graph.users[name]) != 1:
+            raise Blocked(name, graph.nodes[name].op, "it is read without the gain too")
+    return way, biases
+
+
+def is_own_bias(graph: Graph, vector: Node, node: Node) -> bool:
+    """A parameter of one number for each channel that only this sum reads."""
+    return vector.op == "parameter" and vector.shape == node.shape[-1:] and len(graph.users[vector.name]) == 1
 
 
 def gained(graph: Graph, gain: str) -> list[str]:

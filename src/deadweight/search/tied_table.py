@@ -2,7 +2,7 @@
 
 The readout computes E·(γ·x̂ + β) + b, and x̂ sums to zero: with E + 1·vᵀ for v = c/γ every logit moves by the constant
 c·Σ(β/γ), which b takes over (nothing moves where there is no β). Where E is looked up its rows move by v, which another
-table or a bias that is added takes over, as for any table (DW013). One dimension.
+table or a bias that is added takes over, as for any table (DW013). One dimension, where not all vectors are free.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from deadweight.claims.claim import Title
 from deadweight.claims.point import ancestors
 from deadweight.claims.shift_claim import ShiftClaim
-from deadweight.graph.node import Node
+from deadweight.graph.node import Graph, Node
 from deadweight.proof.labels import scramble
-from deadweight.proof.reading import centred_input
+from deadweight.proof.reading import CentredReader, centred_input
 from deadweight.proof.shift import Outcome, Shift, ShiftWalk
 from deadweight.proof.steps import Step
-from deadweight.proof.weights import uses_of
+from deadweight.proof.weights import WeightView, uses_of, weight_view
 from deadweight.search.prover import Prover
 from deadweight.search.shifts import make_claim
 
@@ -30,7 +30,7 @@ def find_tied_tables(prover: Prover, law: Title) -> Iterator[ShiftClaim]:
         uses = [prover.graph.nodes[use] for use in uses_of(prover.graph, node.name)] if len(node.shape) == 2 else []
         tables = [use for use in uses if use.op == "aten.embedding" and use.args[0].name == node.name]
         readouts = [use for use in uses if use.op == "linear"]
-        if tables and len(readouts) == 1 and len(uses) == len(tables) + 1:
+        if tables and len(readouts) == 1 and len(uses) == len(tables) + 1 and not prover.has(law, node.name):
             yield from along_lost_direction(prover, law, node, tables, readouts[0])
 
 
@@ -38,8 +38,8 @@ def along_lost_direction(
     prover: Prover, law: Title, node: Node, tables: list[Node], readout: Node
 ) -> Iterator[ShiftClaim]:
     """Follow both motions at once: rows that are looked up move by v, logits by a constant."""
-    reader = centred_input(prover.graph, readout)
-    if reader is None or reader.weight != node.name or readout.shape[-1] != node.shape[0]:
+    reader = row_reader(prover.graph, readout, node)
+    if reader is None:
         return
     width = node.shape[1]
     sources = {t.name: moved(t, torch.arange(1, width + 1)) for t in tables}
@@ -60,8 +60,8 @@ def moves_readout_alone(
     prover: Prover, law: Title, table: Node, readout: Node, rows: torch.Tensor
 ) -> ShiftClaim | None:
     """What follows at the readout, and who takes it over, if these rows of its weight move along 1/γ."""
-    reader = centred_input(prover.graph, readout)
-    if reader is None or reader.weight != table.name or readout.shape[-1] != table.shape[0]:
+    reader = row_reader(prover.graph, readout, table)
+    if reader is None:
         return None
     if reader.shift is None:
         step = Step(readout.name, readout.op, "it reads γ·x̂, and x̂ sums to zero", "the component along 1/γ adds 0")
@@ -71,6 +71,12 @@ def moves_readout_alone(
     if not outcome.proved:
         return None
     return replace(make_claim(prover, law, table, rows, outcome), lost=readout.name)
+
+
+def row_reader(graph: Graph, readout: Node, table: Node) -> CentredReader | None:
+    """The norm that a readout reads, if each row of the table gives one logit; a transposed table gives other rows."""
+    plain = weight_view(graph, readout) == WeightView(table.name, 0, 1)
+    return centred_input(graph, readout) if plain else None
 
 
 def moved(node: Node, numbers: torch.Tensor) -> Shift:

@@ -1,0 +1,242 @@
+"""A table that a readout uses too: what its rows may still do (DW013), and where nothing is left of it.
+
+Each case says what the search claims, worked out by hand, and how many redundant dimensions it leaves unexplained; both
+are held against the nullity of the module's Jacobian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, sin, softmax, tanh
+
+T = torch.tensor([[0, 1, 6, 2, 3], [5, 4, 4, 0, 6]])
+T4 = T.clamp(max=3)
+Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+def linear(a: int = 4, b: int = 4) -> nn.Linear:
+    return nn.Linear(a, b)
+
+
+def table(rows: int, width: int) -> nn.Embedding:
+    return nn.Embedding(rows, width)
+
+
+def rms(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=0.0)
+
+
+def ln(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=0.0)
+
+
+def head(m: Any, h: Tensor) -> Tensor:
+    return F.linear(ln(h) * m.g + m.b, m.e.weight)
+
+
+def pos(t: Tensor) -> Tensor:
+    """Positions, counted without the tokens that are 1."""
+    return (t != 1).long().cumsum(1) * (t != 1).long()
+
+
+TIED: dict[str, Case] = {
+    "tied": (
+        lambda m, t: head(m, m.e(t) + m.p) + m.c,
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4), "b": numbers(4), "c": numbers(7)},
+        {"DW005 p": 5, "DW013 e.weight": 1, "DW006 b": 4, "DW014 e.weight": 1},
+        0,
+    ),
+    "tied no shift": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p) * m.g, m.e.weight),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW005 p": 5, "DW013 e.weight": 1, "DW014 e.weight": 1},
+        0,
+    ),
+    "tied no bias": (
+        lambda m, t: head(m, m.e(t) + m.p),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4), "b": numbers(4)},
+        {"DW005 p": 5, "DW014 e.weight": 1},
+        0,
+    ),
+    "tied bias read elsewhere": (
+        lambda m, t: head(m, m.e(t) + m.p) + m.c + sin(m.c),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4), "b": numbers(4), "c": numbers(7)},
+        {"DW005 p": 5, "DW014 e.weight": 1},
+        5,
+    ),
+    "tied rms": (
+        lambda m, t: F.linear(rms(m.e(t) + m.p) * m.g, m.e.weight),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW014 e.weight": 1},
+        0,
+    ),
+    "tied beta is position bias": (
+        lambda m, t: F.linear(ln(m.e(t) + m.b) * m.g + m.b, m.e.weight) + m.c,
+        {"e": table(7, 4), "g": numbers(4), "b": numbers(4), "c": numbers(7)},
+        {"DW017 b": 1},
+        5,
+    ),
+    "tied gain takes": (
+        lambda m, t: F.linear(ln(m.e(t) + m.g) * m.g, m.e.weight),
+        {"e": table(7, 4), "g": numbers(4)},
+        {},
+        0,
+    ),
+    "tied read twice": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p) * m.g, m.e.weight) + sin(F.linear(ln(sin(m.e(t))) * m.g, m.e.weight)),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW005 p": 5},
+        0,
+    ),
+    "tied table nobody takes": (
+        lambda m, t: F.linear(ln(sin(m.e(t)) + m.p) * m.g, m.e.weight),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW005 p": 5},
+        0,
+    ),
+    "tied also as index data": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p) * m.g, m.e.weight) + sin(m.e.weight.sum()),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW005 p": 5},
+        1,
+    ),
+    "tied sliced": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p) * m.g, m.e.weight[:5]),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW005 p": 5},
+        4,
+    ),
+    "tied softmax out": (
+        lambda m, t: softmax(F.linear(ln(m.e(t) + m.p) * m.g + m.b, m.e.weight), -1),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4), "b": numbers(4)},
+        {"DW005 p": 5, "DW013 e.weight": 4, "DW014 e.weight": 1},
+        0,
+    ),
+    "tied readout as data": (
+        lambda m, t: tanh(F.linear(m.e.weight, m.w))[None, :5] + tanh(m.e(t) + m.p),
+        {"e": table(7, 4), "w": numbers(4, 4), "p": numbers(5, 4)},
+        {},
+        0,
+    ),
+    "tied paired": (
+        lambda m, t: (
+            F.linear(ln(m.e(t) + m.p((t != 1).long().cumsum(1) * (t != 1).long())) * m.g + m.b, m.e.weight) + m.c
+        ),
+        {"e": table(7, 4), "p": table(6, 4), "g": numbers(4), "b": numbers(4), "c": numbers(7)},
+        {"DW005 p.weight": 6, "DW013 e.weight": 1, "DW006 b": 4, "DW014 e.weight": 1},
+        2,
+    ),
+    "tied paired no bias": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p((t != 1).long().cumsum(1) * (t != 1).long())) * m.g + m.b, m.e.weight),
+        {"e": table(7, 4), "p": table(6, 4), "g": numbers(4), "b": numbers(4)},
+        {"DW005 p.weight": 6, "DW014 e.weight": 1},
+        1,
+    ),
+    "tied paired no shift": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p((t != 1).long().cumsum(1) * (t != 1).long())) * m.g, m.e.weight),
+        {"e": table(7, 4), "p": table(6, 4), "g": numbers(4)},
+        {"DW005 p.weight": 6, "DW013 e.weight": 1, "DW014 e.weight": 1},
+        2,
+    ),
+    "tied paired rms": (
+        lambda m, t: F.linear(rms(m.e(t) + m.p((t != 1).long().cumsum(1) * (t != 1).long())) * m.g, m.e.weight),
+        {"e": table(7, 4), "p": table(6, 4), "g": numbers(4)},
+        {"DW014 e.weight": 1},
+        1,
+    ),
+    "paired with other reader": (
+        lambda m, t: (
+            F.linear(ln(m.e(t) + m.p((t != 1).long().cumsum(1) * (t != 1).long())) * m.g, m.w)
+            + sin(m.e.weight[:5]).sum()
+        ),
+        {"e": table(7, 4), "p": table(6, 4), "g": numbers(4), "w": numbers(3, 4)},
+        {"DW005 p.weight": 6, "DW008 w": 3, "DW006 g": 4},
+        17,
+    ),
+}
+
+
+@pytest.mark.parametrize(("forward", "parts", "findings", "left"), TIED.values(), ids=list(TIED))
+def test_a_tied_table_moves_along_what_the_readout_does_not_see(
+    census: Callable, forward: Callable, parts: dict[str, Any], findings: dict[str, int], left: int
+) -> None:
+    counted = census(forward, T, **parts)
+    assert counted.findings == findings
+    assert counted.unexplained == left
+
+
+SQUARE: dict[str, Case] = {
+    "tied square transposed": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p) * m.g, m.e.weight.T),
+        {"e": table(4, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW005 p": 5, "DW014 e.weight": 1},
+        2,
+    ),
+    "tied bias d=V": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p) * m.g + m.b, m.e.weight) + m.b,
+        {"e": table(4, 4), "p": numbers(5, 4), "g": numbers(4), "b": numbers(4)},
+        {"DW005 p": 5},
+        3,
+    ),
+    "paired square T": (
+        lambda m, t: F.linear(ln(m.e(t) + m.p((t != 1).long().cumsum(1) * (t != 1).long())) * m.g, m.e.weight.T),
+        {"e": table(4, 4), "p": table(6, 4), "g": numbers(4)},
+        {"DW005 p.weight": 6, "DW014 e.weight": 1},
+        6,
+    ),
+    "tied square T tanh": (
+        lambda m, t: F.linear(ln(tanh(m.e(t) + m.p)) * m.g, m.e.weight.T),
+        {"e": table(4, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {},
+        0,
+    ),
+    "tied square tanh": (
+        lambda m, t: F.linear(ln(tanh(m.e(t) + m.p)) * m.g, m.e.weight),
+        {"e": table(4, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW013 e.weight": 1},
+        0,
+    ),
+    "paired square T, bounded": (
+        lambda m, t: F.linear(ln(tanh(m.e(t) + m.p(pos(t)))) * m.g, m.e.weight.T),
+        {"e": table(4, 4), "p": table(6, 4), "g": numbers(4)},
+        {},
+        3,
+    ),
+    "paired square": (
+        lambda m, t: F.linear(ln(tanh(m.e(t) + m.p(pos(t)))) * m.g, m.e.weight),
+        {"e": table(4, 4), "p": table(6, 4), "g": numbers(4)},
+        {"DW013 e.weight": 1},
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("forward", "parts", "findings", "left"), SQUARE.values(), ids=list(SQUARE))
+def test_a_square_table_that_is_read_transposed_has_other_rows(
+    census: Callable, forward: Callable, parts: dict[str, Any], findings: dict[str, int], left: int
+) -> None:
+    counted = census(forward, T4, **parts)
+    assert counted.findings == findings
+    assert counted.unexplained == left
+
+
+NUMBERS = {0: 8, 3: 8, 6: 8, -1: 4, -7: 4, 7: 4, 9: 4}
+
+
+@pytest.mark.parametrize(("number", "dof"), NUMBERS.items())
+def test_rows_are_paired_only_if_the_table_has_such_a_row(census: Callable, number: int, dof: int) -> None:
+    def forward(m: Any, t: Tensor) -> Tensor:
+        there = (t != number).long()
+        return tanh(m.e(t) + m.p(there.cumsum(1) * there))
+
+    findings = census(forward, T, e=table(7, 4), p=table(6, 4)).findings
+    assert sum(findings.values()) == dof
