@@ -6,9 +6,9 @@ python benchmarks/mutants.py --file search/spaces.py --resume   # one file again
 python benchmarks/mutants.py --read                           # the page, from the record
 
 A mutant is a condition weakened so that the prover would say more (`mutation/operators.py`). It is killed if some test
-of tests/proof, claims, search, laws or audit fails with it. Mutants that cannot matter are listed, each with its reason, in
-`mutation/equivalent.toml`. Every mutant runs in a fork of a process that has imported and collected everything; only
-the tests in which the changed condition has another value than the original are run.
+of tests/proof, claims, search, laws or audit fails with it. Mutants that cannot matter are listed, each with its
+reason, in `mutation/equivalent.toml`. Every mutant runs in a fork of a process that has imported and collected
+everything; only the tests in which the changed condition has another value than the original are run.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from deadweight.proof.reading import peel
 from deadweight.proof.shift import Outcome
 from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, chosen_place
-from deadweight.rewrite.shifts import ShiftRewrite, rewrite_shift
+from deadweight.rewrite.shifts import ShiftRewrite, parameters_read, rewrite_shift
 from deadweight.save.facts import Fact, ZeroPlaces, module_of
 from deadweight.search.prover import Prover
 from deadweight.search.shifts import all_claimed, common, each_element, ended_at, make_claim, tied_groups
@@ -132,7 +132,10 @@ class Centre(ShiftRewrite):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return (self.claim.node, *([self.claim.profile] if self.claim.profile in self.graph.parameters else []))
+        profile = self.claim.profile
+        if profile is None or profile in self.graph.parameters:
+            return (self.claim.node, *([profile] if profile else []))
+        return (self.claim.node, *sorted(parameters_read(self.graph, profile, set())))
 
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         if known.is_folded(self.target):

@@ -8,7 +8,7 @@ use: the bias that is added there moves as a partner.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -17,20 +17,14 @@ from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Graph, Node, is_vector
 from deadweight.laws.dw006_norm_affine import on_residual_path
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof.absorb import Absorber
-from deadweight.proof.opsets import SHAPE
 from deadweight.proof.shift import Outcome
 from deadweight.proof.weights import weight_view
-from deadweight.rewrite.effect import effect
-from deadweight.rewrite.known import SettledFacts
-from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
-from deadweight.rewrite.shifts import Fold, rewrite_shift
-from deadweight.save.facts import Constant, Fact
+from deadweight.rewrite.rewrite import NotDone, Rewrite
+from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.search.prover import Prover
 from deadweight.search.shifts import added_once, claimed, each_norm_shift, make_claim, norm_behind
 
 TITLE = Title("DW007", "post-norm-shift")
-KEEPS = SHAPE | {"aten.add", "aten.sub", "aten.dropout"}
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
@@ -77,64 +71,12 @@ def residual_takes_it(prover: Prover, node: Node, outcome: Outcome) -> bool:
     return bool(outcome.absorbed) and on_residual_path(prover, outcome)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoldBack(Fold):
-    """The other way round: a bias that only meets the norm's shift moves into that shift, and becomes zero."""
-
-    taken: Absorber
-
-    @property
-    def target(self) -> str:
-        return self.name(self.taken.parameter)
-
-    def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
-        source = self.name(self.claim.node)
-        shift = tensors[self.target].reshape(tensors[source].shape)
-        parameter = lambda node: self.value(tensors, node)  # noqa: E731
-        amounts = effect(self.graph, self.claim, self.claim.node, shift, parameter)
-        self.absorb(tensors, amounts, known)
-        tensors[source] = tensors[source] + shift
-        left = float(tensors[self.target].abs().max())
-        assert left <= 1e-12 * float(shift.abs().max() + 1), left
-        tensors[self.target] = torch.zeros_like(tensors[self.target])
-        return [Constant(self.target, 0.0, "folded")]
-
-
-def direct_absorber(graph: Graph, claim: ShiftClaim) -> Absorber | None:
-    """The one bias that meets the shift itself, on the residual path, in the same order of channels."""
-    direct = [a for a in claim.absorbers if a.kind == "bias" and is_direct(graph, claim.node, a)]
-    if len(direct) != 1 or not bool((claim.groups != 0).all()):
-        return None
-    width = torch.Size(graph.nodes[claim.node].shape).numel()
-    index = direct[0].index.reshape(-1, width) if direct[0].index.numel() % width == 0 else None
-    in_order = index is not None and torch.equal(index, torch.arange(width).expand_as(index))
-    return direct[0] if in_order and graph.nodes[direct[0].parameter].shape == (width,) else None
-
-
-def is_direct(graph: Graph, source: str, absorber: Absorber) -> bool:
-    """Whether nothing but sums and moves stands between."""
-    reached, stack = set[str](), [source]
-    while stack:
-        for node in graph.users[stack.pop()]:
-            if node.name not in reached:
-                reached.add(node.name)
-                stack.append(node.name)
-    back, stack = set[str](), [absorber.node]
-    while stack:
-        name = stack.pop()
-        if name in reached and name not in back:
-            back.add(name)
-            stack.extend(graph.nodes[name].inputs)
-    return absorber.node in back and all(graph.nodes[n].op in KEEPS for n in back)
-
-
 def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     assert isinstance(claim, ShiftClaim)
     fold = rewrite_shift(graph, claim)
     if claim.partners or any(a.again for a in claim.absorbers):
         raise NotDone("a layer that is used several times: which of its biases to give up is not worked out")
-    direct = direct_absorber(graph, claim)
-    return fold if direct is None else FoldBack(graph=graph, claim=claim, taken=direct)
+    return fold
 
 
 LAW = Law(title=TITLE, searches=(Search(140, find),), rewriting=Rewriting(order=10, make=make_rewrite))

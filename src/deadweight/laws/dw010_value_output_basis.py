@@ -69,6 +69,8 @@ class ValueBasis(BasisRewrite):
 
 def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     assert isinstance(claim, TurnClaim)
+    if claim.rotations:
+        raise NotDone("behind a norm only rotations are free: nothing is stored less")
     return worthwhile(ValueBasis(graph=graph, claim=claim))
 
 

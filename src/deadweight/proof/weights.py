@@ -12,6 +12,8 @@ from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.opsets import CONVOLUTIONS
 
+VIEWS = ("aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.unsqueeze", "aten.expand")
+
 
 @dataclass(frozen=True)
 class WeightView:
@@ -32,7 +34,7 @@ def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightV
         found = graph.node(node.args[1])
         batched = len(node.shape) == len(found.shape)
         plain = found.op == "parameter" and found.is_float and batched and not is_transposed(node)
-        plain = plain and (rows_only or groups_of(node) == 1)
+        plain = plain and (rows_only or groups_of(node) == 1) and not reads_itself(graph, node, found)
         return WeightView(found.name, 0, 1) if plain else None
     if node.op == EXPERTS:
         return WeightView(node.args[1].name, 3 - node.args[3], node.args[3], 0)
@@ -42,12 +44,20 @@ def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightV
     while isinstance(ref, Ref):
         found = graph.node(ref)
         if found.op == "parameter":
-            whole = found.is_float and len(found.shape) == 2
+            whole = found.is_float and len(found.shape) == 2 and not reads_itself(graph, node, found)
             return WeightView(found.name, int(turned), int(not turned)) if whole else None
         if found.op not in ("aten.t", "aten.transpose", "aten.permute"):
             return None
         ref, turned = found.args[0], not turned
     return None
+
+
+def reads_itself(graph: Graph, node: Node, weight: Node) -> bool:
+    """Whether the weight is what the map reads, too: then nothing is linear in it."""
+    data = graph.node(node.args[0])
+    while data.op in VIEWS and isinstance(data.args[0], Ref):
+        data = graph.node(data.args[0])
+    return data is weight
 
 
 def groups_of(node: Node) -> int:
@@ -68,7 +78,7 @@ def uses_of(graph: Graph, parameter: str) -> Iterable[str]:
     stack = [parameter]
     while stack:
         for node in graph.users[stack.pop()]:
-            if node.op in ("aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.unsqueeze", "aten.expand"):
+            if node.op in VIEWS:
                 stack.append(node.name)
             else:
                 yield node.name

@@ -14,6 +14,7 @@ from deadweight.rewrite.known import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index
 from deadweight.save.facts import Fact, IdentityBlocks
 
+SINGULAR = 1e-14  # the smallest singular value over the largest: rounding leaves no more of a block without an inverse
 GROWTH = (1e3, 100.0, 50.0, 25.0)  # limits on the growth of rounding errors by an identity block, tried in turn
 
 
@@ -100,6 +101,8 @@ class BasisRewrite(Rewrite):
         worst = amplification(straight, columns)
         if not worst < self.growth:
             raise NotDone(f"even the best identity block would make rounding errors {worst:.0f} times larger")
+        if any(is_singular(weight[r][:, columns]) for r in rows):
+            raise NotDone("the rows of a head depend on each other: no block of them has an inverse")
         return columns
 
     def finish(self, tensors: Tensors, rows: list[Tensor], columns: Tensor) -> list[Fact]:
@@ -110,6 +113,11 @@ class BasisRewrite(Rewrite):
             weight[r[:, None], columns[None, :]] = torch.eye(len(columns), dtype=torch.float64)
         tensors[self.target] = weight.movedim(0, site.axis).contiguous()
         return [IdentityBlocks(self.target, site.axis, tuple(as_index(r) for r in rows), as_index(columns))]
+
+
+def is_singular(block: Tensor) -> bool:
+    values = torch.linalg.svdvals(block)
+    return not float(values[-1]) > SINGULAR * float(values[0])
 
 
 def copies_of(site: Site, head: list[int]) -> list[int | None]:

@@ -160,13 +160,19 @@ def find_line_scales(prover: Prover, law: Title) -> Iterator[tuple[LineScaleClai
         uses = [prover.graph.nodes[use] for use in uses_of(prover.graph, node.name)] if len(node.shape) == 2 else []
         if uses and all(use.op == "aten.embedding" and use.args[0].name == node.name for use in uses):
             followed = of_table(prover, node, uses)
-        elif len(uses) == 1 and uses[0].op == "linear" and weight_view(prover.graph, uses[0]) is not None:
+        elif len(uses) == 1 and is_projection(prover.graph, node, uses[0]):
             followed = of_projection(prover, node, uses[0])
         else:
             continue
         if followed is not None:
             scaled, way = followed
             yield claim_of(law, scaled, way), [use.name for use in uses]
+
+
+def is_projection(graph: Graph, node: Node, use: Node) -> bool:
+    """Whether a linear map of data uses this parameter as its weight; a map of parameters is another finder's."""
+    view = weight_view(graph, use) if use.op == "linear" and graph.depends[use.name][1] else None
+    return view is not None and view.parameter == node.name
 
 
 Scaled = tuple[tuple[str, int, Tensor], ...]
