@@ -161,7 +161,11 @@ def refuse_unfit(source: Source) -> None:
 
 
 def weights_of(spec: ModelSpec, source: Source, graph: Graph, whole: nn.Module) -> tuple[Checkpoint, Path | None]:
-    """The weights in their files; or, if the names there are not the model's own, in memory."""
+    """The weights in their files, which are read one by one.
+
+    If the names there are not the model's own, or the files are no safetensors, the model is loaded here: what
+    transformers makes of the names is only known then.
+    """
     folder = None if isinstance(spec.model, nn.Module) else local_folder(str(spec.model))
     if folder is not None:
         spare = [n for first, others in graph.tied.items() for n in (first, *others)]
@@ -229,7 +233,8 @@ def comparison_of(job: ReductionJob, spec: ModelSpec, say: Progress) -> Compared
     """The whole model with its weights, traced, if it and the reduced one fit into memory together; else None.
 
     The model that was proved has neither weights nor all blocks, and its example is as short as proofs allow. So the
-    model that is compared in numbers is opened and traced separately, on longer inputs.
+    model that is compared in numbers is opened and traced separately, once, on longer inputs. A model that does not run
+    on them is opened again with its default inputs.
     """
     if job.size * BYTES_PER_PARAMETER > free_memory() * 0.7:
         return None

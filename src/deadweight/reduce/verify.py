@@ -100,7 +100,7 @@ def require_same(verification: Verification) -> Verification:
     worst = verification.worst
     noisy = f" and by {worst.own:.1e} in its own precision (noise floor {worst.floor:.1e})" if worst.own else ""
     raise DifferentError(
-        f"the reduced model is not the same function: {worst.output} is off by {worst.float64:.1e} in float64"
+        f"the reduced model is not the same function: {worst.output} differs by {worst.float64:.1e} in float64"
         f"{noisy}; nothing was written",
         verification,
     )

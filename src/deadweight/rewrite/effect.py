@@ -62,7 +62,7 @@ class Constants:
             tensor = self.graph.tensors[node.name]
             return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
         if node.op == "input" or self.graph.depends[node.name][1] or node.target is None:
-            raise NotFollowed(f"{node.name} [{node.op}] depends on the data")
+            raise NotFollowed(f"{node.name} [{node.op}] depends on the inputs")
         args = float64_arguments(substitute(node.args, self.of))
         return node.target(*args, **float64_arguments(substitute(node.kwargs, self.of)))
 
@@ -94,7 +94,7 @@ def push(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) ->
         return torch.matmul(any_average(graph.nodes[node.args[0].name], shift), shift)
     if node.op in ("aten.mean", "aten.sum") and node.target is not None:
         return node.target(shift, *node.args[1:], **float64_arguments(node.kwargs))
-    raise NotFollowed(f"no rule computes a shift behind {node.op}")
+    raise NotFollowed(f"there is no rule for the shift of the result of {node.op}")
 
 
 def add_shifts(node: Node, moved: dict[str, Value]) -> Tensor:

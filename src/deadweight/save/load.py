@@ -34,7 +34,10 @@ def load(
     config = read_config(location, trust_remote_code)
     cls = model_class(config) or (trusted_class(config) if trust_remote_code else None)
     if cls is None:
-        raise DeadweightError(f"{printable(str(folder))} names no model class that transformers knows")
+        raise DeadweightError(
+            f"{printable(str(folder))} names no model class that transformers knows; expected one in its config, or "
+            "trust_remote_code=True for a class in its own code"
+        )
     root = local_folder(str(folder)) or Path(location.root)
     trust: Options = {"trust_remote_code": True} if trust_remote_code else {}
     try:
@@ -56,7 +59,9 @@ def into(module: nn.Module, folder: Path) -> nn.Module:
     try:
         module.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
-        raise DeadweightError(f"{printable(str(folder))} does not fit the module ({reason(error)})") from error
+        raise DeadweightError(
+            f"{printable(str(folder))} does not fit the module ({reason(error)}); expected a new original module"
+        ) from error
     return module.eval()
 
 
@@ -66,7 +71,9 @@ def slim_spec(folder: Path) -> SlimSpec:
     try:
         return SlimSpec.from_json(read_json(file)) if file.is_file() else SlimSpec()
     except (ValueError, KeyError, AttributeError) as error:
-        raise DeadweightError(f"{printable(file)} describes no slim checkpoint ({reason(error)})") from error
+        raise DeadweightError(
+            f"{printable(file)} describes no slim checkpoint ({reason(error)}); expected the file that reduce wrote"
+        ) from error
 
 
 def under_all_names(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
