@@ -1,0 +1,1 @@
+"""Findings with evidence, unknowns, and the account of all redundant dimensions."""

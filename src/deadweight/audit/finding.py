@@ -1,4 +1,4 @@
-"""What an audit says: findings, unknowns, and the account, as plain data."""
+"""The result of an audit: findings, unknowns, and the account, as plain data."""
 
 from __future__ import annotations
 

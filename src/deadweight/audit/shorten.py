@@ -107,7 +107,7 @@ def shorter_examples(inputs: Inputs) -> Iterator[Inputs]:
 
 
 def cut_axes(inputs: Inputs, sizes: dict[int, int]) -> Inputs:
-    """Every axis of one of these lengths made shorter, in all tensors alike."""
+    """Shorten every axis of one of these lengths, in all tensors."""
 
     def shorter(leaf: object) -> object:
         if isinstance(leaf, Tensor):

@@ -88,7 +88,7 @@ def product_operands(graph: Graph, places: list[str]) -> set[Operand]:
 
 
 def adds_stream(graph: Graph, reader: Node) -> bool:
-    """Whether this is a residual sum, behind which a value no longer belongs to one head."""
+    """Whether this is a residual sum, after which a value no longer belongs to one head."""
     return reader.op == "aten.add" and len(reader.shape) == 3 and len(reader.inputs) == 2
 
 

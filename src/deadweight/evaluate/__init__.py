@@ -1,1 +1,1 @@
-"""How good and how fast a language model is on a text, and beside another one."""
+"""Loss, speed and cache of a language model on a text, alone or next to another model."""

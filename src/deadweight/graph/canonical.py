@@ -127,7 +127,7 @@ VIEWS |= {"aten.unsqueeze", "aten.squeeze", "aten.expand", "getitem", "aten.spli
 
 
 def is_parameter_view(make: Canonicaliser, ref: Argument) -> bool:
-    """Whether a value is one parameter behind shape operations only."""
+    """Whether a value is a parameter, or a view of one through shape operations only."""
     while isinstance(ref, Ref):
         node = make.nodes[ref.name]
         if node.op == "parameter":

@@ -1,4 +1,4 @@
-"""Running a Graph in float64, whatever precision its source code asks for."""
+"""Running a Graph in float64, whatever precision the model's code uses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What people and programs read: the terminal report, the JSON report and the law pages."""
+"""Results as terminal reports, JSON, Markdown pages and figures."""

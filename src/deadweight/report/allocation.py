@@ -26,7 +26,7 @@ SHOWN = (1, 2, 3, 4, 6, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64, 80, 96, 128, 192, 
 
 
 def print_bound(optimum: Optimum, source: str, console: Console) -> None:
-    """The optimum by lag, then the curve of groups that are all alike."""
+    """The optimum by lag, then the curve for equal heads at all lags."""
     task, m = optimum.task, len(optimum.groups)
     console.print(f"{source}: {plural(len(task.profile), 'lag')}, tokens of {task.d_token} dimensions")
     console.print(
@@ -138,7 +138,7 @@ def plot_bound(optimum: Optimum, source: str, file: Path) -> None:
 
 
 def print_plan(plan: HeadPlan, source: str, console: Console) -> None:
-    """Layer by layer, the plan beside equal heads."""
+    """Layer by layer, the plan and the model with equal heads."""
     shape = plan.shape
     console.print(f"{source}: tokens of {plan.d_token} dimensions; {shape.n_layers} layers of width {shape.d_model}\n")
     table = plain("layer", "saturation", "heads", "size", "", "attention", "KV bytes", "bound", "equal heads", "bound")
@@ -196,7 +196,7 @@ TITLES = ("heads", "head size", "attention parameters", "KV bytes per token", "e
 
 
 def plot_plan(plan: HeadPlan, source: str, file: Path) -> None:
-    """One panel per quantity, layers from left to right, the plan beside equal heads."""
+    """One panel per quantity, layers from left to right, for the plan and for equal heads."""
     data = plan_data(plan, source)
     picture, axes = pyplot().subplots(1, len(PANELS), figsize=(15, 3), layout="constrained")
     for panel, key, title in zip(axes, PANELS, TITLES, strict=True):

@@ -20,7 +20,7 @@ Indices = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A name with holes: the names it stands for are the whole product of its block numbers and its leaves."""
+    """A name with holes, for all combinations of its block numbers and its leaves."""
 
     fixed: tuple[str, ...]  # the text around the holes; one longer than `holes`
     holes: tuple[tuple[int, ...], ...]  # the numbers that each hole takes
@@ -46,7 +46,7 @@ def split(name: str) -> tuple[tuple[str, ...], Indices, str]:
 
 
 def collapse(names: Iterable[str]) -> list[Pattern]:
-    """Patterns that stand for exactly these names, in the order in which the names first appear."""
+    """Patterns for exactly these names, in the order in which the names first appear."""
     indices: dict[tuple[tuple[str, ...], str], set[Indices]] = defaultdict(set)
     for name in names:
         fixed, numbers, leaf = split(name)

@@ -1,1 +1,1 @@
-"""Writing what was made: complete or not at all, in a layout that people can load."""
+"""Writing and loading checkpoints: complete or not at all, in a layout that other tools can load."""

@@ -1,4 +1,4 @@
-"""Getting a model in: from a hub id, a folder, a config alone, a .gguf file, a factory, or a live module.
+"""Opening a model: from a hub id, a folder, a config alone, a .gguf file, a callable, or a module.
 
-Nothing is imported here: who needs a word about a text does not wait for transformers.
+Nothing is imported here, so that reading a text does not import transformers.
 """

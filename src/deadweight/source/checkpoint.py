@@ -1,4 +1,4 @@
-"""The weights of a model, one at a time: from safetensors as they lie on disk, or from a module in memory."""
+"""The weights of a model, one at a time: from safetensors on disk, or from a module in memory."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def boundary(text: bytes, place: int) -> int:
 
 
 def read_text(name: str, progress: Progress = silent) -> bytes:
-    """The text behind a name: embedded, a file, a folder, or datasets:NAME."""
+    """The text that a name means: embedded, a file, a folder, or datasets:NAME."""
     if name == "embedded":
         return embedded.prose().encode()
     if name.startswith("datasets:"):

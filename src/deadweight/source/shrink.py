@@ -31,7 +31,7 @@ def shrink(config: RawConfig, size: Size, kind: str = "") -> RawConfig:
 
 
 def shallow(config: RawConfig, size: Size, kind: str = "") -> RawConfig:
-    """The same widths, but only as many layers as there are kinds of them (and at least two)."""
+    """The same widths, but only one layer of each kind (and at least two layers)."""
     return _shrink(config, size, DEPTH, {})
 
 
