@@ -128,11 +128,11 @@ def run(
 
 
 def coded_rows(work: Work, share: float, texts: dict[str, Any], name: str, done: Any, keep: Any) -> None:
-    plan = allocate(work.bases, share, work.tokens)
+    plan = allocate(work.caches, share, work.tokens, work.structure)
     bits = 16 * plan.share
     if all((name, "ours", round(bits, 3), n, len(batches)) in done for n, batches in texts.items()):
         return
-    module, _ = with_coded_cache(work.source.module, work.bases, plan, work.precision)
+    module, _ = with_coded_cache(work.source.module, plan, work.precision)
     for n, batches in texts.items():
         start = time.perf_counter()
         keep("ours", "this package", bits, n, loss_of(module, batches), time.perf_counter() - start)
@@ -140,7 +140,7 @@ def coded_rows(work: Work, share: float, texts: dict[str, Any], name: str, done:
 
 def remeasured(work: Work) -> dict[str, CacheMoments]:
     """Means and covariances for the rivals that are calibrated: the same text, without gradients."""
-    known = {b.heads.path: empty_moments(b.heads, b.rates) for b in work.bases}
+    known = {c.heads.path: empty_moments(c.heads, c.rates) for c in work.caches}
     with observing(work.source.module, CacheRecorder(known)), torch.no_grad():
         for batch in work.calibration.measure:
             called(work.source.module, batch, words=False)

@@ -128,21 +128,22 @@ def principal(bits: float, known: dict[str, CacheMoments]) -> Rival:
     paths = list(known)
     sides = [(path, side) for path in paths for side in ("keys", "values")]
     spectra = {}
-    for path, side in sides:
-        mean, covariance, _ = known[path].side(side)
-        variance, vectors = torch.linalg.eigh(covariance[0])
-        spectra[path, side] = (mean[0], variance.flip(0).clamp(min=0), vectors.flip(1))
+    for path in paths:
+        own = known[path].measured().sets[0]
+        for side, at in (("keys", slice(own.keys)), ("values", slice(own.keys, None))):
+            variance, vectors = torch.linalg.eigh(own.covariance[at, at])
+            spectra[path, side] = (own.mean[at], variance.flip(0).clamp(min=0), vectors.flip(1))
     relative = {s: spectra[s][1] / spectra[s][1].sum() for s in sides}  # every layer and side counts alike
     losses = torch.cat([r.view(-1, 8).sum(1)[:, None] * torch.tensor(LEVEL_ERRORS) for r in relative.values()])
     widths, _ = allocate_bits(losses.double(), int(bits * len(losses)))
-    own = dict(zip(sides, widths.split([len(spectra[s][1]) // 8 for s in sides]), strict=True))
+    by_side = dict(zip(sides, widths.split([len(spectra[s][1]) // 8 for s in sides]), strict=True))
 
     def coded(path: str, side: str, x: Tensor) -> Tensor:
         mean, variance, vectors = (t.to(x) for t in spectra[path, side])
         beside = x.transpose(1, 2).flatten(2)
         spread = variance.clamp(min=1e-12).sqrt()
         z = (beside - mean) @ vectors / spread
-        each = own[path, side].repeat_interleave(8)
+        each = by_side[path, side].repeat_interleave(8)
         limits = torch.tensor([reach(int(w)) if w else float("inf") for w in each]).to(z)
         scale = (z.abs() / limits).amax(-1, keepdim=True).clamp(min=1)  # grows where something would be clipped
         out = torch.zeros_like(z)

@@ -16,7 +16,8 @@ from deadweight.compress.basis import STRUCTURES
 from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
-from deadweight.slim.cache import CodedLayer, Coder
+from deadweight.slim.cache import CodedLayer
+from deadweight.slim.coder import Coder
 
 from .conftest import MODELS
 

@@ -15,7 +15,7 @@ from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.decoding import expect_same_decoded
 from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
-from deadweight.slim.cache import Coder
+from deadweight.slim.coder import Coder
 
 from .conftest import SHARED, SIZE
 
@@ -67,8 +67,8 @@ def test_a_coder_that_reads_otherwise_than_it_writes_is_noticed(make: Callable, 
     expect_same_decoded(small, small, words, "a model")
     for part in small.modules():
         if isinstance(part, Coder):
-            decode = part.decode_keys
-            part.decode_keys = lambda rows, at, dtype, decode=decode: decode(rows, at + 3, dtype)  # type: ignore[method-assign]
+            encode = part.encode
+            part.encode = lambda key, value, at, encode=encode: encode(key, value, at + 3)  # type: ignore[method-assign]
     with pytest.raises(DeadweightError, match="other logits than it was judged by"):
         expect_same_decoded(make("llama"), small, words, "a model")
 

@@ -13,10 +13,10 @@ from deadweight.cli import app
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
 from deadweight.compress.result import Judgement
 from deadweight.report.cache import bar, mean_bits, plot_cache, print_cache, widths_of
-from deadweight.slim.format import CacheSpec, SideSpec
+from deadweight.slim.format import CacheSpec, CodeSpec
 
-SIDE = SideSpec(64, ((8, 0, 8, 0, 8, 0, 8, 8),))
-SPEC = CacheSpec(8, 4, 16, 16, 8, 4, SIDE, SideSpec(32, ((8, 0, 0, 0, 8, 0, 0, 0), (0, 0, 0, 0, 8, 0, 0, 0))))
+SIDE = CodeSpec(64, ((8, 0, 8, 0, 8, 0, 8, 8),))
+SPEC = CacheSpec(8, 4, 16, 16, 8, 4, SIDE, CodeSpec(64, ((8, 0, 0, 0, 16, 0, 0, 0),)))
 
 
 def point(share: float, rise: float) -> CurvePoint:

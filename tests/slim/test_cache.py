@@ -112,24 +112,25 @@ def test_a_folder_without_maps_is_refused(small: Any, tmp_path: Path) -> None:
     small.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    del tensors["model.layers.1.self_attn.coder.keys.decode_0"]
+    del tensors["model.layers.1.self_attn.coder.shared.decode_0"]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(DeadweightError, match=r"has no model\.layers\.1\.self_attn\.coder\.keys\.decode_0"):
+    with pytest.raises(DeadweightError, match=r"has no model\.layers\.1\.self_attn\.coder\.shared\.decode_0"):
         deadweight.load(tmp_path)
 
 
 HOSTILE = [
     {"first": -1}, {"first": 10**9}, {"first": "4"}, {"pairs": 5}, {"pairs": -1}, {"pairs": True}, {"key_heads": 0},
-    {"key_heads": 2.0}, {"heads": 5}, {"d_qk": -8, "key_heads": -2}, {"heads": None}, {"keys": {"size": 16}},
-    {"keys": {"size": 16.0, "runs": [[0] * 8]}}, {"keys": {"size": 16, "runs": [[8.0] + [0] * 7]}},
-    {"values": {"size": 16, "runs": []}}, {"values": 3}, {"more": 1},
+    {"key_heads": 2.0}, {"heads": 5}, {"d_qk": -8, "key_heads": -2}, {"heads": None}, {"shared": {"inputs": 16}},
+    {"shared": {"inputs": 16.0, "runs": [[0] * 8]}}, {"shared": {"inputs": 16, "runs": [[8.0] + [0] * 7]}},
+    {"shared": {"inputs": 24, "runs": [[0] * 8]}}, {"values": {"inputs": 16, "runs": [[0] * 8] * 2}},
+    {"values": {"inputs": 16, "runs": []}}, {"values": 3}, {"more": 1},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", HOSTILE, ids=str)
 def test_a_config_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
-    side = {"size": 16, "runs": [[8] + [0] * 7]}
-    raw = {"heads": 4, "key_heads": 2, "d_qk": 8, "d_v": 8, "pairs": 4, "first": 4, "keys": side, "values": side}
+    side = {"inputs": 16, "runs": [[8] + [0] * 7]}
+    raw = {"heads": 4, "key_heads": 2, "d_qk": 8, "d_v": 8, "pairs": 4, "first": 4, "shared": side, "values": side}
     assert CacheSpec.from_json("a.b", json.loads(json.dumps(raw))).pairs == 4
     with pytest.raises(ValueError, match=r"found a cache at a\.b that does not fit"):
         CacheSpec.from_json("a.b", {**raw, **change})

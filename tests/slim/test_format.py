@@ -15,12 +15,12 @@ from deadweight.slim.format import (
     VERSION,
     BiasSpec,
     CacheSpec,
+    CodeSpec,
     EmbeddingSpec,
     IdentitySpec,
     LinearSpec,
     PlainLinearSpec,
     RowGroup,
-    SideSpec,
     SlimSpec,
     WithoutSpec,
 )
@@ -78,15 +78,15 @@ STANDARD = {"__future__", "collections", "copy", "dataclasses", "functools", "ma
 
 
 RUNS = (0, 0, 8, 0, 8, 0, 0, 16)
-CACHE = CacheSpec(4, 2, 16, 16, 8, 4, SideSpec(32, (RUNS,)), SideSpec(16, ((*RUNS[:7], 0),) * 2))
+CACHE = CacheSpec(4, 2, 16, 16, 8, 4, CodeSpec(32, (RUNS, RUNS)), CodeSpec(16, ((*RUNS[:7], 0),) * 2))
 
 
 def test_a_coded_cache_comes_back_from_json_and_counts_its_bytes() -> None:
     spec = SlimSpec(caches={"model.layers.0.self_attn": CACHE})
     assert SlimSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert CACHE.keys.row_bytes == 1 + 6 + 4 + 2 and CACHE.values.row_bytes == 1 + 2 * (6 + 4)
-    assert CACHE.bytes_at(100) == 100 * (13 + 21) + 4 * 2 * 32 * 2 and CACHE.bytes_before(100) == 100 * 2 * 32 * 2
-    assert CACHE.bytes_at(2) == 2 * (13 + 21) + 2 * 2 * 32 * 2  # fewer tokens than are kept as they are
+    assert CACHE.shared.row_bytes == 1 + 2 * (6 + 4 + 2) and CACHE.values.row_bytes == 1 + 2 * (6 + 4)
+    assert CACHE.bytes_at(100) == 100 * (25 + 21) + 4 * 2 * 32 * 2 and CACHE.bytes_before(100) == 100 * 2 * 32 * 2
+    assert CACHE.bytes_at(2) == 2 * (25 + 21) + 2 * 2 * 32 * 2  # fewer tokens than are kept as they are
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,15 @@ def test_a_coded_cache_comes_back_from_json_and_counts_its_bytes() -> None:
         ({"runs": [[8] * 7]}, "expected eight multiples of 8"),
         ({"runs": [[4, 0, 0, 0, 0, 0, 0, 0]]}, "expected eight multiples of 8"),
         ({"runs": [[64, 0, 0, 0, 0, 0, 0, 0]]}, "expected at most 32 coordinates"),
-        ({"size": 16}, "expected at most 16 coordinates|sets of 16 for 2 heads"),
-        ({"runs": [list(RUNS)] * 2}, "2 sets of 32 for 2 heads of 16"),
+        ({"inputs": 16}, "expected at most 16 coordinates"),
+        ({"inputs": 40}, "2 sets of 40 numbers in 2 heads"),
+        ({"runs": [list(RUNS)]}, "2 sets of 16 values in 2 heads"),
+        ({"runs": [list(RUNS)] * 3}, "in 3 sets"),
         ({"weights": 3}, "unexpected keyword"),
     ],
 )
 def test_a_cache_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     data = SlimSpec(caches={"attention": CACHE}).to_json()
-    data["caches"]["attention"]["keys"] |= change
+    data["caches"]["attention"]["shared"] |= change
     with pytest.raises(ValueError, match=f"found a cache at attention.*({message})"):
         SlimSpec.from_json(data)

@@ -30,6 +30,7 @@ class CacheName(StrEnum):
 class KeysName(StrEnum):
     """How far the numbers of keys are mixed before they are coded."""
 
+    joint = "joint"
     all = "all"
     head = "head"
     block = "block"
@@ -85,7 +86,11 @@ def compress(
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Calibration windows per batch.")] = None,
     keys: Annotated[
         KeysName | None,
-        typer.Option("--keys", help="Coded keys: mix all heads, one head, blocks of 16, rotary pairs, or only scale."),
+        typer.Option(
+            "--keys",
+            help="What is mixed before coding: keys with values, keys of all heads, of one head, blocks of 16, rotary "
+            "pairs, or nothing. More mixing loses less and takes longer to decode. Default: by size.",
+        ),
     ] = None,
     cache: Annotated[
         CacheName, typer.Option("--cache", help="coded: bits where they matter; low-rank: fewer dimensions of 16 bits.")

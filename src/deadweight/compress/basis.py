@@ -1,9 +1,15 @@
-"""The basis in which keys and values are coded.
+"""The bases in which keys and values are coded.
 
 Let x be what is cached, with mean μ and covariance C, and G the second moment of the gradient of the loss with respect
 to x. With L = G^½ and the eigenvectors U of L C L, the coordinates Uᵀ L (x − μ) are uncorrelated, and an error of the
 same size in any of them costs the loss the same: ½ of its square, to second order. They are then scaled to unit
 variance; `cost` is the variance before that, twice the loss of leaving the coordinate out.
+
+Keys and values of a layer are made of the same hidden state, so that codes of keys say much about values. In the joint
+basis x is keys and values of a set of heads as one vector. Otherwise x is the keys first; values are predicted from
+their codes, which costs no bytes, and what the prediction misses is coded in a basis of its own. With codes ẑ the best
+linear prediction is Cov(v, ẑ) Cov(ẑ)⁻¹ ẑ. Rounding to the mean of each cell leaves E[ẑ | z] = (1 − D) z, D the error of
+its width: Cov(v, ẑ) = Cov(v, z) K and Cov(ẑ) = K Cov(z) K + K (1 − K), K = diag(1 − D).
 """
 
 from __future__ import annotations
@@ -15,38 +21,41 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deadweight.compress.cache_moments import SetMoments
+
 RIDGE = 1e-3  # of the mean squared gradient, added to every direction: what calibration never asked for still counts
+TINY = 1e-12  # of the unit variance of coordinates: a coordinate without bits predicts nothing, and is divided by this
 LEAST = 1e-8  # of the largest cost: coordinates that cost less are not scaled up to unit variance
 
-Structure = Literal["all", "head", "block", "pair", "scale"]
-STRUCTURES: tuple[Structure, ...] = ("all", "head", "block", "pair", "scale")
+Structure = Literal["joint", "all", "head", "block", "pair", "scale"]
+STRUCTURES: tuple[Structure, ...] = ("joint", "all", "head", "block", "pair", "scale")
 BLOCK = 16  # dimensions of a block: of eight rotary pairs
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Coordinates of one set of heads, those that cost most first: z = encode · (x − mean), x = decode · z + mean."""
+    """Coordinates of centred numbers, those that cost most first: z = encode · x, x = decode · z."""
 
     encode: Tensor  # (m, m)
     decode: Tensor  # (m, m)
-    mean: Tensor  # (m,)
     cost: Tensor  # (m,)
 
 
-def best_basis(mean: Tensor, covariance: Tensor, gradient: Tensor, blocks: Sequence[Sequence[int]]) -> Basis:
+def best_basis(covariance: Tensor, gradient: Tensor, blocks: Sequence[Sequence[int]]) -> Basis:
     """The basis of one set of heads; coordinates are mixed inside the blocks only."""
-    size = len(mean)
+    size = len(covariance)
     ridge = RIDGE * gradient.diagonal().mean().clamp(min=1e-300)
-    encode, decode, cost = torch.zeros_like(covariance), torch.zeros_like(covariance), torch.zeros_like(mean)
+    encode, decode = torch.zeros_like(covariance), torch.zeros_like(covariance)
+    cost = torch.zeros(size, dtype=covariance.dtype)
     for block in blocks:
         at = torch.tensor(block, dtype=torch.long)
         inside = (at[:, None], at)
-        weight = gradient[inside] + ridge * torch.eye(len(at), dtype=mean.dtype)
+        weight = gradient[inside] + ridge * torch.eye(len(at), dtype=covariance.dtype)
         encode[inside], decode[inside], cost[at] = decorrelate(covariance[inside], weight)
     spread = cost.clamp(min=LEAST * float(cost.max().clamp(min=1e-300))).sqrt()
     order = cost.argsort(descending=True, stable=True)
     assert len(order) == size
-    return Basis((encode / spread[:, None])[order], (decode * spread)[:, order], mean, cost[order])
+    return Basis((encode / spread[:, None])[order], (decode * spread)[:, order], cost[order])
 
 
 def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,8 +67,48 @@ def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Ten
     return turn.T @ to, back @ turn, cost.clamp(min=0)
 
 
+@dataclass(frozen=True)
+class SharedBasis:
+    """The first stage of one set: a basis of its keys, or of its keys and values as one vector."""
+
+    moments: SetMoments
+    basis: Basis
+
+    @property
+    def is_joint(self) -> bool:
+        return len(self.basis.cost) > self.moments.keys
+
+
+def shared_basis(moments: SetMoments, blocks: Sequence[Sequence[int]]) -> SharedBasis:
+    """`blocks` says which numbers are mixed; if they hold values too, keys and values are coded jointly."""
+    size = sum(map(len, blocks))
+    return SharedBasis(moments, best_basis(moments.covariance[:size, :size], moments.gradient[:size, :size], blocks))
+
+
+@dataclass(frozen=True)
+class ValuesBasis:
+    """The second stage: values are `predict` · shared codes, and what that misses has a basis."""
+
+    predict: Tensor  # (values, shared coordinates)
+    basis: Basis
+
+
+def values_basis(shared: SharedBasis, errors: Tensor) -> ValuesBasis:
+    """Of the values of a set, if its shared coordinates are rounded with these errors, between 0 and 1."""
+    moments, keys = shared.moments, shared.moments.keys
+    encode, kept = shared.basis.encode, 1 - errors
+    covariance = moments.covariance
+    cross = (covariance[keys:, :keys] @ encode.T) * kept
+    codes = kept[:, None] * (encode @ covariance[:keys, :keys] @ encode.T) * kept + torch.diag(kept * errors + TINY)
+    predict = torch.linalg.solve(codes, cross.T).T
+    missed = covariance[keys:, keys:] - predict @ cross.T
+    missed = (missed + missed.T) / 2
+    whole = [list(range(len(missed)))]
+    return ValuesBasis(predict, best_basis(missed, moments.gradient[keys:, keys:], whole))
+
+
 def blocks_of(structure: Structure, heads: int, size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The blocks of a set of so many heads of this size; neighbouring rotary pairs stay together."""
+    """The blocks of the keys of so many heads of this size; neighbouring rotary pairs stay together."""
     if structure == "all":
         return [list(range(heads * size))]
     turned = [place for pair in pairs for place in pair]

@@ -25,45 +25,50 @@ SEEN = 10  # tokens for every dimension after which a tenth of the measured vari
 FIRST = 4  # tokens at the start of a sequence that are not coded: attention rests on them, and they are like no others
 
 
-@dataclass
-class SideMoments:
-    """Sums over the tokens of keys, or of values, for every set of heads."""
+@dataclass(frozen=True)
+class SetMoments:
+    """What was measured of one set of key heads: its keys before positions and its values, as one vector."""
 
-    joined: int  # heads of a set
-    mean: Tensor  # (sets, m)
-    states: Tensor  # (sets, m, m)
-    gradient: Tensor  # (sets, m, m)
+    keys: int  # numbers of the vector that are keys; the others are values
+    mean: Tensor  # (m,)
+    covariance: Tensor  # (m, m)
+    gradient: Tensor  # (m, m): second moment of the gradient of the loss
 
-    @classmethod
-    def empty(cls, heads: int, joined: int, size: int) -> SideMoments:
-        sets, m = heads // joined, joined * size
-        zeros = lambda *shape: torch.zeros(*shape, dtype=torch.float64)  # noqa: E731
-        return cls(joined, zeros(sets, m), zeros(sets, m, m), zeros(sets, m, m))
 
-    def add(self, states: Tensor) -> None:
-        beside = side_by_side(states.detach().float(), self.joined)
-        self.mean += beside.sum((0, 2)).double().cpu()
-        self.states += second(beside)
+@dataclass(frozen=True)
+class MeasuredCache:
+    """What was measured of one attention, for every set of its key heads."""
 
-    def grade(self, gradient: Tensor) -> None:
-        self.gradient += second(side_by_side(gradient.float(), self.joined))
+    heads: Heads
+    rates: Tensor | None  # radians per position of its rotary pairs
+    sets: tuple[SetMoments, ...]
 
 
 @dataclass
 class CacheMoments:
-    """What is measured of the cache of one attention."""
+    """Sums over the tokens of one attention, for every set of key heads."""
 
     heads: Heads
     rates: Tensor | None  # radians per position of its rotary pairs
-    keys: SideMoments
-    values: SideMoments
+    sets: int
+    mean: Tensor  # (sets, m)
+    states: Tensor  # (sets, m, m)
+    gradient: Tensor  # (sets, m, m)
     tokens: int = 0
     graded: int = 0
 
     @classmethod
-    def empty(cls, heads: Heads, rates: Tensor | None, joined_keys: int, joined_values: int) -> CacheMoments:
-        keys = SideMoments.empty(heads.key_heads, joined_keys, heads.d_qk)
-        return cls(heads, rates, keys, SideMoments.empty(heads.key_heads, joined_values, heads.d_v))
+    def empty(cls, heads: Heads, rates: Tensor | None, sets: int) -> CacheMoments:
+        m = heads.key_heads // sets * (heads.d_qk + heads.d_v)
+        mean, states, gradient = (torch.zeros(sets, *shape, dtype=torch.float64) for shape in ((m,), (m, m), (m, m)))
+        return cls(heads, rates, sets, mean, states, gradient)
+
+    def vectors(self, key: Tensor, value: Tensor) -> Tensor:
+        """Keys before positions and values, or gradients with respect to them, of every set: (b, sets, t, m)."""
+        self.check(key, value)
+        together = self.heads.key_heads // self.sets
+        keys = side_by_side(self.unturned(key.detach().float())[:, :, FIRST:], together)
+        return torch.cat([keys, side_by_side(value.detach().float()[:, :, FIRST:], together)], -1)
 
     def unturned(self, keys: Tensor) -> Tensor:
         """Keys, or gradients with respect to them, (b, g, t, d), as before positions."""
@@ -73,17 +78,16 @@ class CacheMoments:
         return turn(keys, (-positions * self.rates).to(keys.device, torch.float32), self.heads.planes)
 
     def add(self, key: Tensor, value: Tensor) -> None:
-        self.check(key, value)
-        self.tokens += key.shape[0] * (key.shape[2] - FIRST)
-        self.keys.add(self.unturned(key.detach().float())[:, :, FIRST:])
-        self.values.add(value[:, :, FIRST:])
+        vectors = self.vectors(key, value)
+        self.tokens += vectors.shape[0] * vectors.shape[2]
+        self.mean += vectors.sum((0, 2)).double().cpu()
+        self.states += second(vectors)
 
     def grade(self, key: Tensor, value: Tensor) -> None:
         """Gradients with respect to keys and values."""
-        self.check(key, value)
-        self.graded += key.shape[0] * (key.shape[2] - FIRST)
-        self.keys.grade(self.unturned(key.float())[:, :, FIRST:])
-        self.values.grade(value[:, :, FIRST:])
+        vectors = self.vectors(key, value)
+        self.graded += vectors.shape[0] * vectors.shape[2]
+        self.gradient += second(vectors)
 
     def check(self, *tensors: Tensor) -> None:
         if not all(map(is_finite, tensors)):
@@ -97,14 +101,15 @@ class CacheMoments:
                 "tokens that are not coded"
             )
 
-    def side(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Means, covariances and second moments of gradients of one side, per set."""
+    def measured(self) -> MeasuredCache:
+        """Means, covariances and second moments of gradients."""
         if self.tokens == 0 or self.graded == 0:
             raise DeadweightError(f"{self.heads.path} was not reached by the calibration text; expected it to be used")
-        side: SideMoments = getattr(self, name)
-        mean = side.mean / self.tokens
-        covariance = side.states / self.tokens - mean[:, :, None] * mean[:, None, :]
-        return mean, shrunk(covariance, self.tokens), side.gradient / self.graded
+        mean = self.mean / self.tokens
+        covariance = shrunk(self.states / self.tokens - mean[:, :, None] * mean[:, None, :], self.tokens)
+        keys = self.heads.key_heads // self.sets * self.heads.d_qk
+        each = zip(mean, covariance, self.gradient / self.graded, strict=True)
+        return MeasuredCache(self.heads, self.rates, tuple(SetMoments(keys, *moments) for moments in each))
 
 
 def shrunk(covariance: Tensor, tokens: int) -> Tensor:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.cache_moments import CacheMoments, CacheRecorder
+from deadweight.compress.basis import Structure
+from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, cache_card, cache_data
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
-from deadweight.compress.coding import Allocation, CacheBasis, allocate, cache_basis, smallest_share, with_coded_cache
+from deadweight.compress.coding import Allocation, allocate, smallest_share, with_coded_cache
 from deadweight.compress.decoding import expect_own_caches, expect_same_decoded
 from deadweight.compress.heal import heal_or_undo, healing_place
 from deadweight.compress.judge import judge
@@ -37,8 +38,7 @@ from deadweight.train.launch import first_process
 
 USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
 SHARES = (0.08, 0.1, 0.125, 0.16, 0.19, 0.22, 0.25, 0.31, 0.375, 0.44, 0.53)  # of a curve, and of what --max-loss tries
-WIDEST_KEYS = 256  # numbers that are transformed together: every step of decoding transforms all cached keys
-WIDEST_VALUES = 512  # values are gathered as codes, and transformed once
+WIDEST = 256  # keys of a set of heads, whose values are predicted together
 GRADED = 1  # one in so many batches is asked for gradients
 HELD, JUDGED = "held-back calibration text", "judgement text"
 
@@ -48,7 +48,8 @@ class Work:
     """A model whose cache was measured, and what it is judged by."""
 
     source: Source
-    bases: tuple[CacheBasis, ...]
+    caches: tuple[MeasuredCache, ...]
+    structure: Structure | None  # how far keys are mixed; None: by the size of an attention and the share
     calibration: Calibration
     texts: dict[str, tuple[Batch, ...]]
     precision: torch.dtype
@@ -109,33 +110,25 @@ def measured(source: Source, model: Any, settings: Settings, precision: torch.dt
         recorder=CacheRecorder,
         most=GRADED,
     )
-    bases = []
-    for n, path in enumerate(list(known)):
-        progress("finding the best basis", n, len(attentions))
-        moments = known.pop(path)
-        bases.append(cache_basis(moments, settings.keys or "all"))
     texts = {HELD: text.judge}
     if settings.judge_text is not None:
         length = int(text.measure[0]["input_ids"].shape[1])
         texts[JUDGED] = judge_batches(source, model, settings.judge_text, settings.windows, length)
-    return Work(source, tuple(bases), text, texts, precision)
+    caches = tuple(known.pop(path).measured() for path in list(known))
+    return Work(source, caches, settings.keys, text, texts, precision)
 
 
 def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
-    keys, values = joined(heads, heads.d_qk, WIDEST_KEYS), joined(heads, heads.d_v, WIDEST_VALUES)
-    return CacheMoments.empty(heads, rates, keys, values)
-
-
-def joined(heads: Heads, size: int, widest: int) -> int:
-    """How many key heads are transformed together."""
+    """Nothing measured yet; as many key heads form a set as have at most `WIDEST` numbers in their keys."""
     divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
-    return max([m for m in divisors if m * size <= widest], default=1)
+    together = max([m for m in divisors if m * heads.d_qk <= WIDEST], default=1)
+    return CacheMoments.empty(heads, rates, heads.key_heads // together)
 
 
 def coded(work: Work, share: float) -> Coded:
     """The model with a cache of this share, judged."""
-    plan = allocate(work.bases, min(share, 1.0), work.tokens)
-    module, slim = with_coded_cache(work.source.module, work.bases, plan, work.precision)
+    plan = allocate(work.caches, min(share, 1.0), work.tokens, work.structure)
+    module, slim = with_coded_cache(work.source.module, plan, work.precision)
     judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
     expect_finite(judgements, work.source.name)
     return Coded(module, slim, plan, CurvePoint(plan.share, plan.predicted, judgements))
@@ -177,7 +170,7 @@ def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
 
 
 def possible_shares(work: Work) -> list[float]:
-    least = smallest_share(work.bases, work.tokens)
+    least = smallest_share(work.caches, work.structure, work.tokens)
     shares = [share for share in SHARES if share > least]
     return shares or [LARGEST]
 
@@ -256,7 +249,7 @@ def described(work: Work, points: Sequence[Coded], settings: Settings, seconds: 
 
 def notes_on(work: Work, asked: float | None) -> list[str]:
     notes = []
-    blind = [b.heads for b in work.bases if b.heads.blind]
+    blind = [c.heads for c in work.caches if c.heads.blind]
     if blind:
         notes.append(
             f"{len(blind)} attentions, {blind[0].path} among them, are coded behind positions: {blind[0].blind}; that "

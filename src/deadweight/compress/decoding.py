@@ -12,7 +12,8 @@ from deadweight.compress.cache_moments import FIRST
 from deadweight.compress.observe import Attend, observing
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
-from deadweight.slim.cache import CodedLayer, Coder
+from deadweight.slim.cache import CodedLayer
+from deadweight.slim.coder import Coder
 from deadweight.source.model import Source
 from deadweight.source.text import printable, reason
 

@@ -27,7 +27,7 @@ from deadweight.compress.streaming import gathered
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.slim.attention import Packing
-from deadweight.slim.cache import Coder
+from deadweight.slim.coder import Coder
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 

@@ -11,27 +11,27 @@ from rich.text import Text
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, outcome_line, perplexity_rise
 from deadweight.report.figure import Axes, Figure, pyplot, save
 from deadweight.slim.codes import WIDTHS
-from deadweight.slim.format import SideSpec
+from deadweight.slim.format import CodeSpec
 
 BLOCKS = " ▁▂▃▄▅▆▇█"  # a coordinate with 0, 1, … 8 bits
 COLUMNS = 24  # characters that show the coordinates of a layer, the costliest first
 
 
-def widths_of(side: SideSpec) -> list[int]:
+def widths_of(stage: CodeSpec) -> list[int]:
     """The bits of every coordinate, the widest first; zeros are the coordinates that are not stored."""
-    stored = sorted((w for run in side.runs for w, n in zip(WIDTHS, run, strict=True) for _ in range(n)), reverse=True)
-    return stored + [0] * max(0, side.size * len(side.runs) - len(stored))
+    stored = sorted((w for run in stage.runs for w, n in zip(WIDTHS, run, strict=True) for _ in range(n)), reverse=True)
+    return stored + [0] * max(0, stage.inputs * len(stage.runs) - len(stored))
 
 
-def bar(side: SideSpec) -> str:
+def bar(stage: CodeSpec) -> str:
     """The bits of the coordinates as a falling line of blocks."""
-    widths = widths_of(side)
+    widths = widths_of(stage)
     pieces = [widths[i * len(widths) // COLUMNS : max(1, (i + 1) * len(widths) // COLUMNS)] for i in range(COLUMNS)]
     return "".join(BLOCKS[round(sum(p) / max(len(p), 1))] for p in pieces)
 
 
-def mean_bits(side: SideSpec) -> float:
-    return 8 * side.row_bytes / (side.size * len(side.runs))
+def mean_bits(stage: CodeSpec) -> float:
+    return 8 * stage.row_bytes / (stage.inputs * len(stage.runs))
 
 
 def print_cache(result: CacheCompression, console: Console) -> None:
@@ -66,8 +66,9 @@ def print_layers(result: CacheCompression, console: Console) -> None:
     for name in ("key bits", "costliest coordinate … cheapest", "value bits", "costliest coordinate … cheapest"):
         table.add_column(name, justify="right" if name.endswith("bits") else "left")
     for path, spec in result.caches.items():
-        sides = [(f"{mean_bits(side):.1f}", bar(side)) for side in (spec.keys, spec.values)]
-        table.add_row(Text(path), *(cell for side in sides for cell in side))
+        keys = (f"{mean_bits(spec.shared):.1f}", bar(spec.shared))
+        values = ("", "with the keys") if spec.joint else (f"{mean_bits(spec.values):.1f}", bar(spec.values))
+        table.add_row(Text(path), *keys, *values)
     console.print(table)
 
 
@@ -104,8 +105,11 @@ def draw_curve(axes: Axes, result: CacheCompression) -> None:
 
 
 def draw_bits(picture: Figure, axes: Axes, result: CacheCompression) -> None:
-    for axis, name in zip(axes, ("keys", "values"), strict=True):
-        rows = [widths_of(getattr(spec, name)) for spec in result.caches.values()]
+    specs = result.caches.values()
+    joint = all(spec.joint for spec in specs)
+    sides = {"keys and values" if joint else "keys": [widths_of(spec.shared) for spec in specs]}
+    sides |= {} if joint else {"values": [widths_of(spec.values) for spec in specs]}
+    for axis, (name, rows) in zip(axes, sides.items(), strict=False):
         longest = max(map(len, rows))
         image = axis.imshow(
             [row + [0] * (longest - len(row)) for row in rows], aspect="auto", vmin=0, vmax=8, cmap="viridis"

@@ -22,7 +22,7 @@ OWN_CODE = [PACKAGE / "transformer" / f"{name}.py" for name in ("shape", "config
 MODELING = "modeling_deadweight.py"
 RUNTIME = ("format", "layers")  # files of slim/ that a slim checkpoint needs
 ATTENTION = ("attention", "kernels")  # those that smaller heads need too
-CACHE = (*ATTENTION, "codes", "cache")  # and those that a coded cache needs
+CACHE = (*ATTENTION, "codes", "coder", "cache", "coded_attention")  # and those that a coded cache needs
 LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied
 NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (
@@ -78,7 +78,7 @@ def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: Sli
 
 def travelling(text: str) -> str:
     """The text of a file of slim/ for a checkpoint's folder, where these files have the prefix deadweight_."""
-    return re.sub(r"from \.(format|layers|attention|kernels|codes|cache) import", r"from .deadweight_\1 import", text)
+    return re.sub(r"from \.(\w+) import", r"from .deadweight_\1 import", text)
 
 
 def is_copied(file: Path) -> bool:
@@ -107,7 +107,7 @@ def modeling(cls: type[nn.Module], slim: SlimSpec) -> str:
         imports.insert(0, "from .deadweight_attention import install_attention")
         lines.append("install_attention(self, slim.attention)")
     if slim.caches:
-        imports.insert(0, "from .deadweight_cache import install_caches")
+        imports.insert(0, "from .deadweight_coded_attention import install_caches")
         lines.append("install_caches(self, slim.caches)")
     return "\n".join(
         [

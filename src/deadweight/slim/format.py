@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Union
 
-VERSION = 2
+VERSION = 3
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
 
@@ -106,35 +106,38 @@ def expect_counts(**numbers: Any) -> None:
 
 
 @dataclass(frozen=True)
-class SideSpec:
-    """Keys, or values, of one attention as they lie in the cache: one row of bytes for each token.
+class CodeSpec:
+    """Coordinates of one stage of coding, as they lie in the cache: one row of bytes for each token.
 
-    The heads are divided into sets of `size` numbers, each transformed as one vector. `runs` holds for every set how
-    many of its coordinates have 8, 7, … 1 bits; the other coordinates are not stored.
+    The key heads are divided into sets. Of every set `inputs` numbers are transformed as one vector, and `runs` says
+    how many of its coordinates have 8, 7, … 1 bits; the other coordinates are not stored.
     """
 
-    size: int
+    inputs: int
     runs: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", tuple(tuple(run) for run in self.runs))
-        expect_counts(size=self.size, **{f"run {n}": n for run in self.runs for n in run})
-        most = self.size + -self.size % 8
+        expect_counts(inputs=self.inputs, **{f"run {n}": n for run in self.runs for n in run})
+        most = self.inputs + -self.inputs % 8
         if not self.runs or any(len(run) != 8 or min(run) < 0 or any(n % 8 for n in run) for run in self.runs):
             raise ValueError(f"found runs {self.runs}; expected eight multiples of 8 for every set of heads")
         if any(sum(run) > most for run in self.runs):
-            raise ValueError(f"found runs {self.runs}; expected at most {most} coordinates, for {self.size} numbers")
+            raise ValueError(f"found runs {self.runs}; expected at most {most} coordinates, for {self.inputs} numbers")
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token: one for its scale, and its codes."""
-        return 1 + sum(sum(width * n for width, n in zip(range(8, 0, -1), run, strict=True)) // 8 for run in self.runs)
+        """Bytes of one token: one for its scale, and its codes; none where nothing is stored."""
+        codes = sum(sum(width * n for width, n in zip(range(8, 0, -1), run, strict=True)) // 8 for run in self.runs)
+        return codes + 1 if codes else 0
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The coded cache of one attention.
+    """The coded cache of one attention, in two stages.
 
+    `shared` codes are read by keys and by values. They are made of the keys of a set of heads, or, if the attention is
+    `joint`, of its keys and values as one vector. `values` codes correct the values that shared codes predict.
     `pairs` pairs of dimensions of every key head are turned by rotary positions: keys are coded before that. The first
     `first` tokens of a sequence are kept as they are.
     """
@@ -145,14 +148,14 @@ class CacheSpec:
     d_v: int
     pairs: int
     first: int
-    keys: SideSpec
-    values: SideSpec
+    shared: CodeSpec
+    values: CodeSpec
 
     @classmethod
     def from_json(cls, path: str, raw: Any) -> CacheSpec:
         try:
-            sides = {name: SideSpec(**raw[name]) for name in ("keys", "values")}
-            spec = cls(**{**raw, **sides})
+            stages = {name: CodeSpec(**raw[name]) for name in ("shared", "values")}
+            spec = cls(**{**raw, **stages})
             spec.expect_fitting()
             return spec
         except (TypeError, KeyError, ValueError) as error:
@@ -163,18 +166,51 @@ class CacheSpec:
         expect_counts(
             heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v, pairs=self.pairs, first=self.first
         )
-        if not self.key_heads or self.heads % self.key_heads:
-            raise ValueError(f"{self.heads} heads that share {self.key_heads} of keys")
+        if not self.key_heads or self.heads % self.key_heads or self.key_heads % self.sets:
+            raise ValueError(f"{self.heads} heads that share {self.key_heads} of keys, in {self.sets} sets")
         if 2 * self.pairs > self.d_qk or self.first > MOST_FIRST:
             raise ValueError(f"{self.pairs} pairs of {self.d_qk} dimensions, and {self.first} first tokens")
-        for side, d in ((self.keys, self.d_qk), (self.values, self.d_v)):
-            if side.size * len(side.runs) != self.key_heads * d:
-                raise ValueError(f"{len(side.runs)} sets of {side.size} for {self.key_heads} heads of {d}")
+        if len(self.values.runs) != self.sets or self.values.inputs != self.set_values:
+            raise ValueError(f"{len(self.values.runs)} sets of {self.values.inputs} values in {self.key_heads} heads")
+        if self.shared.inputs not in (self.set_keys, self.set_keys + self.set_values):
+            raise ValueError(f"{self.sets} sets of {self.shared.inputs} numbers in {self.key_heads} heads")
+
+    @property
+    def sets(self) -> int:
+        return len(self.shared.runs)
+
+    @property
+    def set_heads(self) -> int:
+        """Key heads of a set."""
+        return self.key_heads // self.sets
+
+    @property
+    def set_keys(self) -> int:
+        """Numbers in the keys of a set."""
+        return self.set_heads * self.d_qk
+
+    @property
+    def set_values(self) -> int:
+        return self.set_heads * self.d_v
+
+    @property
+    def joint(self) -> bool:
+        """Whether keys and values are transformed as one vector."""
+        return self.shared.inputs > self.set_keys
+
+    @property
+    def stage_bytes(self) -> tuple[int, int]:
+        """Bytes of a token in both stages; the first has one at least: cache layers count tokens by what it holds."""
+        return max(1, self.shared.row_bytes), self.values.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(self.stage_bytes)
 
     def bytes_at(self, tokens: int, precision: int = 2) -> int:
         """Bytes that a sequence of so many tokens takes, what is not coded included."""
         kept = min(self.first, tokens) * self.key_heads * (self.d_qk + self.d_v) * precision
-        return tokens * (self.keys.row_bytes + self.values.row_bytes) + kept
+        return tokens * self.row_bytes + kept
 
     def bytes_before(self, tokens: int, precision: int = 2) -> int:
         return tokens * self.key_heads * (self.d_qk + self.d_v) * precision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .attention import install_attention
-from .cache import install_caches
+from .coded_attention import install_caches
 from .format import SlimSpec
 from .layers import install
 

@@ -1,0 +1,164 @@
+"""Attention on rows of codes, as transformers calls it.
+
+Tokens of the current call are used as they are, and so are the first ones of a sequence. Without a cache, attention is
+computed as if every token had been decoded one by one: each query sees its own key and value, and codes of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from .attention import attention, how_of
+from .cache import Call, CodedLayer, before, real_tokens
+from .coder import Coder, Codes
+from .format import CacheSpec
+
+NAME = "deadweight_coded"  # of this attention among those of transformers
+
+
+def coded_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention, on rows of bytes where the module has a coder."""
+    how = how_of(module, query, attention_mask, given)
+    coder: Coder | None = getattr(module, "coder", None)
+    if coder is None:
+        return attention(query, key, value, **how).transpose(1, 2).contiguous(), None
+    how["scaling"] = coder.spec.d_qk**-0.5 if how["scaling"] is None else how["scaling"]
+    call, coder.call = coder.call, None
+    if key.dtype != torch.uint8:
+        out = as_if_decoded(coder, query, key, value, how)
+    else:
+        out = on_rows(coder, call, query, (key, value), how)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def as_if_decoded(coder: Coder, query: Tensor, key: Tensor, value: Tensor, how: dict[str, Any]) -> Tensor:
+    """Attention without a cache: every query sees itself and the first tokens as they are, and codes of the others."""
+    batch, new = len(key), key.shape[2]
+    real = real_tokens(how["mask"], batch, new, 0, key.device)
+    start = torch.where(real.any(1), real.int().argmax(1), 0)
+    places = torch.arange(new, device=key.device)
+    coded_key, coded_value = coder.simulate(key, value, places - start[:, None])
+    exempt = (places - start[:, None] < coder.spec.first)[:, None, :, None]  # padding before the start is never seen
+    coded_key, coded_value = torch.where(exempt, key, coded_key), torch.where(exempt, value, coded_value)
+    return with_own_token(query, (key, value), (coded_key, coded_value), how)
+
+
+def with_own_token(
+    query: Tensor, exact: tuple[Tensor, Tensor], coded: tuple[Tensor, Tensor], how: dict[str, Any]
+) -> Tensor:
+    """softmax(QKᵀ)V where on the diagonal keys and values are exact, and coded elsewhere."""
+    groups = query.shape[1] // coded[0].shape[1]
+    (key, value), (coded_key, coded_value) = ([x.repeat_interleave(groups, 1) for x in pair] for pair in (exact, coded))
+    scores = (query @ coded_key.transpose(-1, -2)).diagonal_scatter((query * key).sum(-1), dim1=-2, dim2=-1)
+    weights = softmax(scores, how)
+    own = weights.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    return weights @ coded_value + own * (value - coded_value)
+
+
+def softmax(scores: Tensor, how: dict[str, Any]) -> Tensor:
+    """Weights from products of queries and keys: scaled, capped, masked."""
+    scores = scores * how["scaling"]
+    if how["softcap"] is not None:
+        scores = how["softcap"] * torch.tanh(scores / how["softcap"])
+    if how["causal"]:
+        scores = scores + torch.full(scores.shape[-2:], -math.inf, dtype=scores.dtype, device=scores.device).triu(1)
+    mask = how["mask"]
+    if mask is not None:
+        least = torch.finfo(scores.dtype).min  # a row that sees nothing, as padding does, must not become NaN
+        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+    return F.dropout(weights, how["dropout"]) if how["dropout"] else weights
+
+
+def on_rows(coder: Coder, call: Call | None, query: Tensor, rows: tuple[Tensor, Tensor], how: dict[str, Any]) -> Tensor:
+    """Attention on the rows of a cache, in which the tokens of this call are the last."""
+    if call is None or call.layer is None or call.key is None or call.value is None:
+        raise NotImplementedError("attention on codes that another layer has cached, which coded caches do not know")
+    new = call.key.shape[2]
+    if isinstance(call.past, int) and call.past == 0:  # nothing is read from the cache
+        mask = how["mask"]
+        return attention(query, call.key, call.value, **{**how, "mask": None if mask is None else mask[..., :new]})
+    layer = call.layer
+    assert layer.start is not None and layer.first is not None
+    keys, values = rows
+    places = torch.arange(keys.shape[2], device=keys.device)
+    total = call.past + new
+    away = torch.as_tensor(total - keys.shape[2], device=keys.device).clamp(min=0)  # tokens that left a sliding window
+    fresh = call.past - away + torch.arange(new, device=keys.device)
+    shared = coder.shared.read(keys, query.dtype)
+    own = coder.values.read(values, query.dtype)
+    key = coder.keys_of(shared, places + away - layer.origin)
+    key = key.index_copy_(2, fresh, call.key.to(key.dtype))
+    key = with_first(key, layer, layer.first[0], away)
+    if query.shape[2] == 1:
+        return of_one_token(coder, query, key, (shared, own), Exact(layer, call.value, fresh, away), how)
+    value = coder.values_of(shared, own)
+    value = value.index_copy_(2, fresh, call.value.to(value.dtype))
+    return attention(query, key, with_first(value, layer, layer.first[1], away), **how)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What one query reads as it is: the first tokens of its sequence, and its own token."""
+
+    layer: CodedLayer
+    value: Tensor  # of the new token
+    fresh: Tensor  # its row
+    away: Tensor  # tokens that have left a sliding window
+
+
+def of_one_token(
+    coder: Coder, query: Tensor, key: Tensor, codes: tuple[Codes, Codes], exact: Exact, how: dict[str, Any]
+) -> Tensor:
+    """Attention of one query: it gathers the coordinates of values, and makes one vector of what was gathered."""
+    layer, value = exact.layer, exact.value
+    assert layer.first is not None
+    batch, heads = query.shape[:2]
+    shared = query.reshape(batch, key.shape[1], -1, query.shape[-1])  # the query heads of a key head as rows
+    weights = softmax((shared @ key.transpose(-1, -2)).view(batch, heads, 1, -1), how)
+    at, known = first_rows(layer, layer.first[1], exact.away, key.shape[2])
+    known = known & (at != exact.fresh)
+    at = torch.cat([at, exact.fresh.expand(batch, 1)], 1)[:, None, None]  # b 1 1 exact
+    known = torch.cat([known, torch.ones_like(known[:, :1])], 1)[:, None, None]
+    at = at.expand(-1, heads, -1, -1)
+    there = weights.gather(3, at)
+    coded = weights.scatter(3, at, there * ~known)
+    kept = torch.cat([layer.first[1].to(value.dtype), value], 2).repeat_interleave(heads // value.shape[1], 1)
+    return coder.gathered(coded, *codes) + (there * known) @ kept.to(there.dtype)
+
+
+def first_rows(layer: CodedLayer, first: Tensor, away: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The rows of the first tokens of every sequence, (b, first), and which of them are still there."""
+    at = layer.origin + torch.arange(first.shape[2], device=first.device) - away
+    return at.clamp(0, rows - 1), (at >= 0) & (at < rows)
+
+
+def with_first(states: Tensor, layer: CodedLayer, first: Tensor, away: Tensor) -> Tensor:
+    """Keys or values of all rows, with the first tokens of every sequence as they were."""
+    if not first.shape[2]:
+        return states
+    at, known = first_rows(layer, first, away, states.shape[2])
+    at = at[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[-1])
+    kept = torch.where(known[:, None, :, None], first.to(states.dtype), states.gather(2, at))
+    return states.scatter_(2, at, kept)
+
+
+def install_caches(model: Any, specs: dict[str, CacheSpec]) -> None:
+    """Give every attention module that the checkpoint describes its coder."""
+    AttentionInterface.register(NAME, coded_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    for path, spec in specs.items():
+        module = model.get_submodule(path)
+        module.coder = Coder(spec)
+        module.register_forward_pre_hook(before, with_kwargs=True)
+    model.set_attn_implementation(NAME)
