@@ -97,8 +97,8 @@ def test_a_coded_cache_comes_back_from_json_and_counts_its_bytes() -> None:
         ({"runs": [[64, 0, 0, 0, 0, 0, 0, 0]]}, "expected at most 32 coordinates"),
         ({"inputs": 16}, "expected at most 16 coordinates"),
         ({"inputs": 40}, "2 sets of 40 numbers in 2 heads"),
-        ({"runs": [list(RUNS)]}, "2 sets of 16 values in 2 heads"),
-        ({"runs": [list(RUNS)] * 3}, "in 3 sets"),
+        ({"runs": [list(RUNS)]}, "2 of keys, in 1 and 2 sets"),
+        ({"runs": [list(RUNS)] * 3}, "in 3 and 2 sets"),
         ({"weights": 3}, "unexpected keyword"),
     ],
 )

@@ -69,20 +69,27 @@ def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Ten
 
 @dataclass(frozen=True)
 class SharedBasis:
-    """The first stage of one set: a basis of its keys, or of its keys and values as one vector."""
+    """The first stage: bases of the sets of keys that one set of values is predicted from, beside each other.
+
+    A single one may hold the values too: keys and values are then coded as one vector.
+    """
 
     moments: SetMoments
-    basis: Basis
+    sets: tuple[Basis, ...]
 
     @property
     def is_joint(self) -> bool:
-        return len(self.basis.cost) > self.moments.keys
+        return len(self.sets[0].cost) > self.moments.keys
 
 
-def shared_basis(moments: SetMoments, blocks: Sequence[Sequence[int]]) -> SharedBasis:
-    """`blocks` says which numbers are mixed; if they hold values too, keys and values are coded jointly."""
-    size = sum(map(len, blocks))
-    return SharedBasis(moments, best_basis(moments.covariance[:size, :size], moments.gradient[:size, :size], blocks))
+def shared_basis(moments: SetMoments, blocks: Sequence[Sequence[Sequence[int]]]) -> SharedBasis:
+    """`blocks` lists for every set of keys, one after the other, which of its numbers are mixed."""
+    sets, start = [], 0
+    for own in blocks:
+        at = slice(start, start + sum(map(len, own)))
+        sets.append(best_basis(moments.covariance[at, at], moments.gradient[at, at], own))
+        start = at.stop
+    return SharedBasis(moments, tuple(sets))
 
 
 @dataclass(frozen=True)
@@ -95,24 +102,20 @@ class ValuesBasis:
 
 def values_basis(shared: SharedBasis, errors: Tensor) -> ValuesBasis:
     """Of the values of a set, if its shared coordinates are rounded with these errors, between 0 and 1."""
-    moments, keys = shared.moments, shared.moments.keys
-    encode, kept = shared.basis.encode, 1 - errors
-    covariance = moments.covariance
+    covariance, keys = shared.moments.covariance, shared.moments.keys
+    encode, kept = torch.block_diag(*(basis.encode for basis in shared.sets)), 1 - errors
     cross = (covariance[keys:, :keys] @ encode.T) * kept
     codes = kept[:, None] * (encode @ covariance[:keys, :keys] @ encode.T) * kept + torch.diag(kept * errors + TINY)
     predict = torch.linalg.solve(codes, cross.T).T
     missed = covariance[keys:, keys:] - predict @ cross.T
     missed = (missed + missed.T) / 2
     whole = [list(range(len(missed)))]
-    return ValuesBasis(predict, best_basis(missed, moments.gradient[keys:, keys:], whole))
+    return ValuesBasis(predict, best_basis(missed, shared.moments.gradient[keys:, keys:], whole))
 
 
-def blocks_of(structure: Structure, heads: int, size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The blocks of the keys of so many heads of this size; neighbouring rotary pairs stay together."""
-    if structure == "all":
-        return [list(range(heads * size))]
+def blocks_of(structure: Structure, size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The blocks of the keys of one head; neighbouring rotary pairs stay together."""
     turned = [place for pair in pairs for place in pair]
     order = turned + [i for i in range(size) if i not in set(turned)]
     width = {"head": size, "block": min(BLOCK, size), "pair": 2, "scale": 1}[structure]
-    inside = [order[i : i + width] for i in range(0, size, width)]
-    return [[head * size + place for place in block] for head in range(heads) for block in inside]
+    return [order[i : i + width] for i in range(0, size, width)]

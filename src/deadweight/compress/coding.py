@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,16 +31,18 @@ class Maps:
     """What one stage of one set stores: runs of widths, and its coordinates in that order."""
 
     runs: Runs
+    order: Tensor  # of the coordinates, as indices into those of the basis; −1 fills up the last group of eight
     encode: Tensor  # (stored, inputs)
     decode: Tensor  # (outputs, stored)
 
 
 @dataclass(frozen=True)
 class SetPlan:
-    """How one set of key heads is coded."""
+    """How one set of values is coded, and the sets of keys that it is predicted from."""
 
-    mean: Tensor
-    shared: Maps
+    mean: Tensor  # of keys, then of values
+    shared: tuple[Maps, ...]
+    predict: Tensor  # (values, stored shared coordinates)
     values: Maps
 
 
@@ -54,7 +56,8 @@ class CachePlan:
 
     @property
     def spec(self) -> CacheSpec:
-        return spec_of(self.cache, self.joint, [(s.shared.runs, s.values.runs) for s in self.sets])
+        shared = [maps.runs for own in self.sets for maps in own.shared]
+        return spec_of(self.cache, self.joint, shared, [own.values.runs for own in self.sets])
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,13 @@ class Allocation:
         return {plan.cache.heads.path: plan.spec for plan in self.plans}
 
 
-def spec_of(cache: MeasuredCache, joint: bool, runs: Sequence[tuple[Runs, Runs]]) -> CacheSpec:
+def spec_of(cache: MeasuredCache, joint: bool, shared: Sequence[Runs], values: Sequence[Runs]) -> CacheSpec:
     """The format of a cache whose sets have these runs of shared codes and of value codes."""
-    heads, keys, size = cache.heads, cache.sets[0].keys, len(cache.sets[0].mean)
-    shared, values = zip(*runs, strict=True)
+    heads = cache.heads
     pairs = len(heads.planes) if cache.rates is not None else 0
-    stages = CodeSpec(size if joint else keys, tuple(shared)), CodeSpec(size - keys, tuple(values))
+    own = heads.key_heads * heads.d_v // len(values)
+    inputs = heads.key_heads * heads.d_qk // len(shared) + (own if joint else 0)
+    stages = CodeSpec(inputs, tuple(shared)), CodeSpec(own, tuple(values))
     return CacheSpec(heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, FIRST, *stages)
 
 
@@ -87,22 +91,21 @@ def usual_structure(cache: MeasuredCache, share: float) -> Structure:
     return "joint" if share < JOINT_BELOW else "all"
 
 
-def blocks_for(cache: MeasuredCache, structure: Structure) -> list[list[int]]:
-    """The numbers of a set that the first stage mixes."""
-    heads = cache.heads
-    if structure == "joint":
-        return [list(range(len(cache.sets[0].mean)))]
-    return blocks_of(structure, heads.key_heads // len(cache.sets), heads.d_qk, heads.planes)
+def blocks_for(cache: MeasuredCache, structure: Structure) -> list[list[list[int]]]:
+    """For every set of keys that a set of values has, which of its numbers the first stage mixes."""
+    heads, own = cache.heads, cache.sets[0]
+    if structure in ("joint", "all"):
+        return [[list(range(len(own.mean) if structure == "joint" else own.keys))]]
+    return [blocks_of(structure, heads.d_qk, heads.planes)] * (own.keys // heads.d_qk)
 
 
 def fixed_share(caches: Sequence[MeasuredCache], structures: Sequence[Structure], tokens: int) -> float:
     """What the first tokens of a sequence and the scales of the others take of a 16-bit cache."""
-    one = (8, *NOTHING[1:])  # a stage that stores anything stores a scale
     taken = before = 0
     for cache, structure in zip(caches, structures, strict=True):
-        stages = (one, NOTHING) if structure == "joint" else (one, one)
-        spec = spec_of(cache, structure == "joint", [stages, *[(NOTHING, NOTHING)] * (len(cache.sets) - 1)])
-        taken += spec.bytes_at(tokens) - tokens * 8 * sum(stage is one for stage in stages)
+        spec = spec_of(cache, structure == "joint", [NOTHING] * len(cache.sets), [NOTHING] * len(cache.sets))
+        scales = 1 if structure == "joint" else 2
+        taken += spec.bytes_at(tokens) + tokens * (scales - spec.row_bytes)
         before += spec.bytes_before(tokens)
     return taken / before
 
@@ -128,64 +131,64 @@ def allocate(
             f"found --keep-kv {share}; at {tokens:,} tokens the first {FIRST} of a sequence, which are not coded, and "
             f"the scales of the others take {fixed:.3f} of the cache: expected more"
         )
-    pairs = zip(caches, structures, strict=True)
-    shared = [shared_basis(m, blocks_for(cache, kind)) for cache, kind in pairs for m in cache.sets]
-    values, widths, predicted = allocate_stages(shared, budget)
-    sets = iter(
-        set_plan(basis, second, *own)
-        for basis, second, own in zip(shared, values, zip(*widths, strict=True), strict=True)
-    )
-    plans = tuple(
-        CachePlan(cache, kind == "joint", tuple(next(sets) for _ in cache.sets))
-        for cache, kind in zip(caches, structures, strict=True)
-    )
+    pairs = list(zip(caches, structures, strict=True))
+    shared = [shared_basis(own, blocks_for(cache, kind)) for cache, kind in pairs for own in cache.sets]
+    sets, predicted = allocate_stages(shared, budget)
+    each = iter(sets)
+    plans = tuple(CachePlan(cache, kind == "joint", tuple(next(each) for _ in cache.sets)) for cache, kind in pairs)
     specs = [plan.spec for plan in plans]
     taken = sum(s.bytes_at(tokens) for s in specs) / sum(s.bytes_before(tokens) for s in specs)
     return Allocation(plans, predicted, taken)
 
 
-Widths = list[list[int]]
-
-
-def allocate_stages(
-    shared: Sequence[SharedBasis], budget: int
-) -> tuple[list[ValuesBasis | None], tuple[Widths, Widths], float]:
-    """Bits of both stages of all sets; some rounds of it, because what shared codes predict depends on their bits.
-
-    Returns the bases of values (None where they are coded with the keys), widths of groups by stage, and the loss.
-    """
-    first = [group_losses(s.basis.cost) for s in shared]
-    errors = torch.tensor(LEVEL_ERRORS, dtype=torch.float64)
-    rounding = [torch.zeros(len(s.basis.cost), dtype=torch.float64) for s in shared]  # as if keys were exact
-    for _ in range(ROUNDS):
-        values = [None if s.is_joint else values_basis(s, e) for s, e in zip(shared, rounding, strict=True)]
+def allocate_stages(shared: Sequence[SharedBasis], budget: int) -> tuple[list[SetPlan], float]:
+    """Bits of both stages of all sets; some rounds of it, because what shared codes predict depends on their bits."""
+    first = [torch.cat([group_losses(basis.cost) for basis in own.sets]) for own in shared]
+    rounding = [torch.zeros(sum(len(b.cost) for b in own.sets), dtype=torch.float64) for own in shared]
+    for _ in range(ROUNDS):  # the first as if keys were exact
+        values = [None if own.is_joint else values_basis(own, e) for own, e in zip(shared, rounding, strict=True)]
         second = [group_losses(v.basis.cost) if v is not None else first[0][:0] for v in values]
         widths, predicted = allocate_bits(torch.cat([*first, *second]), budget)
         parts = widths.split([len(x) for x in (*first, *second)])
-        ours = parts[: len(shared)]
-        rounding = [errors[w].repeat_interleave(GROUP)[: len(s.basis.cost)] for s, w in zip(shared, ours, strict=True)]
-    return values, ([w.tolist() for w in ours], [w.tolist() for w in parts[len(shared) :]]), predicted
+        ours, more = parts[: len(shared)], parts[len(shared) :]
+        rounding = [rounding_errors(own, w) for own, w in zip(shared, ours, strict=True)]
+    return [set_plan(*own) for own in zip(shared, values, ours, more, strict=True)], predicted
 
 
-def set_plan(shared: SharedBasis, values: ValuesBasis | None, widths: list[int], more: list[int]) -> SetPlan:
-    """The maps of one set, of coordinates that have bits."""
-    moments, basis = shared.moments, shared.basis
-    decode = basis.decode if values is None else torch.cat([basis.decode, values.predict])
-    size = len(moments.mean) - moments.keys
-    none = Basis(basis.encode.new_zeros(0, size), basis.decode.new_zeros(size, 0), basis.cost[:0])
-    own = none if values is None else values.basis
-    return SetPlan(moments.mean, stored(basis.encode, decode, widths), stored(own.encode, own.decode, more))
+def rounding_errors(shared: SharedBasis, widths: Tensor) -> Tensor:
+    """The error of every shared coordinate, given the widths of groups of eight."""
+    errors = torch.tensor(LEVEL_ERRORS, dtype=torch.float64)
+    own = widths.split([-(-len(basis.cost) // GROUP) for basis in shared.sets])
+    pairs = zip(shared.sets, own, strict=True)
+    return torch.cat([errors[w].repeat_interleave(GROUP)[: len(basis.cost)] for basis, w in pairs])
 
 
-def stored(encode: Tensor, decode: Tensor, widths: list[int]) -> Maps:
-    """The coordinates with bits, the widest first; what fills up the last group of eight is zero."""
-    runs, order = runs_of(widths, len(encode))
+def set_plan(shared: SharedBasis, values: ValuesBasis | None, widths: Tensor, more: Tensor) -> SetPlan:
+    """The maps of one set of values and of its sets of keys, of coordinates that have bits."""
+    moments = shared.moments
+    own = widths.split([-(-len(basis.cost) // GROUP) for basis in shared.sets])
+    maps = [stored(basis, w) for basis, w in zip(shared.sets, own, strict=True)]
+    if values is None:
+        joint = maps[0]
+        keys = replace(joint, decode=joint.decode[: moments.keys])
+        size = len(moments.mean) - moments.keys
+        nothing = Maps(NOTHING, joint.order[:0], joint.encode.new_zeros(0, size), joint.encode.new_zeros(size, 0))
+        return SetPlan(moments.mean, (keys,), joint.decode[moments.keys :], nothing)
+    columns = values.predict.split([len(basis.cost) for basis in shared.sets], 1)
+    predict = torch.cat([picked(c, m.order) for c, m in zip(columns, maps, strict=True)], 1)
+    return SetPlan(moments.mean, tuple(maps), predict, stored(values.basis, more))
+
+
+def stored(basis: Basis, widths: Tensor) -> Maps:
+    """The coordinates with bits, the widest first."""
+    runs, order = runs_of(widths.tolist(), len(basis.cost))
     at = torch.tensor(order, dtype=torch.long)
-    real = (at >= 0).to(encode)
-    at = at.clamp(min=0)
-    if not len(encode):
-        return Maps(runs, encode, decode)
-    return Maps(runs, encode[at] * real[:, None], decode[:, at] * real)
+    return Maps(runs, at, picked(basis.encode.T, at).T, picked(basis.decode, at))
+
+
+def picked(columns: Tensor, order: Tensor) -> Tensor:
+    """Columns in this order; −1 is a column of zeros."""
+    return columns[:, order.clamp(min=0)] * (order >= 0)
 
 
 def with_coded_cache(
@@ -208,15 +211,37 @@ def with_coded_cache(
 @torch.no_grad()
 def fill(coder: Coder, plan: CachePlan) -> None:
     """Give a coder its maps, on the device and in the precision of the model."""
+    heads, keys = plan.cache.heads, plan.cache.sets[0].keys
+    order = pair_order(plan.cache)
+    coder.key_mean.copy_(torch.cat([own.mean[:keys][in_sets(order, keys)] for own in plan.sets]))
+    coder.value_mean.copy_(torch.cat([own.mean[keys:] for own in plan.sets]))
+    for i, maps in enumerate(maps for own in plan.sets for maps in own.shared):
+        at = in_sets(order, len(maps.decode))
+        fill_stage(coder.shared, i, replace(maps, encode=before_values(maps.encode, at), decode=maps.decode[at]))
     for i, own in enumerate(plan.sets):
-        coder.mean[i] = own.mean.to(coder.mean)
-        fill_stage(coder.shared, i, own.shared)
+        coder.predict(i).copy_(own.predict)
         fill_stage(coder.values, i, own.values)
-    cache = plan.cache
-    if cache.rates is not None:
-        places = [pair[i] for i in range(2) for pair in cache.heads.planes]
+    if plan.cache.rates is not None:
+        places = [pair[i] for i in range(2) for pair in heads.planes]
         coder.pair_places.copy_(torch.tensor(places, dtype=torch.int32))
-        coder.rates.copy_(cache.rates.float().view(torch.int32))
+        coder.rates.copy_(plan.cache.rates.float().view(torch.int32))
+
+
+def pair_order(cache: MeasuredCache) -> Tensor:
+    """The dimensions of a key head as a coder has them: first ones of rotary pairs, second ones, those in no pair."""
+    pairs = cache.heads.planes if cache.rates is not None else ()
+    turned = [pair[i] for i in range(2) for pair in pairs]
+    return torch.tensor([*turned, *(i for i in range(cache.heads.d_qk) if i not in set(turned))])
+
+
+def in_sets(order: Tensor, keys: int) -> Tensor:
+    """The same for so many numbers of neighbouring heads."""
+    return (torch.arange(0, keys, len(order))[:, None] + order).flatten()
+
+
+def before_values(encode: Tensor, keys: Tensor) -> Tensor:
+    """Columns of keys in another order; those of values, if there are any, stay behind them."""
+    return torch.cat([encode[:, keys], encode[:, len(keys) :]], 1)
 
 
 def fill_stage(stage: Stage, index: int, maps: Maps) -> None:

@@ -49,6 +49,7 @@ def as_if_decoded(coder: Coder, query: Tensor, key: Tensor, value: Tensor, how: 
     places = torch.arange(new, device=key.device)
     coded_key, coded_value = coder.simulate(key, value, places - start[:, None])
     exempt = (places - start[:, None] < coder.spec.first)[:, None, :, None]  # padding before the start is never seen
+    query, key = coder.paired(query), coder.paired(key)
     coded_key, coded_value = torch.where(exempt, key, coded_key), torch.where(exempt, value, coded_value)
     return with_own_token(query, (key, value), (coded_key, coded_value), how)
 
@@ -98,8 +99,9 @@ def on_rows(coder: Coder, call: Call | None, query: Tensor, rows: tuple[Tensor, 
     shared = coder.shared.read(keys, query.dtype)
     own = coder.values.read(values, query.dtype)
     key = coder.keys_of(shared, places + away - layer.origin)
-    key = key.index_copy_(2, fresh, call.key.to(key.dtype))
-    key = with_first(key, layer, layer.first[0], away)
+    query = coder.paired(query)
+    key = key.index_copy_(3, fresh, coder.paired(call.key).transpose(2, 3).to(key.dtype)).transpose(2, 3)
+    key = with_first(key, layer, coder.paired(layer.first[0]), away)
     if query.shape[2] == 1:
         return of_one_token(coder, query, key, (shared, own), Exact(layer, call.value, fresh, away), how)
     value = coder.values_of(shared, own)

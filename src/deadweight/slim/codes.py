@@ -11,12 +11,13 @@ a byte, the first ones in the lowest bits of all its bytes: unpacking it is a sh
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)  # the order of runs in a row
 PARTS = (8, 4, 2, 1)  # bits that are stored together
@@ -44,11 +45,10 @@ def levels(width: int) -> Tensor:
     return u * (first + u.square() * (second + u.square() * third))
 
 
-@cache
-def boundaries(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def middles(width: int) -> Tensor:
     """The middles between neighbouring levels."""
     steps = levels(width)
-    return ((steps[1:] + steps[:-1]) / 2).to(device, dtype)
+    return (steps[1:] + steps[:-1]) / 2
 
 
 @cache
@@ -64,15 +64,11 @@ def reach(width: int) -> float:
 class Row:
     """How the codes of one token lie in bytes: `runs` says how many coordinates have 8, 7, … 1 bits.
 
-    The tensors hold a number for each coordinate: how far out it reaches, and what makes its value of its code.
+    Coordinates are taken as (…, kept, tokens): what is done to one coordinate is done to a long stretch of memory.
     """
 
     runs: tuple[int, ...]
-    widths: Tensor
-    reach: Tensor
-    step: Tensor
-    shift: Tensor
-    polynomial: Tensor  # (3, kept)
+    widths: Tensor  # of every coordinate
 
     @property
     def kept(self) -> int:
@@ -84,76 +80,113 @@ class Row:
         return sum(width * n for width, n in zip(WIDTHS, self.runs, strict=True)) // 8
 
     def members(self, part: int) -> list[tuple[int, int, int]]:
-        """The runs that have a part of so many bits: where they start and stop, and the bits below that part."""
+        """The runs that have a part of so many bits: where they start and stop, and their width."""
         spans, start = [], 0
         for width, n in zip(WIDTHS, self.runs, strict=True):
             if width & part and n:
-                spans.append((start, start + n, width & (part - 1)))
+                spans.append((start, start + n, width))
             start += n
         return spans
 
     def encode(self, z: Tensor) -> Tensor:
-        """The code of the nearest level of every coordinate, (…, kept), as uint8."""
-        pieces = z.split([n for n in self.runs if n], -1)
-        widths = [width for width, n in zip(WIDTHS, self.runs, strict=True) if n]
-        codes = [
-            torch.bucketize(piece.contiguous(), boundaries(width, z.dtype, z.device), out_int32=True).to(torch.uint8)
-            for width, piece in zip(widths, pieces, strict=True)
-        ]
-        return torch.cat(codes, -1) if codes else z.to(torch.uint8)
+        """The code of the nearest level of every coordinate, (…, kept, t), as uint8."""
+        middles = constants(self.runs, z.dtype, z.device).middles
+        lines = z.movedim(-2, 0).flatten(1).contiguous()  # (kept, tokens of the whole batch)
+        codes = torch.searchsorted(middles, lines, out_int32=True).to(torch.uint8)
+        return codes.view(len(lines), *z.shape[:-2], z.shape[-1]).movedim(0, -2)
 
     def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        """The levels of codes, (…, kept)."""
-        step, shift, polynomial = (x.to(codes.device, dtype) for x in (self.step, self.shift, self.polynomial))
-        u = codes.to(dtype).mul_(step).sub_(shift)
+        """The levels of codes, (…, kept, t)."""
+        own = constants(self.runs, dtype, codes.device)
+        u = torch.addcmul(own.offset, codes.to(dtype), own.step)
         square = u * u
-        return square.mul(polynomial[2]).add_(polynomial[1]).mul_(square).add_(polynomial[0]).mul_(u)
+        factor = torch.addcmul(own.second, square, own.third)
+        return torch.addcmul(own.first, square, factor).mul_(u)
 
     def pack(self, codes: Tensor) -> Tensor:
-        """(…, kept) codes as (…, size) bytes."""
+        """(…, kept, t) codes as (…, t, size) bytes."""
         rows = []
         for part in PARTS:
-            bits = [(codes[..., a:b] >> low) & ((1 << part) - 1) for a, b, low in self.members(part)]
+            spans = self.members(part)
+            bits = [(codes[..., a:b, :] >> (width & (part - 1))) & ((1 << part) - 1) for a, b, width in spans]
             if not bits:
                 continue
-            pieces = torch.cat(bits, -1).unflatten(-1, (8 // part, -1)).unbind(-2)
+            pieces = torch.cat(bits, -2).unflatten(-2, (8 // part, -1)).unbind(-3)
             packed = pieces[0]
             for i, piece in enumerate(pieces[1:], 1):
                 packed = packed | (piece << (i * part))
             rows.append(packed)
-        return torch.cat(rows, -1) if rows else codes
+        return (torch.cat(rows, -2) if rows else codes).transpose(-1, -2)
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """(…, size) bytes as (…, kept) codes."""
-        codes = rows.new_zeros(*rows.shape[:-1], self.kept)
+        """(…, t, size) bytes as (…, kept, t) codes."""
+        columns = rows.transpose(-1, -2).contiguous()
+        codes = columns.new_empty(*columns.shape[:-2], self.kept, columns.shape[-1])
         start = 0
         for part in PARTS:
             spans = self.members(part)
             n = sum(b - a for a, b, _ in spans) * part // 8
-            if not n:
-                continue
-            packed = rows[..., start : start + n]
-            start += n
-            bits = (
-                torch.cat([(packed >> at) & ((1 << part) - 1) for at in range(0, 8, part)], -1) if part < 8 else packed
-            )
-            at = 0
-            for a, b, low in spans:
-                piece = bits[..., at : at + b - a]
-                codes[..., a:b] |= piece << low if low else piece
+            packed, start, at = columns[..., start : start + n, :], start + n, 0
+            for a, b, width in spans:
+                piece = some_codes(packed, at, at + b - a, part)
+                piece = piece << (width & (part - 1)) if width & (part - 1) else piece
+                if width < 2 * part:  # the highest part of a code is written first
+                    codes[..., a:b, :] = piece
+                else:
+                    codes[..., a:b, :] |= piece
                 at += b - a
         return codes
+
+
+def some_codes(packed: Tensor, first: int, last: int, part: int) -> Tensor:
+    """Codes first to last of a part, (…, codes, t): n bytes hold n codes in their lowest bits, n more above them …"""
+    n = packed.shape[-2]
+    pieces = []
+    for level in range(8 // part):
+        a, b = max(first - level * n, 0), min(last - level * n, n)
+        if a < b:
+            shifted = packed[..., a:b, :] >> (level * part) if level else packed[..., a:b, :]
+            top = level == 8 // part - 1  # nothing lies above it
+            pieces.append(shifted if top else shifted & ((1 << part) - 1))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What makes levels of the codes of a row, and codes of numbers: a column for each, and middles between levels."""
+
+    step: Tensor
+    offset: Tensor
+    first: Tensor
+    second: Tensor
+    third: Tensor
+    middles: Tensor  # (kept, most), filled up with infinity
+    reach: Tensor  # (kept, 1)
+
+
+@cache
+def constants(runs: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constants:
+    each = [width for width, n in zip(WIDTHS, runs, strict=True) for _ in range(n)]
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device="cpu")[:, None].to(device, dtype)
+
+    most = 2 ** max(each, default=1) - 1
+    lines = {width: F.pad(middles(width), (0, most - 2**width + 1), value=math.inf) for width in set(each)}
+    table = torch.stack([lines[width] for width in each]) if each else torch.zeros(0, most)
+    return Constants(
+        column([2 / 2**width for width in each]),
+        column([1 / 2**width - 1 for width in each]),
+        column([LEVELS[width][0] for width in each]),
+        column([LEVELS[width][1] for width in each]),
+        column([LEVELS[width][2] for width in each]),
+        table.to(device, dtype),
+        column([reach(width) for width in each]),
+    )
 
 
 @cache
 def row(runs: tuple[int, ...]) -> Row:
     """The row of coordinates of which so many have 8, 7, … 1 bits."""
     each = [width for width, n in zip(WIDTHS, runs, strict=True) for _ in range(n)]
-
-    def numbers(values: list[Any], dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device="cpu")  # also while a model is built without memory
-
-    counts = numbers([2.0**width for width in each])
-    polynomial = numbers([LEVELS[width] for width in each]).reshape(-1, 3).T.contiguous()
-    reaches = numbers([reach(width) for width in each], torch.float32)
-    return Row(runs, numbers(each, torch.long), reaches, 2 / counts, 1 - 1 / counts, polynomial)
+    return Row(runs, torch.tensor(each, dtype=torch.long, device="cpu"))  # also while a model is built without memory

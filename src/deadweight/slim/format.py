@@ -137,7 +137,8 @@ class CacheSpec:
     """The coded cache of one attention, in two stages.
 
     `shared` codes are read by keys and by values. They are made of the keys of a set of heads, or, if the attention is
-    `joint`, of its keys and values as one vector. `values` codes correct the values that shared codes predict.
+    `joint`, of its keys and values as one vector. `values` codes correct the values that shared codes predict; a set of
+    values may have several sets of keys.
     `pairs` pairs of dimensions of every key head are turned by rotary positions: keys are coded before that. The first
     `first` tokens of a sequence are kept as they are.
     """
@@ -166,32 +167,20 @@ class CacheSpec:
         expect_counts(
             heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v, pairs=self.pairs, first=self.first
         )
-        if not self.key_heads or self.heads % self.key_heads or self.key_heads % self.sets:
-            raise ValueError(f"{self.heads} heads that share {self.key_heads} of keys, in {self.sets} sets")
+        sets, value_sets = len(self.shared.runs), len(self.values.runs)
+        if not self.key_heads or self.heads % self.key_heads or self.key_heads % sets or sets % value_sets:
+            raise ValueError(f"{self.heads} heads, {self.key_heads} of keys, in {sets} and {value_sets} sets")
         if 2 * self.pairs > self.d_qk or self.first > MOST_FIRST:
             raise ValueError(f"{self.pairs} pairs of {self.d_qk} dimensions, and {self.first} first tokens")
-        if len(self.values.runs) != self.sets or self.values.inputs != self.set_values:
-            raise ValueError(f"{len(self.values.runs)} sets of {self.values.inputs} values in {self.key_heads} heads")
-        if self.shared.inputs not in (self.set_keys, self.set_keys + self.set_values):
-            raise ValueError(f"{self.sets} sets of {self.shared.inputs} numbers in {self.key_heads} heads")
-
-    @property
-    def sets(self) -> int:
-        return len(self.shared.runs)
-
-    @property
-    def set_heads(self) -> int:
-        """Key heads of a set."""
-        return self.key_heads // self.sets
+        if self.values.inputs * value_sets != self.key_heads * self.d_v:
+            raise ValueError(f"{value_sets} sets of {self.values.inputs} values in {self.key_heads} heads")
+        if self.shared.inputs != self.set_keys + self.joint * self.values.inputs or (self.joint and sets > value_sets):
+            raise ValueError(f"{sets} sets of {self.shared.inputs} numbers in {self.key_heads} heads")
 
     @property
     def set_keys(self) -> int:
         """Numbers in the keys of a set."""
-        return self.set_heads * self.d_qk
-
-    @property
-    def set_values(self) -> int:
-        return self.set_heads * self.d_v
+        return self.key_heads * self.d_qk // len(self.shared.runs)
 
     @property
     def joint(self) -> bool:
