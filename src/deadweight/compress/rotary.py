@@ -20,6 +20,7 @@ from deadweight.compress.observe import Attend, observing
 from deadweight.errors import DeadweightError
 
 Pairs = tuple[tuple[int, int], ...]
+ALIKE = 1e-4  # of a rate, by which measured rates of two layers may differ and still be one
 CLOSE = 1e-2  # radians by which a position may be turned otherwise than at a constant rate
 
 
@@ -95,7 +96,13 @@ def measure_rates(model: Any, attentions: Sequence[Heads], batch: Mapping[str, T
             )
             stack.callback(hook.remove)
         called(model, {n: x[:1] if isinstance(x, Tensor) else x for n, x in batch.items()}, words=False)
-    return {h.path: rates_of(*run.pairs[h.path], h) for h in attentions if h.path in run.pairs}
+    rates = {h.path: rates_of(*run.pairs[h.path], h) for h in attentions if h.path in run.pairs}
+    return {path: first_alike(own, list(rates.values())) for path, own in rates.items()}
+
+
+def first_alike(rates: Tensor, known: Sequence[Tensor]) -> Tensor:
+    """The first of the known rates that are the same but for rounding: layers that turn alike then share a table."""
+    return next(r for r in known if r.shape == rates.shape and torch.allclose(r, rates, rtol=ALIKE, atol=ALIKE**2))
 
 
 def rates_of(before: Tensor, after: Tensor, heads: Heads) -> Tensor:

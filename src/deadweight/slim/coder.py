@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from .codes import constants, row
 from .format import CacheSpec, CodeSpec
+from .scratch import SCRATCH
 
 if TYPE_CHECKING:
     from .cache import Call
@@ -47,9 +48,9 @@ class Codes:
 class Stage(nn.Module):
     """One stage: `encode` makes coordinates of the numbers of a set, `decode` makes numbers of coordinates."""
 
-    def __init__(self, spec: CodeSpec, outputs: int) -> None:
+    def __init__(self, spec: CodeSpec, outputs: int, name: str) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.name = spec, name
         self.row = [row(run) for run in spec.runs]
         self.kept = tuple(sum(run) for run in spec.runs)
         for i, kept in enumerate(self.kept):
@@ -104,7 +105,10 @@ class Stage(nn.Module):
             nothing = rows.new_zeros(len(rows), 0, rows.shape[1], dtype=dtype)
             return Codes([nothing] * len(self.row), rows.new_ones(len(rows), 1, rows.shape[1], dtype=dtype))
         parts = rows[..., 1:].split([row_of.size for row_of in self.row], -1)
-        sets = [row_of.values(row_of.unpack(part), dtype) for part, row_of in zip(parts, self.row, strict=True)]
+        sets = []
+        for i, (part, row_of) in enumerate(zip(parts, self.row, strict=True)):
+            shape = (len(rows), row_of.kept, rows.shape[1])
+            sets.append(row_of.values(row_of.unpack(part), dtype, SCRATCH.take(f"{self.name} {i}", shape, rows, dtype)))
         return Codes(sets, scale_of(rows[..., :1]).to(dtype).transpose(1, 2))
 
 
@@ -126,7 +130,10 @@ class Coder(nn.Module):
         self.spec = spec
         self.register_buffer("key_mean", torch.zeros(spec.key_heads * spec.d_qk))
         self.register_buffer("value_mean", torch.zeros(spec.key_heads * spec.d_v))
-        self.shared, self.values = Stage(spec.shared, spec.set_keys), Stage(spec.values, spec.values.inputs)
+        self.shared, self.values = (
+            Stage(spec.shared, spec.set_keys, "shared"),
+            Stage(spec.values, spec.values.inputs, "values"),
+        )
         for i, kept in enumerate(self.by_values(list(self.shared.kept))):
             self.register_buffer(f"predict_{i}", torch.empty(spec.values.inputs, sum(kept)))
         self.rounds = True  # False: coordinates are kept as they are, to test all but the rounding
@@ -213,10 +220,30 @@ class Coder(nn.Module):
 
     def keys_of(self, shared: Codes, positions: Tensor) -> Tensor:
         """Paired keys as queries meet them, (b, g, d, t)."""
-        sets = [self.shared.decode(i).to(z.dtype) @ z for i, z in enumerate(shared.sets)]
-        keys = torch.cat(sets, 1) if len(sets) > 1 else sets[0]
-        keys = torch.addcmul(self.key_mean[:, None].to(keys.dtype), keys, shared.scale)
-        return self.turn(keys.unflatten(1, (self.spec.key_heads, -1)), positions)
+        if torch.is_grad_enabled():
+            keys = torch.cat([self.shared.decode(i).to(z.dtype) @ z for i, z in enumerate(shared.sets)], 1)
+            keys = keys * shared.scale + self.key_mean[:, None].to(keys.dtype)
+            return self.turn(keys.unflatten(1, (self.spec.key_heads, -1)), positions)
+        first, size = shared.sets[0], self.spec.set_keys
+        shape = (len(first), len(self.key_mean), first.shape[2])
+        keys = SCRATCH.take("keys", shape, first, first.dtype)
+        for i, z in enumerate(shared.sets):
+            torch.matmul(self.shared.decode(i).to(z.dtype), z, out=keys[:, i * size : (i + 1) * size])
+        keys.mul_(shared.scale).add_(self.key_mean[:, None].to(keys.dtype))
+        return self.turned(keys.unflatten(1, (self.spec.key_heads, -1)), positions)
+
+    def turned(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """The same as `turn`, without asking for memory."""
+        pairs = self.spec.pairs
+        if not pairs:
+            return keys
+        cos, sin = self.angles(positions, keys.dtype)
+        out = SCRATCH.take("turned", tuple(keys.shape), keys, keys.dtype)
+        first, second = keys[:, :, :pairs], keys[:, :, pairs : 2 * pairs]
+        torch.mul(first, cos, out=out[:, :, :pairs]).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=out[:, :, pairs : 2 * pairs]).addcmul_(first, sin)
+        out[:, :, 2 * pairs :] = keys[:, :, 2 * pairs :]
+        return out
 
     def values_of(self, shared: Codes, own: Codes) -> Tensor:
         """Values, (b, g, t, d)."""

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .scratch import SCRATCH
+
 WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)  # the order of runs in a row
 PARTS = (8, 4, 2, 1)  # bits that are stored together
 GROUP = 8  # coordinates: the counts of runs are multiples of this
@@ -95,13 +97,14 @@ class Row:
         codes = torch.searchsorted(middles, lines, out_int32=True).to(torch.uint8)
         return codes.view(len(lines), *z.shape[:-2], z.shape[-1]).movedim(0, -2)
 
-    def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+    def values(self, codes: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """The levels of codes, (…, kept, t)."""
-        own = constants(self.runs, dtype, codes.device)
-        u = torch.addcmul(own.offset, codes.to(dtype), own.step)
-        square = u * u
-        factor = torch.addcmul(own.second, square, own.third)
-        return torch.addcmul(own.first, square, factor).mul_(u)
+        own, shape = constants(self.runs, dtype, codes.device), tuple(codes.shape)
+        u = (torch.empty(shape, dtype=dtype, device=codes.device) if out is None else out).copy_(codes)
+        u.mul_(own.step).add_(own.offset)
+        square = torch.mul(u, u, out=SCRATCH.take("square", shape, u, dtype))
+        level = torch.mul(square, own.third, out=SCRATCH.take("level", shape, u, dtype))
+        return u.mul_(level.add_(own.second).mul_(square).add_(own.first))
 
     def pack(self, codes: Tensor) -> Tensor:
         """(…, kept, t) codes as (…, t, size) bytes."""
@@ -120,8 +123,9 @@ class Row:
 
     def unpack(self, rows: Tensor) -> Tensor:
         """(…, t, size) bytes as (…, kept, t) codes."""
-        columns = rows.transpose(-1, -2).contiguous()
-        codes = columns.new_empty(*columns.shape[:-2], self.kept, columns.shape[-1])
+        *batch, tokens, size = rows.shape
+        columns = SCRATCH.take("columns", (*batch, size, tokens), rows, torch.uint8).copy_(rows.transpose(-1, -2))
+        codes = SCRATCH.take("codes", (*batch, self.kept, tokens), rows, torch.uint8)
         start = 0
         for part in PARTS:
             spans = self.members(part)
