@@ -18,7 +18,7 @@ from deadweight.compress.bits import allocate_bits
 from deadweight.compress.cache_moments import CacheMoments
 from deadweight.compress.observe import Attend
 from deadweight.compress.rotary import turn
-from deadweight.slim.codes import LEVEL_ERRORS, boundaries, levels, reach
+from deadweight.slim.codes import LEVEL_ERRORS, levels, middles, reach
 
 BLOCK = 32  # numbers, or tokens, that share a scale
 
@@ -59,7 +59,7 @@ def affine(x: Tensor, bits: int, axis: int) -> Tensor:
 
 def nearest(z: Tensor, bits: int) -> Tensor:
     """The nearest of the levels that are best for a normal variable."""
-    return levels(bits).to(z)[torch.bucketize(z.contiguous(), boundaries(bits, z.dtype, z.device))]
+    return levels(bits).to(z)[torch.bucketize(z.contiguous(), middles(bits).to(z))]
 
 
 def hadamard(size: int) -> Tensor:
