@@ -63,8 +63,9 @@ def print_point(prefix: str, point: CurvePoint, console: Console) -> None:
 def print_layers(result: CacheCompression, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("attention")
-    for name in ("key bits", "costliest coordinate … cheapest", "value bits", "costliest coordinate … cheapest"):
-        table.add_column(name, justify="right" if name.endswith("bits") else "left")
+    for side in ("key", "value"):
+        table.add_column(f"{side} bits", justify="right")
+        table.add_column("costliest coordinate … cheapest")
     for path, spec in result.caches.items():
         keys = (f"{mean_bits(spec.shared):.1f}", bar(spec.shared))
         values = ("", "with the keys") if spec.joint else (f"{mean_bits(spec.values):.1f}", bar(spec.values))

@@ -32,7 +32,11 @@ def print_verification(verification: Verification, console: Console) -> None:
         console.print(Text("the same function, up to the precision of the stored weights", style="bold green"))
     else:
         worst = verification.worst
-        grows = f"; rounding errors in its own precision grow by {worst.noise.growth:.1f}" if worst.noise else ""
+        grows = (
+            f"; rounding errors in its own precision grow by a factor of {worst.noise.growth:.1f}"
+            if worst.noise
+            else ""
+        )
         console.print(
             Text(f"different: {worst.output} differs by {worst.float64:.1e} in float64{grows}", style="bold red")
         )
@@ -115,7 +119,9 @@ def _verification_table(verification: Verification) -> Table:
         own, floor = ("not measured" if v is None else f"{v:.1e}" for v in (e.own, e.floor))
         table.add_row(printable(e.output), Text(f"{e.float64:.1e}", style=style), own, floor, grows)
     table.caption = (
-        f"on {verification.inputs}; rounding errors (simulated) may grow by {FLOORS:g}" if verification.inputs else None
+        f"on {verification.inputs}; rounding errors (simulated) may grow by a factor of {FLOORS:g}"
+        if verification.inputs
+        else None
     )
     table.caption_justify = "left"
     return table
