@@ -267,7 +267,6 @@ def test_the_kernel_is_the_attention_that_is_spelled_out_for_all_layouts_and_mas
     passes(KERNEL, **interpreted())
 
 
-@pytest.mark.slow
 def test_packed_heads_and_whole_models_give_the_same_with_the_kernel(small: Path) -> None:
     pytest.importorskip("triton")
     passes(PACKED, str(small), **interpreted())
