@@ -6,9 +6,9 @@ and with rivals that give heads or width to early layers, or to late ones. All p
 the layers, hence the same number of parameters and the same KV cache.
 
 *Plans of our own.* A pilot run (equal heads) is trained for a while. By *saturation*: the plan that
-`deadweight allocate plan --saturation pilot` gives. By *need*: the pilot is compressed to half of its cache by
-`deadweight compress`, which measures what each layer's keys and values are worth; a layer's width is in proportion to
-what it kept.
+`deadweight allocate plan --saturation pilot` gives. By *need*: `deadweight compress --keep-attention 0.5` halves
+the pilot's attention weights and measures what each layer's keys and values are worth; a layer's width is in proportion
+to what it kept. (The record was made by an earlier version, which halved the cache.)
 
     python studies/s3_plans.py plans --text enwik8.xz --out studies/s3_plans.json       the pilot, and what follows
     python studies/s3_plans.py run --text enwik8.xz --out studies/s3_plans.json         trains what is not there yet
@@ -69,7 +69,7 @@ def plans(
         file.write_bytes(read[: len(read) * 95 // 100][: 20 << 20])
         known = read_profile(f"text:{file}", None, "bytes", print)
         seen = pilot(SHAPE, PilotSettings(str(file), steps=steps), keep=Path(folder) / "pilot", progress=tell)
-        small = compress(Path(folder) / "pilot", cache="low-rank", keep_kv=0.5, text=str(file), length=SHAPE.context)
+        small = compress(Path(folder) / "pilot", keep_attention=0.5, text=str(file), length=SHAPE.context)
     rules = Rules(multiple=8, one_size=True)
     made = {
         name: [(layer.heads, layer.size) for layer in own_plan.layers]
@@ -82,7 +82,13 @@ def plans(
     made[NEED] = [(heads, 32) for heads in shares(kept, SHAPE.width // 32)]
     record = {
         "plans": RIVALS | made,
-        "pilot": {"steps": steps, "bits_per_byte": seen.bits_per_byte, "factors": seen.factors, "kept": kept},
+        "pilot": {
+            "steps": steps,
+            "bits_per_byte": seen.bits_per_byte,
+            "factors": seen.factors,
+            "kept": kept,
+            "kept_of": "attention weights",
+        },
         "profile": {"norms": known.values, "d_token": known.d_token},
         "curves": {},
         "setting": {"pilot": circumstances()},
@@ -198,7 +204,8 @@ def written(record: dict[str, Any]) -> str:
     lines += [
         "",
         f"The pilot: equal heads, {p['steps']} steps, {p['bits_per_byte']:.3f} bits per byte. Its saturation factors "
-        f"by layer: {factors}. Shares of the layers when `compress` keeps half of its cache: {kept}.",
+        f"by layer: {factors}. Shares of the layers when `compress` keeps half of its {p.get('kept_of', 'cache')}: "
+        f"{kept}.",
         "",
         "![plans](plans.svg)",
     ]

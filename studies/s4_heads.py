@@ -5,8 +5,8 @@ and then for all heads at once:
 
 1. one head at a time, 64 → 4: plain SVD of the weights (W_Qᵀ W_K and W_O W_V), and the calibrated form, which weighs
    what the head really passes on and what the loss notices of it; before and after fine-tuning (distillation);
-2. the whole model, every head 64 → 48 … 4, by plain SVD, by calibrated SVD, and with the budget spread by a knapsack
-   over merged values, at the same number of cached numbers; before and after fine-tuning.
+2. the whole model, every head 64 → 48 … 4, by plain SVD, by calibrated SVD, and with the same number of weights spread
+   over heads and layers by a knapsack; before and after fine-tuning.
 
     python studies/s4_heads.py run --out studies/s4_heads.json
     python studies/s4_heads.py report studies/s4_heads.json --markdown docs/small-heads.md
@@ -24,14 +24,16 @@ import torch
 import typer
 
 from deadweight.compress.assemble import assembled
-from deadweight.compress.budget import Budget, ranked, slots_of, spaces_of, total_cost, whole
+from deadweight.compress.budget import attention_weights, ranked, slots_of
 from deadweight.compress.calibration import Calibration, calibration, text_to_heal_on
 from deadweight.compress.heal import healed
 from deadweight.compress.judge import judge
+from deadweight.compress.linear_map import LinearMap
 from deadweight.compress.locate import locate
-from deadweight.compress.moments import Moments, measure
+from deadweight.compress.moments import HeadMoments, measure
+from deadweight.compress.spaces import spaces_of
 from deadweight.compress.subspace import best_subspace
-from deadweight.compress.truncate import Kept, LinearMap, Spaces, cut
+from deadweight.compress.truncate import HeadSpaces, Kept, kept_whole, truncate_model
 from deadweight.report.figure import pyplot, save
 from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.source.model import Source, open_complete
@@ -39,11 +41,11 @@ from deadweight.source.model import Source, open_complete
 app = typer.Typer(add_completion=False, help=__doc__)
 SMALL = 4
 SIZES = (48, 32, 16, 8, 4)
-PLAIN, CALIBRATED, SPREAD = "plain SVD", "calibrated SVD", "knapsack, merged values"
+PLAIN, CALIBRATED, SPREAD = "plain SVD", "calibrated SVD", "knapsack"
 Data = dict[str, Any]
 
 
-def plain(model: torch.nn.Module, spaces: Spaces) -> Spaces:
+def plain(model: torch.nn.Module, spaces: HeadSpaces) -> HeadSpaces:
     """The truncated SVD of the weights alone, as if inputs were white noise and all outputs mattered equally."""
     heads = spaces.heads
     assert heads.query is not None and heads.key is not None and heads.value is not None and heads.output is not None
@@ -62,22 +64,19 @@ def plain(model: torch.nn.Module, spaces: Spaces) -> Spaces:
             best_subspace(rows(values, heads.value.places[h]), (columns[h].T @ columns[h])[None])
             for h in range(heads.heads)
         ),
-        still=tuple(
+        non_rotary=tuple(
             best_subspace(rows(keys, heads.key.places[h]), rows(queries, heads.query.places[h]))
             for h in range(heads.heads)
         ),
     )
 
 
-def with_sizes(spaces: Sequence[Spaces], sizes: dict[tuple[str, int], int]) -> dict[str, Kept]:
+def with_sizes(spaces: Sequence[HeadSpaces], sizes: dict[tuple[str, int], int]) -> dict[str, Kept]:
     """Every attention as it is, except the named heads, which keep so many dimensions of keys and of values."""
     kept_by_path = {}
     for s in spaces:
-        kept = whole(s)
-        values, still = list(kept.values), list(kept.still)
-        for h in range(s.heads.heads):
-            values[h] = still[h] = sizes.get((s.heads.path, h), s.heads.d_v)
-        kept_by_path[s.heads.path] = replace(kept, values=tuple(values), still=tuple(still))
+        kept = tuple(sizes.get((s.heads.path, h), s.heads.d_v) for h in range(s.heads.heads))
+        kept_by_path[s.heads.path] = replace(kept_whole(s.heads), values=kept, non_rotary=kept)
     return kept_by_path
 
 
@@ -92,18 +91,16 @@ class Trial:
         self.steps, self.seeds = steps, seeds
         self.text = text_to_heal_on(self.source, "demo", "embedded", None, self.calibration, steps)
 
-    def measured(self, merged: int) -> list[Spaces]:
-        attentions = locate(self.source)
-        moments = measure(
-            self.source.module, {h.path: Moments(h, merged) for h in attentions}, self.calibration.measure
-        )
-        return [spaces_of(h, moments[h.path], self.source.module) for h in attentions]
+    def measured(self) -> list[HeadSpaces]:
+        attentions, model = locate(self.source), self.source.module
+        moments = measure(model, {h.path: HeadMoments.empty(h) for h in attentions}, self.calibration.measure)
+        return [spaces_of(h, moments[h.path].mean(), model) for h in attentions]
 
-    def outcome(self, spaces: Sequence[Spaces], kept: dict[str, Kept], *, heal: bool) -> Data:
+    def outcome(self, spaces: Sequence[HeadSpaces], kept: dict[str, Kept], *, heal: bool) -> Data:
         """KL and loss on held-out text; with `heal`, also after fine-tuning, for every seed."""
 
         def fresh() -> torch.nn.Module:
-            return assembled(cut(self.source.module, spaces, kept, bias=True))[0]
+            return assembled(truncate_model(self.source.module, spaces, kept, bias=True))[0]
 
         first = judge(self.source.module, fresh(), self.calibration.judge)
         told: Data = {"kl": first.error, "loss": first.increase, "healed": []}
@@ -126,9 +123,9 @@ def run(
     """Truncate each head alone, then all together, and write the record."""
     torch.manual_seed(0)
     trial = Trial(windows, length, steps, seeds)
-    own = trial.measured(1)
+    own = trial.measured()
+    attentions = [s.heads for s in own]
     methods = {PLAIN: [plain(trial.source.module, s) for s in own], CALIBRATED: own}
-    shared = trial.measured(own[0].heads.key_heads)
     setting = {"windows": windows, "length": length, "steps": steps, "seeds": seeds, **circumstances()}
     record: Data = {"setting": setting, "single": [], "whole": []}
     for s in own:
@@ -144,10 +141,10 @@ def run(
         row = {"size": size}
         for method, spaces in methods.items():
             row[method] = trial.outcome(spaces, with_sizes(spaces, every), heal=True)
-        slots = [slot for s in shared for slot in slots_of(s, trial.source.module, "kv", 4)]
-        total = total_cost(shared, trial.source.module, "kv")
-        ranks = ranked(slots, shared, Budget("kv", size / own[0].heads.d_v), total, "knapsack")
-        row[SPREAD] = trial.outcome(shared, ranks.kept, heal=True)
+        slots = [slot for s in own for slot in slots_of(s, trial.source.module, 2)]
+        total = attention_weights(attentions, trial.source.module)
+        ranks = ranked(slots, attentions, size / attentions[0].d_v, total, "knapsack")
+        row[SPREAD] = trial.outcome(own, ranks.kept, heal=True)
         record["whole"].append(row)
         typer.echo(f"all heads {size}: " + ", ".join(f"{m} {row[m]['kl']:.2e}" for m in (PLAIN, CALIBRATED, SPREAD)))
         save_record(out, record)
@@ -208,8 +205,8 @@ def written(record: Data) -> str:
         lines.append(f"| {row['size']} | {' | '.join(cells)} |")
     lines += [
         "",
-        "The last method caches as many numbers as the others and lets the knapsack choose the size of each head "
-        "and layer.",
+        "The last method keeps as many weights as the others and lets the knapsack choose the size of each head and "
+        "layer.",
         "",
         "![KL divergence against the size of heads](small-heads.svg)",
         "",

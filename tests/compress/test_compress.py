@@ -1,10 +1,9 @@
-"""A compressed model is what was measured: with its cache and without, in memory and from the file."""
+"""A model with smaller heads is what was measured: with its cache and without, in memory and from the file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import torch
 import transformers
 
 import deadweight
-from deadweight.compress.run import compress as compress_any
+from deadweight.compress.cache_result import CacheCompression
+from deadweight.compress.result import Compression
+from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
 
 from .conftest import MODELS
-
-compress = partial(compress_any, cache="low-rank")
 
 CAUSAL = [name for name in MODELS if name not in ("bert", "roberta", "vit", "whisper")]
 ENCODERS = ("bert", "roberta", "vit")
@@ -29,10 +28,10 @@ def images() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", CAUSAL)
-def test_a_small_cache_gives_what_no_cache_gives(family: str, make: Callable, words: Any) -> None:
+def test_smaller_heads_with_a_cache_give_what_they_give_without(family: str, make: Callable, words: Any) -> None:
     model = make(family)
-    found = compress(model, keep_kv=0.5, inputs=words, step=1)
-    assert found.kv_after <= 0.5 * found.kv_before and 0 < found.judgement.error < 10
+    found = compress(model, keep_attention=0.6, inputs=words, step=1)
+    assert found.share <= 0.6 and found.kv_after < found.kv_before and 0 < found.judgement.error < 10
     small: Any = found.module
     ids = words["input_ids"][:2, :12]
     with torch.no_grad():
@@ -48,13 +47,13 @@ def test_a_small_cache_gives_what_no_cache_gives(family: str, make: Callable, wo
 
 @pytest.mark.parametrize("family", [*CAUSAL, "whisper"])
 def test_keeping_everything_changes_nothing(family: str, make: Callable, words: Any) -> None:
-    """Merged and turned, but whole: the same function, in float64."""
+    """The same function, in float64."""
     model = make(family).double()
     inputs = words
     if family == "whisper":
         sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0)).double()
         inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:8]}
-    found = compress(model, keep_kv=1.0, inputs=inputs)
+    found = compress(model, keep_attention=1.0, inputs=inputs)
     batch = {n: t[:4].double() if t.is_floating_point() else t[:4] for n, t in inputs.items()}
     with torch.no_grad():
         a, b = model(**batch).logits, found.module(**batch).logits  # type: ignore[misc]
@@ -74,44 +73,28 @@ def test_encoders_lose_attention_weights(family: str, make: Callable, words: Any
 def test_a_module_that_is_given_stays_as_it_is(make: Callable, words: Any) -> None:
     model = make("llama").to(torch.bfloat16)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    found = compress(model, keep_kv=0.5, inputs=words)
+    found = compress(model, keep_attention=0.5, inputs=words)
     assert found.module is not model and model.config._attn_implementation == "sdpa"
     assert all(torch.equal(t, before[n]) and t.dtype == before[n].dtype for n, t in model.state_dict().items())
 
 
 def test_more_budget_costs_less(make: Callable, words: Any) -> None:
     model = make("llama")
-    errors = [compress(model, keep_kv=share, inputs=words, step=1).judgement.error for share in (0.3, 0.6, 0.9)]
+    errors = [compress(model, keep_attention=share, inputs=words, step=1).judgement.error for share in (0.3, 0.6, 0.9)]
     assert errors[0] > errors[1] > errors[2] > 0
 
 
 def test_the_knapsack_predicts_no_more_than_equal_shares(make: Callable, words: Any) -> None:
     model = make("llama")
-    found = {m: compress(model, keep_kv=0.5, inputs=words, step=1, method=m) for m in ("knapsack", "layer", "uniform")}
+    found = {
+        m: compress(model, keep_attention=0.5, inputs=words, step=1, method=m) for m in ("knapsack", "layer", "uniform")
+    }
     assert found["knapsack"].predicted <= found["layer"].predicted <= found["uniform"].predicted
-
-
-def test_merged_values_say_more_with_the_same_cache(make: Callable, words: Any) -> None:
-    """Value heads that repeat each other need one head's dimensions when they share them, and twice as many alone."""
-    model = make("llama")
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.v_proj.weight[8:] = layer.self_attn.v_proj.weight[:8]
-    together = compress(model, keep_kv=0.75, inputs=words, step=1)
-    alone = compress(model, keep_kv=0.75, inputs=words, step=1, merge=1)
-    assert together.predicted < 0.7 * alone.predicted
-    assert together.judgement.error < 0.7 * alone.judgement.error
-
-
-def test_the_loss_stays_within_what_was_allowed() -> None:
-    tight, loose = (compress("demo", max_loss=limit, windows=8, length=64) for limit in (0.01, 0.3))
-    assert tight.judgement.increase <= 0.01 and loose.judgement.increase <= 0.3
-    assert loose.kv_after < tight.kv_after < tight.kv_before
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    compress("demo", tmp_path / "small", keep_kv=0.5, windows=8, length=64)
+    compress("demo", tmp_path / "small", keep_attention=0.5, windows=8, length=64)
     return tmp_path / "small"
 
 
@@ -133,7 +116,9 @@ def test_a_compressed_folder_loads_here_and_elsewhere_and_generates(small: Path,
     with torch.no_grad():
         torch.testing.assert_close(deadweight.load(tmp_path / "again")(ids).logits, ours(ids).logits)
     about = json.loads((small / "deadweight.json").read_text())
-    assert about["kv_numbers_per_token"]["after"] <= 0.5 * about["kv_numbers_per_token"]["before"]
+    assert about["kv_numbers_per_token"]["after"] < about["kv_numbers_per_token"]["before"]
+    assert about["budget"] == {"what": "attention", "asked": 0.5, "share": 0.5}
+    assert set(about["kept"]["transformer.h.0.attn"]) == {"values", "non_rotary", "rotary_pairs"}
 
 
 @pytest.mark.filterwarnings("error")
@@ -142,8 +127,8 @@ def test_what_is_written_is_what_was_measured(
     family: str, make: Callable, words: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the class has no place for a bias that the means of dropped values go into."""
-    compress(make(family), tmp_path / "out", inputs=words, keep_kv=0.5, step=1)
-    found: Any = compress(make(family), inputs=words, keep_kv=0.5, step=1)
+    compress(make(family), tmp_path / "out", inputs=words, keep_attention=0.5, step=1)
+    found: Any = compress(make(family), inputs=words, keep_attention=0.5, step=1)
     loaded: Any = deadweight.load(tmp_path / "out")
     batch = words["input_ids"][:4]
     with torch.no_grad():
@@ -160,8 +145,8 @@ def test_plain_transformers_refuses_a_compressed_folder(small: Path) -> None:
 
 
 def test_stock_loads_with_plain_transformers_and_computes_the_same(tmp_path: Path) -> None:
-    compress("demo", tmp_path / "stock", keep_kv=0.5, layout="stock", windows=8, length=64)
-    found: Any = compress("demo", keep_kv=0.5, layout="stock", windows=8, length=64)
+    compress("demo", tmp_path / "stock", keep_attention=0.5, layout="stock", windows=8, length=64)
+    found: Any = compress("demo", keep_attention=0.5, layout="stock", windows=8, length=64)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()
     ids = torch.tensor([list(b"The function returns ")])
     with torch.no_grad():
@@ -171,17 +156,17 @@ def test_stock_loads_with_plain_transformers_and_computes_the_same(tmp_path: Pat
 
 def test_llama_in_stock_form_has_smaller_heads_and_a_smaller_cache(make: Callable, words: Any, tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path / "model")
-    compress(tmp_path / "model", tmp_path / "stock", keep_kv=0.5, layout="stock", inputs=words)
-    found: Any = compress(tmp_path / "model", keep_kv=0.5, layout="stock", inputs=words)
+    compress(tmp_path / "model", tmp_path / "stock", keep_attention=0.5, layout="stock", inputs=words)
+    found: Any = compress(tmp_path / "model", keep_attention=0.5, layout="stock", inputs=words)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()
-    assert plain.config.head_dim == 4 and found.kv_after == found.kv_before // 2
+    assert plain.config.head_dim == 4 and found.kv_after == found.kv_before // 2 and found.share == 0.5
     ids = words["input_ids"][:2]
     with torch.no_grad():
         out = plain(ids, use_cache=True)
         assert torch.allclose(out.logits, found.module(ids).logits, atol=1e-5)
         assert out.past_key_values.layers[0].keys.shape[-1] == 4
         assert found.module.config._attn_implementation in ("eager", "sdpa")  # no code of ours is left in it
-        far = torch.arange(30, 62)[None].expand(2, -1)  # the kept planes turn as they did
+        far = torch.arange(30, 62)[None].expand(2, -1)  # the kept pairs turn as they did
         assert torch.allclose(plain(ids, position_ids=far).logits, out.logits, atol=1e-4)
 
 
@@ -190,8 +175,8 @@ def test_without_a_bias_for_them_means_are_kept_in_the_values(make: Callable, wo
     model = make("qwen3")
     with torch.no_grad():  # tokens that are nearly alike: the mean is most of what the values hold
         model.model.embed_tokens.weight[:] = model.model.embed_tokens.weight.mean(0) + 0.02 * torch.randn(99, 32)
-    found = compress(model, keep_kv=0.75, layout="stock", inputs=words, step=1)
-    assert all(k.planes == (4, 4) for k in found.kept.values()) and found.judgement.error < 0.04  # without them 0.09
+    found = compress(model, keep_attention=0.75, layout="stock", inputs=words, step=1)
+    assert all(k.pairs == (4, 4) for k in found.kept.values()) and found.judgement.error < 0.04  # without them 0.09
 
 
 def test_a_compressed_model_compiles(small: Path) -> None:
@@ -203,11 +188,9 @@ def test_a_compressed_model_compiles(small: Path) -> None:
     assert torch.allclose(eager, compiled, atol=1e-3)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_compiled_model_decodes_from_a_static_cache(share: float, late: bool, make: Callable, words: Any) -> None:
-    """Keys and values that keep different numbers of heads lie in it too."""
-    model: Any = compress(make("llama"), keep_kv=share, inputs=words, late=late).module
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_a_compiled_model_decodes_from_a_static_cache(share: float, make: Callable, words: Any) -> None:
+    model: Any = compress(make("llama"), keep_attention=share, inputs=words).module
     ids = words["input_ids"][:2, :8]
 
     def steps(forward: Callable) -> torch.Tensor:
@@ -223,14 +206,23 @@ def test_a_compiled_model_decodes_from_a_static_cache(share: float, late: bool, 
 
 
 BAD = [
-    ({"keep_kv": 0.0}, "found --keep-kv 0.0; expected a share above 0 and at most 1"),
-    ({"keep_kv": 1.5}, "found --keep-kv 1.5; expected a share above 0 and at most 1"),
-    ({"keep_kv": 0.001}, "found --keep-kv 0.001; the least that these heads can be cut to is"),
-    ({"keep_kv": 0.5, "max_loss": 0.1}, "found several budgets; expected one of"),
+    ({"keep_attention": 0.0}, "found --keep-attention 0.0; expected a share above 0 and at most 1"),
+    ({"keep_attention": 1.5}, "found --keep-attention 1.5; expected a share above 0 and at most 1"),
+    ({"keep_attention": 0.001}, "found --keep-attention 0.001; the least that these heads can be cut to is"),
+    ({"keep_attention": 0.5, "max_loss": 0.1}, "found several budgets; expected one of"),
     ({"max_loss": -1.0}, "found --max-loss -1.0; expected nats per token above 0"),
-    ({"keep_kv": 0.5, "merge": 2}, "found --merge 2; transformer.h.0.attn has 3 key heads: expected one of 1, 3"),
-    ({"keep_kv": 0.5, "windows": 1}, "found 1 calibration windows; expected two or more"),
-    ({"keep_kv": 0.5, "length": 100_000}, "found windows of 100,000 tokens; demo takes 2 to 256"),
+    ({"keep_attention": 0.5, "windows": 1}, "found 1 calibration windows; expected two or more"),
+    ({"keep_attention": 0.5, "length": 100_000}, "found windows of 100,000 tokens; demo takes 2 to 256"),
+    ({"keep_attention": 0.5, "curve": True}, "found --curve, which is about coded caches; expected it without --keep"),
+    *(
+        (
+            {**option, "layout": "stock"},
+            "with --layout stock, in which no cache can be coded; expected --keep-attention",
+        )
+        for option in ({"keep_kv": 0.5}, {"bits": 4}, {"max_loss": 0.1}, {"curve": True}, {"keys": "pair"})
+    ),
+    ({"cache": "low-rank"}, "found an option that compress does not have"),
+    ({"late": True}, "found an option that compress does not have"),
 ]
 
 
@@ -244,7 +236,7 @@ def test_a_budget_that_cannot_be_is_refused(options: dict[str, Any], message: st
 def test_a_short_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(DeadweightError, match=r"short.txt gives 10 tokens; expected at least 64, two windows of 32"):
-        compress("demo", keep_kv=0.5, text=str(tmp_path / "short.txt"), length=32)
+        compress("demo", keep_attention=0.5, text=str(tmp_path / "short.txt"), length=32)
 
 
 def test_activations_that_are_not_finite_are_refused(make: Callable, words: Any) -> None:
@@ -252,7 +244,7 @@ def test_activations_that_are_not_finite_are_refused(make: Callable, words: Any)
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[0] = float("nan")
     with pytest.raises(DeadweightError, match="not finite"):
-        compress(model, keep_kv=0.5, inputs=words)
+        compress(model, keep_attention=0.5, inputs=words)
 
 
 def test_an_encoder_has_no_cache_to_keep(make: Callable, words: Any) -> None:
@@ -260,15 +252,27 @@ def test_an_encoder_has_no_cache_to_keep(make: Callable, words: Any) -> None:
         compress(make("bert"), keep_kv=0.5, inputs=words)
 
 
+def test_the_cache_of_an_encoder_with_a_decoder_is_refused_with_what_to_use_instead(make: Callable, words: Any) -> None:
+    with pytest.raises(DeadweightError, match=r"is an encoder with a decoder.*Use --keep-attention"):
+        compress(make("whisper"), keep_kv=0.5, inputs=words)
+
+
+def test_without_a_budget_caches_are_coded_and_other_heads_get_smaller(make: Callable, words: Any) -> None:
+    assert isinstance(compress(make("llama"), inputs=words), CacheCompression)
+    for model, layout in (("bert", "slim"), ("llama", "stock")):
+        found = compress(make(model), inputs=words, layout=layout, step=1)
+        assert isinstance(found, Compression) and 0.6 < found.share <= 0.75 and found.asked is None
+
+
 def test_what_is_slim_already_is_refused(small: Path) -> None:
     with pytest.raises(DeadweightError, match="is slim already; expected an original or a stock checkpoint"):
-        compress(small, keep_kv=0.5)
+        compress(small, keep_attention=0.5)
 
 
 @pytest.mark.parametrize("option, value", [("layout", "thin"), ("method", "greedy")])
 def test_an_unknown_choice_is_refused(option: str, value: str, make: Callable, words: Any) -> None:
     with pytest.raises(DeadweightError, match=f"found {option}='{value}'; expected "):
-        compress(make("llama"), inputs=words, keep_kv=0.5, **{option: value})
+        compress(make("llama"), inputs=words, keep_attention=0.5, **{option: value})
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ def test_inputs_that_the_model_cannot_read_are_refused(
     wrong: Callable, make: Callable, words: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(DeadweightError, match="does not run on the calibration inputs") as told:
-        compress(make("llama"), tmp_path / "out", inputs=wrong(words["input_ids"]), keep_kv=0.5)
+        compress(make("llama"), tmp_path / "out", inputs=wrong(words["input_ids"]), keep_attention=0.5)
     assert "\n" not in str(told.value)
     assert not any(tmp_path.iterdir())
 
@@ -292,7 +296,7 @@ def test_inputs_that_the_model_cannot_read_are_refused(
 def test_sound_to_words_with_a_packed_cache_as_without(make: Callable, words: Any) -> None:
     sound = torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(0))
     inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:4]}
-    small: Any = compress(make("whisper"), inputs=inputs, keep_kv=0.5, step=1).module
+    small: Any = compress(make("whisper"), inputs=inputs, keep_attention=0.5, step=1).module
     said = [
         small.generate(sound[:2], max_new_tokens=12, min_new_tokens=12, do_sample=False, use_cache=cached)
         for cached in (True, False)

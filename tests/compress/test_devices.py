@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from deadweight.compress.run import compress as compress_any
+from deadweight.compress.run import compress
 from deadweight.saturation.run import saturation
 
 from .elsewhere import elsewhere, marked
-
-compress = partial(compress_any, cache="low-rank")
 
 
 @pytest.fixture(params=["all of it fits", "block by block"])
@@ -36,16 +33,10 @@ def test_a_model_is_compressed_and_healed_where_it_is(
     family: str, layout: Any, make: Callable, words: Any, away: None
 ) -> None:
     healed = 2 if layout == "slim" else 0
-    found = compress(make(family), inputs=words, keep_kv=0.5, step=2, layout=layout, heal=healed)
-    assert found.module is not None
-    assert all(marked(p) for p in found.module.parameters())
-    assert found.judgement.error < 1
-
-
-def test_late_keys_are_turned_where_they_are(make: Callable, words: Any, away: None) -> None:
-    found = compress(make("llama"), inputs=words, keep_kv=0.5, step=2, late=True, heal=2)
+    found = compress(make(family), inputs=words, keep_attention=0.6, step=2, layout=layout, heal=healed)
     assert found.module is not None
     assert all(marked(t) for t in (*found.module.parameters(), *found.module.buffers()))
+    assert found.judgement.error < 1
 
 
 def test_saturation_is_measured_where_the_model_is(away: None) -> None:

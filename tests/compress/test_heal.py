@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ from deadweight.compress import heal as healing
 from deadweight.compress.calibration import calibration, text_to_heal_on
 from deadweight.compress.heal import blocks_of, healed, healing_place
 from deadweight.compress.judge import judge
-from deadweight.compress.run import compress as compress_any
+from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
 from deadweight.source.model import open_complete
-
-compress = partial(compress_any, cache="low-rank")
 
 
 def batches(words: Any) -> list[dict[str, torch.Tensor]]:
@@ -33,7 +30,7 @@ def batches(words: Any) -> list[dict[str, torch.Tensor]]:
 
 
 def test_healing_reduces_the_divergence_on_text_it_has_not_seen() -> None:
-    options: dict[str, Any] = {"keep_kv": 0.25, "windows": 24, "length": 64, "text": "embedded"}
+    options: dict[str, Any] = {"keep_attention": 0.25, "windows": 24, "length": 64, "text": "embedded"}
     found = compress("demo", heal=30, **options)
     assert found.judgement_before_healing is not None
     assert found.judgement.error < 0.95 * found.judgement_before_healing.error
@@ -46,8 +43,7 @@ def test_every_kind_of_model_learns_block_by_block_and_as_a_whole(family: str, m
     if family == "whisper":
         sound = torch.randn(8, 8, 100, generator=torch.Generator().manual_seed(0))
         inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:8]}
-    budget = {"keep_attention": 0.3} if family == "bert" else {"keep_kv": 0.3}
-    small = compress(model, inputs=inputs, step=1, **budget).module
+    small = compress(model, inputs=inputs, step=1, keep_attention=0.3).module
     batch = [{n: t[:4] for n, t in inputs.items()}]
     before = judge(model, small, batch).error
     healed(model, small, batch, 30, rate=1e-4)
@@ -56,7 +52,7 @@ def test_every_kind_of_model_learns_block_by_block_and_as_a_whole(family: str, m
 
 def test_healing_that_makes_it_worse_is_undone_and_said() -> None:
     """Little was lost, and two steps at full rate are no way to win it back."""
-    options: dict[str, Any] = {"keep_kv": 0.9, "windows": 16, "length": 64, "text": "embedded"}
+    options: dict[str, Any] = {"keep_attention": 0.9, "windows": 16, "length": 64, "text": "embedded"}
     plain, found = compress("demo", **options), compress("demo", heal=2, **options)
     assert found.judgement.error == pytest.approx(plain.judgement.error, rel=1e-6)
     assert any("healing for 2 steps was undone" in note for note in found.notes)
@@ -64,7 +60,7 @@ def test_healing_that_makes_it_worse_is_undone_and_said() -> None:
 
 def test_only_the_blocks_are_trained(make: Callable, words: Any) -> None:
     model = make("llama")
-    small: Any = compress(model, keep_kv=0.5, inputs=words, step=1).module
+    small: Any = compress(model, keep_attention=0.5, inputs=words, step=1).module
     assert blocks_of(small) == ["model.layers.0", "model.layers.1"]
     before = small.model.embed_tokens.weight.clone()
     healed(model, small, batches(words), 2)
@@ -74,7 +70,7 @@ def test_only_the_blocks_are_trained(make: Callable, words: Any) -> None:
 def test_a_stock_model_is_healed_and_what_is_zero_stays_zero(make: Callable, words: Any) -> None:
     for family in ("llama", "gpt2"):  # one with heads that are really smaller, one that is filled up with zeros
         model = make(family)
-        small: Any = compress(model, keep_kv=0.5, inputs=words, layout="stock").module
+        small: Any = compress(model, keep_attention=0.5, inputs=words, layout="stock").module
         before, zeros = judge(model, small, batches(words)[:1]).error, {n: p == 0 for n, p in small.named_parameters()}
         healed(model, small, batches(words)[:1], 20)
         assert judge(model, small, batches(words)[:1]).error < 0.95 * before
@@ -105,9 +101,9 @@ def test_a_state_belongs_to_its_weights_its_text_and_its_settings(make: Callable
 def test_what_is_wrong_about_healing_is_said_before_anything_is_measured(
     options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deadweight.compress.run.locate", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("deadweight.compress.heads.locate", lambda *_: pytest.fail("it went on"))
     with pytest.raises(DeadweightError, match=said):
-        compress("demo", keep_kv=0.5, **options)
+        compress("demo", keep_attention=0.5, **options)
 
 
 def test_the_command_heals_at_the_rate_of_the_library() -> None:
@@ -120,7 +116,7 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
     model = make("llama")
     monkeypatch.setattr(healing, "SAVE_EVERY", 4)
     monkeypatch.setattr(healing, "SAVE_AFTER", -1.0)
-    whole, parts = (compress(model, keep_kv=0.5, inputs=words, step=1).module for _ in range(2))
+    whole, parts = (compress(model, keep_attention=0.5, inputs=words, step=1).module for _ in range(2))
     healed(model, whole, batches(words), 12)
 
     class Stop(Exception):
@@ -133,7 +129,7 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
     with pytest.raises(Stop):
         healed(model, parts, batches(words), 12, place=tmp_path / "state", progress=stop_at)
     assert (tmp_path / "state").exists()
-    fresh = compress(model, keep_kv=0.5, inputs=words, step=1).module
+    fresh = compress(model, keep_attention=0.5, inputs=words, step=1).module
     healed(model, fresh, batches(words), 12, place=tmp_path / "state")
     assert not (tmp_path / "state").exists()
     for a, b in zip(whole.parameters(), fresh.parameters(), strict=True):
@@ -141,7 +137,20 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
 
 
 def test_two_processes_heal_together_and_write_once(tmp_path: Path) -> None:
-    options = ["--keep-kv", "0.25", "--windows", "8", "--length", "32", "--batch", "2", "--heal", "10", "--json", "-"]
+    options = [
+        "--keep-attention",
+        "0.25",
+        "--windows",
+        "8",
+        "--length",
+        "32",
+        "--batch",
+        "2",
+        "--heal",
+        "10",
+        "--json",
+        "-",
+    ]
     two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
         [*two, "-m", "deadweight", "compress", "demo", str(tmp_path / "out"), *options],

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,15 @@ from torch import Tensor, nn
 import deadweight
 from deadweight.compress import heal, moments, streaming
 from deadweight.compress.assemble import assembled
-from deadweight.compress.budget import spaces_of
 from deadweight.compress.heal import healed
 from deadweight.compress.locate import locate
-from deadweight.compress.moments import Moments, measure, probe
+from deadweight.compress.moments import HeadMoments, measure, probe
 from deadweight.compress.observe import observing
-from deadweight.compress.run import compress as compress_any
-from deadweight.compress.run import opened
+from deadweight.compress.run import compress, opened
+from deadweight.compress.spaces import spaces_of
 from deadweight.compress.streaming import blocks_of, device_of, float_of, gathered, run_again, stream
-from deadweight.compress.truncate import Kept, cut
+from deadweight.compress.truncate import Kept, truncate_model
 from deadweight.errors import DeadweightError
-
-compress = partial(compress_any, cache="low-rank")
 
 CPU = torch.device("cpu")
 
@@ -129,7 +125,7 @@ def agrees(source: Any, batch: dict[str, Tensor]) -> None:
     """What is measured is what one graph of the whole model gives."""
     heads = locate(source)
     expected = by_hand(source.module, heads, batch)
-    found = measure(source.module, {h.path: Moments(h, 1) for h in heads}, [batch])
+    found = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [batch])
     for path, moment in expected.items():
         near = 1e-6 * float(moment.abs().max())
         assert torch.allclose(found[path].mean().out_gradient, moment, rtol=1e-4, atol=near), path
@@ -236,7 +232,7 @@ def test_ties_and_what_is_trained_stay(
     own = sum(p.numel() for p in model.parameters())
     model.save_pretrained(tmp_path / "model")  # positions are not rounded there
     model = str(tmp_path / "model")
-    share: Any = {"keep_attention": 0.8} if family == "bert" else {"keep_kv": 0.5, "step": 2}
+    share: Any = {"keep_attention": 0.8} if family == "bert" else {"keep_attention": 0.5, "step": 2}
     found = compress(model, inputs=words, **share)
     assert found.parameters_before == own
     small: Any = found.module
@@ -322,11 +318,11 @@ def test_a_checkpoint_in_half_precision_keeps_its_precision_and_the_same_heads(
     model = make("llama").to(torch.bfloat16)
     model.save_pretrained(tmp_path / "half")
     model.float().save_pretrained(tmp_path / "wide")
-    half, wide = (compress(str(tmp_path / n), keep_kv=0.5, inputs=words, step=2) for n in ("half", "wide"))
+    half, wide = (compress(str(tmp_path / n), keep_attention=0.5, inputs=words, step=2) for n in ("half", "wide"))
     assert half.kept == wide.kept
     assert half.judgement.error == pytest.approx(wide.judgement.error, rel=0.05)
     assert half.judgement.error != wide.judgement.error  # what is judged is what is written: rounded
-    written = compress(str(tmp_path / "half"), tmp_path / "out", keep_kv=0.5, inputs=words, step=2)
+    written = compress(str(tmp_path / "half"), tmp_path / "out", keep_attention=0.5, inputs=words, step=2)
     assert written.module is None
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         kinds = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
@@ -337,10 +333,10 @@ def test_healing_leaves_the_original_as_it_was(make: Callable, words: Any) -> No
     source, _ = opened(make("llama"), "cpu")
     before = copy.deepcopy(source.module.state_dict())
     heads = locate(source)
-    sums = measure(source.module, {h.path: Moments(h, 1) for h in heads}, [words])
-    spaces = [spaces_of(h, sums[h.path], source.module) for h in heads]
+    sums = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [words])
+    spaces = [spaces_of(h, sums[h.path].mean(), source.module) for h in heads]
     kept = {h.path: Kept((4,) * h.key_heads, (0,) * h.key_heads, (2,) * h.key_heads) for h in heads}
-    small, _ = assembled(cut(source.module, spaces, kept, bias=True))
+    small, _ = assembled(truncate_model(source.module, spaces, kept, bias=True))
     shared = {id(p) for p in source.module.parameters()} & {id(p) for p in small.parameters()}
     assert len(shared) == len([n for n in before if "self_attn" not in n])
     healed(source.module, small, [words], 3)
@@ -361,8 +357,8 @@ def test_what_the_located_examples_do_not_reach_stays_as_it_is(make: Callable) -
     ids = torch.randint(3, 98, (8, 32), generator=generator)
     ids[:, 2:18] = 98
     inputs = {"input_ids": ids, "pixel_values": torch.randn(8, 3, 32, 32, generator=generator)}
-    whole: Any = compress(model, inputs=inputs, keep_kv=1.0)
-    half = compress(model, inputs=inputs, keep_kv=0.5, step=2)
+    whole: Any = compress(model, inputs=inputs, keep_attention=1.0)
+    half = compress(model, inputs=inputs, keep_attention=0.5, step=2)
     assert all("language_model" in path for path in half.kept) and half.judgement.error > 0
     with torch.no_grad():
         assert torch.allclose(whole.module(**inputs).logits, model(**inputs).logits, atol=1e-5)

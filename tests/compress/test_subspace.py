@@ -1,9 +1,8 @@
-"""The best dimensions are the best: against random ones, against other planes, against all ways to spend a budget."""
+"""The best dimensions are the best: against random ones, other rotary pairs, and all ways to spend a budget."""
 
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deadweight.compress.choose import usual_step
-from deadweight.compress.planes import best_planes
+from deadweight.compress.pairs import best_pairs
 from deadweight.compress.ranks import Choice, best_sizes, same_share
 from deadweight.compress.subspace import best_subspace
 from deadweight.errors import DeadweightError
@@ -76,24 +75,27 @@ def test_moments_that_are_singular_or_zero_do_no_harm() -> None:
     assert float(found.loss.abs().max()) < 1e-6
 
 
-def test_planes_that_say_the_same_make_up_for_each_other() -> None:
-    """Two planes with the same contribution: dropping one costs nothing where the other may be stretched."""
+def test_rotary_pairs_that_say_the_same_make_up_for_each_other() -> None:
+    """Two pairs with the same contribution: dropping one costs nothing where the other may be stretched."""
     answers = torch.randn(500, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     along = torch.stack([answers[:, 0], answers[:, 0], answers[:, 1]], 1)
     both = torch.cat([along, 0.1 * answers[:, [2, 2, 2]]], 1)
     moment = both.T @ both / 500
-    free, fixed = best_planes(moment, 1, 3), best_planes(moment, 1, 3, free=False)
-    assert float(free.loss[2]) < 0.05 * float(fixed.loss[2])
+    free = best_pairs(moment, 1, 3)
+    uncompensated = 0.5 * float(moment.diagonal()[:3].min())  # what dropping one costs if the others stay as they are
+    assert float(free.loss[2]) < 0.05 * uncompensated
     assert 2 in free.kept(2) and float(free.change[2][0, 0, free.kept(2)[0]]) == pytest.approx(1.0, abs=0.1)
-    assert float(free.loss[0]) == pytest.approx(float(fixed.loss[0]))
+    assert float(free.loss[0]) == pytest.approx(0.5 * float(moment[:3, :3].sum()))
     assert float(free.loss[3]) == 0.0
 
 
-def test_without_correlation_the_planes_that_cost_least_go_first() -> None:
+def test_without_correlation_the_pairs_that_cost_least_go_first_unless_an_order_is_given() -> None:
     moment = torch.diag(torch.tensor([3.0, 1.0, 2.0, 1e-9, 1e-9, 1e-9], dtype=torch.float64))
-    found = best_planes(moment, 1, 3)
+    found = best_pairs(moment, 1, 3)
     assert found.order == (1, 2, 0) and found.kept(2) == (0, 2)
     assert float(found.loss[2]) == pytest.approx(0.5)
+    asked = best_pairs(moment, 1, 3, (0, 1, 2))
+    assert asked.order == (0, 1, 2) and float(asked.loss[2]) == pytest.approx(1.5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -138,6 +140,6 @@ def test_a_share_below_the_least_of_one_space_leaves_it_at_its_least() -> None:
         same_share([coarse, fine], 4)
 
 
-@pytest.mark.parametrize(("size", "shared", "step"), [(64, 1, 4), (64, 3, 8), (128, 2, 8), (256, 2, 16), (8, 2, 1)])
-def test_what_heads_share_comes_in_steps_that_are_loaded_at_once(size: int, shared: int, step: int) -> None:
-    assert usual_step(SimpleNamespace(heads=SimpleNamespace(d_qk=size), merged=shared, joined=1)) == step  # type: ignore[arg-type]
+@pytest.mark.parametrize(("size", "step"), [(64, 4), (128, 8), (256, 16), (8, 1)])
+def test_sizes_come_in_steps_of_a_sixteenth_of_a_head(size: int, step: int) -> None:
+    assert usual_step(size) == step

@@ -17,6 +17,7 @@ from deadweight.slim.format import (
     CacheSpec,
     CodeSpec,
     EmbeddingSpec,
+    HeadsSpec,
     IdentitySpec,
     LinearSpec,
     PlainLinearSpec,
@@ -26,25 +27,21 @@ from deadweight.slim.format import (
 )
 
 EVERY = {
-    "a": LinearSpec(8, 6, (RowGroup(4, 7, 2, True), RowGroup(2, 0, 0, False)), shuffled=True, spare=True),
+    "a": LinearSpec(8, 6, (RowGroup(4, 7, 2, True), RowGroup(2, 0, 0, False)), shuffled=True),
     "b": PlainLinearSpec(8, 6, bias=False),
     "c": EmbeddingSpec(11, 8, None, 3),
     "d": IdentitySpec(),
     "e": BiasSpec(6),
     "f": WithoutSpec({"weight": 1.0}),
 }
+HEADS = HeadsSpec(4, 2, 16, 8, keys=(6, 16), values=(8, 3), listed=True)
 
 
 def test_every_kind_is_the_same_after_writing_and_reading() -> None:
     assert {spec.kind for spec in EVERY.values()} == set(KINDS)
-    written = SlimSpec(EVERY, {"h.0.attn": {"heads": 2}})
+    written = SlimSpec(EVERY, {"h.0.attn": HEADS})
     assert SlimSpec.from_json(json.loads(json.dumps(written.to_json()))) == written
     assert written.stored_otherwise == ["a", "c"]
-
-
-def test_rows_that_nobody_reads_are_not_made() -> None:
-    spec = EVERY["a"]
-    assert isinstance(spec, LinearSpec) and [spec.is_made(g) for g in spec.groups] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +57,31 @@ def test_rows_that_nobody_reads_are_not_made() -> None:
 )
 def test_anything_else_is_refused_with_what_is_wrong(data: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
+        SlimSpec.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keys": [6]}, "keys \\(6,\\) of 2 key heads of 16"),
+        ({"keys": [6, 17]}, "keys \\(6, 17\\) of 2 key heads of 16"),
+        ({"values": [8, 0]}, "values \\(8, 0\\) of 2 key heads of 8"),
+        ({"values": [8, -1]}, "found values 1 = -1"),
+        ({"values": [8, 2.0]}, "found values 1 = 2.0"),
+        ({"values": 8}, "not iterable"),
+        ({"keys": None}, "not iterable"),
+        ({"d_qk": 1 << 40}, "found d_qk = 1099511627776"),
+        ({"heads": True}, "found heads = True"),
+        ({"heads": 5}, "5 heads that share 2 of keys"),
+        ({"key_heads": 0}, "4 heads that share 0 of keys"),
+        ({"listed": "no"}, "neither true nor false"),
+        ({"merged": 2}, "unexpected keyword"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    data = SlimSpec(heads={"attention": HEADS}).to_json()
+    data["heads"]["attention"] |= change
+    with pytest.raises(ValueError, match=f"found heads at attention.*{message}"):
         SlimSpec.from_json(data)
 
 

@@ -10,16 +10,17 @@ from types import ModuleType
 import pytest
 import torch
 
-from deadweight.compress.truncate import LinearMap, cut
+from deadweight.compress.linear_map import LinearMap
+from deadweight.compress.truncate import truncate_model
 
 
 def test_plain_svd_of_one_head_is_the_best_approximation_of_its_weights(study: Callable[[str], ModuleType]) -> None:
     s4 = study("s4_heads")
     trial = s4.Trial(8, 16, 1, 1)
-    spaces = [s4.plain(trial.source.module, s) for s in trial.measured(1)]
+    spaces = [s4.plain(trial.source.module, s) for s in trial.measured()]
     heads = spaces[1].heads
     kept = s4.with_sizes(spaces, {(heads.path, 2): 4})
-    made = cut(trial.source.module, spaces, kept, bias=True).module
+    made = truncate_model(trial.source.module, spaces, kept, bias=True).module
 
     def product(model: torch.nn.Module) -> torch.Tensor:
         out, values = LinearMap(model, heads.output).weight, LinearMap(model, heads.value.module).weight

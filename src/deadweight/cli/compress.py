@@ -20,13 +20,6 @@ class MethodName(StrEnum):
     uniform = "uniform"
 
 
-class CacheName(StrEnum):
-    """How a cache is made smaller."""
-
-    coded = "coded"
-    low_rank = "low-rank"
-
-
 class KeysName(StrEnum):
     """How far the numbers of keys are mixed before they are coded."""
 
@@ -92,9 +85,6 @@ def compress(
             "pairs, or nothing. More mixing loses less and takes longer to decode. Default: by size.",
         ),
     ] = None,
-    cache: Annotated[
-        CacheName, typer.Option("--cache", help="coded: bits where they matter; low-rank: fewer dimensions of 16 bits.")
-    ] = CacheName.coded,
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", metavar="FILE", help="For images or sound: safetensors, a row per sample."),
@@ -111,11 +101,6 @@ def compress(
         int | None,
         typer.Option("--step", min=1, help="Of smaller heads: sizes are multiples of this. Default: 1/16 of a head."),
     ] = None,
-    merge: Annotated[
-        int | None,
-        typer.Option("--merge", min=1, help="Low rank: key heads that share a subspace. Default: up to 512 wide."),
-    ] = None,
-    late: Annotated[bool, typer.Option("--late", help="Low rank: cache pre-RoPE keys.")] = False,
     overwrite: Overwrite = False,
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -124,7 +109,8 @@ def compress(
 
     Keys and values are measured on text, transformed to coordinates of which each costs the loss the same, and stored
     in 0 to 8 bits each. The loss is measured on text that was held back, and printed: this is not the same function.
-    The weights stay as they are. Models without a cache get smaller attention weights instead (--keep-attention).
+    The weights stay as they are. --keep-attention makes the heads smaller instead: every head keeps the dimensions that
+    matter most. That is for models without a cache, and for checkpoints that plain transformers loads (--layout stock).
     What costs nothing is removed by `deadweight reduce`.
 
     Healing that was stopped goes on when the same command is given again; until then its state is kept beside OUT, in a
@@ -171,6 +157,6 @@ def compress(
 
 OPTIONS = (
     "keep_kv", "bits", "max_loss", "keep_attention", "curve", "text", "judge_text", "heal", "heal_text", "heal_rate",
-    "windows", "length", "batch", "keys", "cache", "inputs", "layout", "method", "step", "merge", "late", "overwrite",
+    "windows", "length", "batch", "keys", "inputs", "layout", "method", "step", "overwrite",
     "trust_remote_code",
 )  # fmt: skip

@@ -78,7 +78,7 @@ def expect_cache(source: Source) -> None:
     if getattr(source.config, "is_encoder_decoder", False):
         raise DeadweightError(
             f"{name} is an encoder with a decoder; expected a decoder alone: caches of cross-attention are not coded. "
-            "Use --cache low-rank"
+            "Use --keep-attention"
         )
     expect_constant_rates(source.config)
 

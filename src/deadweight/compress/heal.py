@@ -26,8 +26,8 @@ from deadweight.compress.settings import RATE
 from deadweight.compress.streaming import gathered
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.slim.attention import Packing
 from deadweight.slim.coder import Coder
+from deadweight.slim.heads import HeadPacking
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 
@@ -85,7 +85,7 @@ def healed(
     """
     own_weights(original, compressed)
     accelerator = make_accelerator()
-    stock = not any(isinstance(part, (Packing, Coder)) for part in compressed.modules())
+    stock = not any(isinstance(part, (HeadPacking, Coder)) for part in compressed.modules())
     blocks = repeated(compressed) if stock else blocks_of(compressed)
     trained = [p for path in blocks for p in compressed.get_submodule(path).parameters()]
     for p in compressed.parameters():
@@ -158,7 +158,7 @@ def blocks_of(model: nn.Module) -> list[str]:
     """The repeated blocks that hold an attention, in their order."""
     found: dict[str, None] = {}
     for path, module in model.named_modules():
-        if isinstance(module, (Packing, Coder)):
+        if isinstance(module, (HeadPacking, Coder)):
             block = re.match(r"(.*\.\d+)(?=\.)", path)
             found[block[1] if block else path.rpartition(".")[0]] = None
     return list(found)

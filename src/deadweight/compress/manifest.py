@@ -15,7 +15,7 @@ def as_data(found: Compression) -> dict[str, Any]:
         "deadweight": __version__,
         "source": found.model,
         "layout": found.layout,
-        "budget": {"what": found.what, "asked": found.asked, "share": found.share},
+        "budget": {"what": "attention", "asked": found.asked, "share": found.share},
         "kv_numbers_per_token": {"before": found.kv_before, "after": found.kv_after},
         "parameters": {"before": found.parameters_before, "after": found.parameters_after},
         "predicted": found.predicted,
@@ -28,7 +28,7 @@ def as_data(found: Compression) -> dict[str, Any]:
         "seconds": round(found.seconds, 2),
         "seconds_of_a_forward_pass": round(found.seconds_forward, 2),
         "kept": {
-            path: {"values": list(k.values), "still": list(k.still), "planes": list(k.planes)}
+            path: {"values": list(k.values), "non_rotary": list(k.non_rotary), "rotary_pairs": list(k.pairs)}
             for path, k in found.kept.items()
         },
         "left_alone": found.left_alone,

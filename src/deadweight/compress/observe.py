@@ -12,7 +12,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deadweight.errors import DeadweightError
-from deadweight.slim.attention import NAME, attention, how_of, register
+from deadweight.slim.attention import NAME, options_of, register
+from deadweight.slim.attention import attend as attend_with
 
 OBSERVED = "deadweight-observed"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -35,17 +36,16 @@ _observer: ContextVar[tuple[Observer, dict[int, str]] | None] = ContextVar("obse
 def observed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
-    how = how_of(module, query, attention_mask, given)
-    if how["scaling"] is None:
-        how["scaling"] = query.shape[-1] ** -0.5
+    options = options_of(module, query, attention_mask, given)
+    options = options._replace(scaling=options.scale_of(query))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, **how)
+        return attend_with(q, k, v, options)
 
-    found = _observer.get()
-    assert found is not None, "observed attention without an observer"
-    observer, paths = found
-    out = observer(paths[id(module)], query, key, value, attend, how)
+    observation = _observer.get()
+    assert observation is not None, "observed attention without an observer"
+    observer, paths = observation
+    out = observer(paths[id(module)], query, key, value, attend, options._asdict())
     return out.transpose(1, 2).contiguous(), None
 
 

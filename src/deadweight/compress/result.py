@@ -8,6 +8,7 @@ from typing import Literal
 from torch import nn
 
 from deadweight.compress.truncate import Kept
+from deadweight.slim.format import SlimSpec
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,14 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Compression:
-    """One model, compressed."""
+    """One model with smaller heads."""
 
     model: str
     layout: str
-    what: str  # kv or attention: what the budget is about
-    share: float  # of it that is kept
+    share: float  # of the attention weights that is kept
     kept: dict[str, Kept]  # by attention
     head_sizes: dict[str, int]  # of the original, by attention
-    kv_before: int  # numbers per token
+    kv_before: int  # keys and values per token
     kv_after: int
     parameters_before: int
     parameters_after: int
@@ -49,7 +49,8 @@ class Compression:
     notes: tuple[str, ...] = ()
     left_alone: dict[str, str] = field(default_factory=dict)  # attentions that could not be cut everywhere, and why
     module: nn.Module | None = None
-    asked: float | None = None  # the share that was asked for; None: the largest loss was, or nothing
+    slim: SlimSpec | None = None  # how the module is built, if it is slim
+    asked: float | None = None  # the share that was asked for, if one was
     judgement_before_healing: Judgement | None = None
     healed: int = 0  # steps, of what was kept
     seconds_healing: float = 0.0

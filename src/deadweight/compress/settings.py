@@ -25,7 +25,6 @@ class Settings:
     bits: float | None = None
     keep_attention: float | None = None
     max_loss: float | None = None
-    cache: Literal["coded", "low-rank"] = "coded"
     keys: Structure | None = None  # how far keys are mixed before they are coded; None: as far as is cheap
     text: str | None = None
     judge_text: str | None = None
@@ -36,8 +35,6 @@ class Settings:
     length: int | None = None
     batch: int | None = None
     step: int | None = None
-    merge: int | None = None
-    late: bool = False
     heal: int = 0
     heal_text: str | None = None
     heal_rate: float = RATE
@@ -49,7 +46,6 @@ class Settings:
     def __post_init__(self) -> None:
         expect_choice("layout", self.layout, ("slim", "stock"))
         expect_choice("method", self.method, ("knapsack", "layer", "uniform"))
-        expect_choice("cache", self.cache, ("coded", "low-rank"))
         if self.keys is not None:
             expect_choice("keys", self.keys, STRUCTURES)
         budgets = (self.keep_kv, self.bits, self.keep_attention, self.max_loss)
@@ -77,26 +73,35 @@ class Settings:
         self.expect_read()
 
     def expect_read(self) -> None:
-        """Refuse options that the kind of compression that was asked for would not read."""
-        if self.is_coded:
-            strange = {"--late": self.late, "--merge": self.merge is not None}
-            instead = "expected --cache low-rank with it"
-        else:
-            strange = {
-                "--curve": self.curve,
-                "--bits": self.bits is not None,
-                "--keys": self.keys is not None,
-                "--judge-text": self.judge_text is not None,
-            }
-            instead = "it is about coded caches: expected neither --cache low-rank nor --keep-attention, --layout stock"
-        for name, given in strange.items():
-            if given:
-                raise DeadweightError(f"found {name}, which is not read here; {instead}")
+        """Refuse options about coded caches where heads are to get smaller instead."""
+        about_caches = {
+            "--keep-kv": self.keep_kv is not None,
+            "--bits": self.bits is not None,
+            "--max-loss": self.max_loss is not None,
+            "--curve": self.curve,
+            "--keys": self.keys is not None,
+            "--judge-text": self.judge_text is not None,
+        }
+        given = next((name for name, is_given in about_caches.items() if is_given), None)
+        if given is None:
+            return
+        if self.layout == "stock":
+            raise DeadweightError(
+                f"found {given} with --layout stock, in which no cache can be coded; expected --keep-attention, or "
+                "--layout slim"
+            )
+        if self.keep_attention is not None:
+            raise DeadweightError(f"found {given}, which is about coded caches; expected it without --keep-attention")
 
     @property
-    def is_coded(self) -> bool:
-        """Whether a cache, if the model has one, is to be coded; else heads get smaller."""
-        return self.cache == "coded" and self.keep_attention is None and self.layout == "slim"
+    def wants_heads(self) -> bool:
+        """Whether smaller heads are asked for, whether or not the model has a cache."""
+        return self.keep_attention is not None or self.layout == "stock"
+
+    @property
+    def wants_cache(self) -> bool:
+        """Whether a smaller cache is asked for, whether or not the model has one."""
+        return self.share is not None or self.max_loss is not None or self.curve
 
     @property
     def share(self) -> float | None:

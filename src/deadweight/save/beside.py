@@ -21,8 +21,8 @@ PACKAGE = Path(__file__).parent.parent
 OWN_CODE = [PACKAGE / "transformer" / f"{name}.py" for name in ("shape", "configuration", "modeling")]
 MODELING = "modeling_deadweight.py"
 RUNTIME = ("format", "layers")  # files of slim/ that a slim checkpoint needs
-ATTENTION = ("attention", "kernels")  # those that smaller heads need too
-CACHE = (*ATTENTION, "scratch", "codes", "coder", "cache", "coded_attention")  # and those that a coded cache needs
+HEADS = ("attention", "heads")  # those that smaller heads need too
+CACHE = ("attention", "scratch", "codes", "coder", "cache", "coded_attention")  # those that a coded cache needs too
 LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied
 NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (
@@ -69,8 +69,8 @@ def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: Sli
     raw |= {"deadweight": slim.to_json(), "auto_map": classes}
     raw.setdefault("architectures", [cls.__name__])
     file.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    more = CACHE if slim.caches else () if slim.attention is None else ATTENTION
-    for name in (*RUNTIME, *more):
+    more = {*(HEADS if slim.heads else ()), *(CACHE if slim.caches else ())}
+    for name in (*RUNTIME, *sorted(more)):
         text = (PACKAGE / "slim" / f"{name}.py").read_text(encoding="utf-8")
         (draft / f"deadweight_{name}.py").write_text(travelling(text), encoding="utf-8")
     (draft / MODELING).write_text(modeling(cls, slim), encoding="utf-8")
@@ -103,9 +103,9 @@ def modeling(cls: type[nn.Module], slim: SlimSpec) -> str:
     home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
     imports = ["from .deadweight_format import SlimSpec", "from .deadweight_layers import install"]
     lines = ["install(self, slim)"]
-    if slim.attention is not None:
-        imports.insert(0, "from .deadweight_attention import install_attention")
-        lines.append("install_attention(self, slim.attention)")
+    if slim.heads:
+        imports.insert(0, "from .deadweight_heads import install_heads")
+        lines.append("install_heads(self, slim.heads)")
     if slim.caches:
         imports.insert(0, "from .deadweight_coded_attention import install_caches")
         lines.append("install_caches(self, slim.caches)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -183,19 +183,11 @@ class SlimLayer:
             if group.heads:
                 result[f"through_{i}"] = torch.tensor(self.through[i], dtype=torch.int32)
         if spec.shuffled:
-            made = [r for rows, g in zip(self.rows, spec.groups, strict=True) if spec.is_made(g) for r in rows]
-            order = torch.zeros(spec.outputs, dtype=torch.int32)  # nobody reads a spare row: any will do
+            made = [row for rows in self.rows for row in rows]
+            order = torch.zeros(spec.outputs, dtype=torch.int32)
             order[made] = torch.arange(len(made), dtype=torch.int32)
             result |= {"order": order}
         return result
-
-    def with_spare_rows(self) -> SlimLayer:
-        """The same layer for a reader that ignores the zero rows of the output: these are not computed."""
-        spec = self.spec
-        if not isinstance(spec, LinearSpec) or not any(g.columns for g in spec.groups):
-            return self
-        spare = replace(spec, spare=True, shuffled=True)
-        return replace(self, spec=spare) if not all(map(spare.is_made, spare.groups)) else self
 
 
 @dataclass(frozen=True)

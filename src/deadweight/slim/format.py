@@ -28,7 +28,7 @@ class RowGroup:
 class LinearSpec:
     """A linear layer whose rows are stored in groups; `shuffled` rows are put in order behind them.
 
-    If constant rows are `spare`, nobody reads them. `transposed` is the weight of transformers' Conv1D.
+    `transposed` is the weight of transformers' Conv1D.
     """
 
     kind: ClassVar = "linear"
@@ -37,15 +37,10 @@ class LinearSpec:
     groups: tuple[RowGroup, ...]
     shuffled: bool = False
     transposed: bool = False
-    spare: bool = False
 
     def __post_init__(self) -> None:
         groups = tuple(g if isinstance(g, RowGroup) else RowGroup(**g) for g in self.groups)
         object.__setattr__(self, "groups", groups)
-
-    def is_made(self, group: RowGroup) -> bool:
-        """Whether the rows of a group are computed; those that nobody reads are not."""
-        return not self.spare or bool(group.columns) or group.bias
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class IdentitySpec:
 
 @dataclass(frozen=True)
 class BiasSpec:
-    """A convolution that has the shift of the norm behind it as its bias."""
+    """A layer with a bias that its class does not give it: a norm's shift, or the means of values that are dropped."""
 
     kind: ClassVar = "bias"
     outputs: int
@@ -206,11 +201,48 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
+class HeadsSpec:
+    """Smaller heads of one attention: how many dimensions of its keys and of its values every key head keeps.
+
+    Kept are the first dimensions, unless those of keys are `listed`: then a tensor says which.
+    """
+
+    heads: int
+    key_heads: int
+    d_qk: int
+    d_v: int
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+    listed: bool = False
+
+    @classmethod
+    def from_json(cls, path: str, raw: Any) -> HeadsSpec:
+        try:
+            spec = cls(**{**raw, "keys": tuple(raw["keys"]), "values": tuple(raw["values"])})
+            spec.expect_fitting()
+            return spec
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"found heads at {path} that do not fit their format ({error})") from error
+
+    def expect_fitting(self) -> None:
+        """Raises ValueError where the numbers of an attention do not fit together."""
+        expect_counts(heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v)
+        if not self.key_heads or self.heads % self.key_heads:
+            raise ValueError(f"{self.heads} heads that share {self.key_heads} of keys")
+        for name, kept, whole in (("keys", self.keys, self.d_qk), ("values", self.values, self.d_v)):
+            expect_counts(**{f"{name} {i}": n for i, n in enumerate(kept)})
+            if len(kept) != self.key_heads or not all(0 < n <= whole for n in kept):
+                raise ValueError(f"{name} {kept} of {self.key_heads} key heads of {whole} dimensions")
+        if type(self.listed) is not bool:
+            raise ValueError(f"listed = {self.listed!r}, which is neither true nor false")
+
+
+@dataclass(frozen=True)
 class SlimSpec:
-    """How a model is built: its layers, and of a compressed one the packings or coded caches of attentions, by path."""
+    """How a model is built: its layers, and of a compressed one the heads or coded caches of attentions, by path."""
 
     layers: dict[str, LayerSpec] = field(default_factory=dict)
-    attention: dict[str, dict[str, Any]] | None = None
+    heads: dict[str, HeadsSpec] = field(default_factory=dict)
     caches: dict[str, CacheSpec] = field(default_factory=dict)
 
     @property
@@ -220,11 +252,10 @@ class SlimSpec:
 
     def to_json(self) -> dict[str, Any]:
         layers = {path: {"kind": spec.kind, **asdict(spec)} for path, spec in self.layers.items()}
+        heads = {path: asdict(spec) for path, spec in self.heads.items()}
         caches = {path: asdict(spec) for path, spec in self.caches.items()}
-        data: dict[str, Any] = {"format": VERSION, "layers": layers}
-        if self.attention is not None:
-            data["attention"] = self.attention
-        return data | ({"caches": caches} if caches else {})
+        parts = {"heads": heads, "caches": caches}
+        return {"format": VERSION, "layers": layers, **{name: part for name, part in parts.items() if part}}
 
     @classmethod
     def from_json(cls, data: Any) -> SlimSpec:
@@ -233,8 +264,9 @@ class SlimSpec:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"found a slim checkpoint of format {found!r}; expected {VERSION}: write it again")
         layers = {path: layer_from_json(path, raw) for path, raw in data["layers"].items()}
+        heads = {path: HeadsSpec.from_json(path, raw) for path, raw in data.get("heads", {}).items()}
         caches = {path: CacheSpec.from_json(path, raw) for path, raw in data.get("caches", {}).items()}
-        return cls(layers, data.get("attention"), caches)
+        return cls(layers, heads, caches)
 
 
 def layer_from_json(path: str, raw: Any) -> LayerSpec:

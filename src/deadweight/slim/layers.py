@@ -30,8 +30,7 @@ class SlimLinear(nn.Module):
 
     A group reads some columns (all, or those that `columns_N` lists) through a dense matrix. Where it has `heads`, each
     head's rows also receive the inputs that `through_N` lists, unchanged: the identity block of its matrix. A group
-    without columns is constant. `order` puts the rows of all groups where they belong. If constant rows are `spare`,
-    nobody reads them, and what `order` puts there is no matter.
+    without columns is constant. `order` puts the rows of all groups where they belong.
     """
 
     def __init__(self, spec: LinearSpec) -> None:
@@ -52,13 +51,10 @@ class SlimLinear(nn.Module):
             self.register_buffer("order", torch.zeros(self.out_features, dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = [self.group(x, i, group) for i, group in self.made()]
+        rows = [self.group(x, i, group) for i, group in enumerate(self.spec.groups)]
         y = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
         order = getattr(self, "order", None)
         return y if order is None else y.index_select(-1, order)
-
-    def made(self) -> list[tuple[int, RowGroup]]:
-        return [(i, group) for i, group in enumerate(self.spec.groups) if self.spec.is_made(group)]
 
     def group(self, x: Tensor, i: int, group: RowGroup) -> Tensor:
         bias = getattr(self, f"bias_{i}", None)
@@ -80,7 +76,10 @@ class SlimLinear(nn.Module):
         if not any(group.bias for group in self.spec.groups):
             return None
         like = self.like()
-        parts = [getattr(self, f"bias_{i}") if group.bias else like.new_zeros(group.rows) for i, group in self.made()]
+        parts = [
+            getattr(self, f"bias_{i}") if group.bias else like.new_zeros(group.rows)
+            for i, group in enumerate(self.spec.groups)
+        ]
         return self.ordered(torch.cat(parts))
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .attention import install_attention
 from .coded_attention import install_caches
 from .format import SlimSpec
+from .heads import install_heads
 from .layers import install
 
 
@@ -28,8 +28,8 @@ def new_slim_class(base: type[Any]) -> type[Any]:
         base.__init__(self, config, *args, **kwargs)
         slim = SlimSpec.from_json(config.deadweight)
         install(self, slim)
-        if slim.attention is not None:
-            install_attention(self, slim.attention)
+        if slim.heads:
+            install_heads(self, slim.heads)
         if slim.caches:
             install_caches(self, slim.caches)
 

@@ -1,0 +1,76 @@
+"""Packed heads: attention on what is kept is attention on whole heads with zeros in the other dimensions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from deadweight.slim.attention import AttentionOptions, attend, attention, how_of
+from deadweight.slim.format import HeadsSpec
+from deadweight.slim.heads import HeadPacking
+
+SPECS = {
+    "all alike": HeadsSpec(4, 2, 6, 8, keys=(4, 4), values=(3, 3)),
+    "one key head": HeadsSpec(4, 1, 6, 8, keys=(2,), values=(5,), listed=True),
+    "keys that differ": HeadsSpec(6, 3, 6, 8, keys=(4, 4, 2), values=(3, 3, 3), listed=True),
+    "values that differ": HeadsSpec(3, 3, 6, 8, keys=(6, 6, 6), values=(3, 8, 3)),
+    "whole": HeadsSpec(4, 2, 6, 8, keys=(6, 6), values=(8, 8)),
+}
+
+
+def packing_of(spec: HeadsSpec) -> tuple[HeadPacking, Tensor, Tensor]:
+    """A packing, and the dimensions that it keeps of keys and of values, (g, d)."""
+    packing = HeadPacking(spec)
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.zeros(spec.key_heads, spec.d_qk), torch.zeros(spec.key_heads, spec.d_v)
+    listed = []
+    for g in range(spec.key_heads):
+        drawn = torch.randperm(spec.d_qk, generator=generator)[: spec.keys[g]].sort().values
+        dimensions = drawn if spec.listed else torch.arange(spec.keys[g])
+        keys[g, dimensions], values[g, : spec.values[g]] = 1.0, 1.0
+        listed.append(dimensions)
+    if spec.listed:
+        packing.key_dimensions.copy_(torch.cat(listed))
+    return packing, keys, values
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("name", SPECS)
+def test_packed_heads_attend_as_whole_ones_with_zeros_do(name: str, tokens: int) -> None:
+    spec = SPECS[name]
+    packing, kept_keys, kept_values = packing_of(spec)
+    generator = torch.Generator().manual_seed(1)
+    groups = spec.heads // spec.key_heads
+    query = torch.randn(2, spec.heads, tokens, spec.d_qk, dtype=torch.float64, generator=generator)
+    key = torch.randn(2, spec.key_heads, 5, spec.d_qk, dtype=torch.float64, generator=generator)
+    value = torch.randn(2, spec.key_heads, 5, spec.d_v, dtype=torch.float64, generator=generator)
+    query = query * kept_keys.double().repeat_interleave(groups, 0)[:, None]
+    key, value = key * kept_keys.double()[:, None], value * kept_values.double()[:, None]
+    options = AttentionOptions(scaling=0.3, causal=tokens > 1)
+    packed = packing.pack(key, value)
+    assert packing.is_packed(*packed) and packing.is_packed(key, value) == (name == "whole")
+    assert packed[0].numel() == 2 * 5 * sum(spec.keys) and packed[1].numel() == 2 * 5 * sum(spec.values)
+    whole = attend(query, key, value, options)
+    torch.testing.assert_close(packing.attend(query, *packed, options), whole, rtol=1e-12, atol=1e-12)
+    key[:, 0, 0, int(kept_keys[0].argmax())] += 1.0  # the neighbour: a kept dimension does matter
+    assert not torch.allclose(packing.attend(query, *packing.pack(key, value), options), whole)
+
+
+def test_options_are_the_same_by_keyword_and_as_one_value() -> None:
+    query, key, value = (torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    module = torch.nn.Module()
+    how = how_of(module, query, None, {"scaling": 0.5, "softcap": 3.0, "dropout": 0.0, "use_cache": True})
+    assert how == {"mask": None, "scaling": 0.5, "causal": True, "dropout": 0.0, "softcap": 3.0}
+    assert torch.equal(attention(query, key, value, **how), attend(query, key, value, AttentionOptions(**how)))
+    with pytest.raises(NotImplementedError, match="attention with s_aux"):
+        how_of(module, query, None, {"s_aux": 1})
+
+
+def test_scores_that_are_capped_are_not_those_of_torch_and_plain_ones_are() -> None:
+    query, key, value = (torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(attend(query, key, value, AttentionOptions(causal=True)), wanted)
+    loose = attend(query, key, value, AttentionOptions(causal=True, softcap=1e6))  # spelled out
+    torch.testing.assert_close(loose, wanted)
+    assert not torch.allclose(attend(query, key, value, AttentionOptions(causal=True, softcap=0.1)), wanted)
