@@ -3,10 +3,10 @@
 python benchmarks/compress_memory.py --json benchmarks/results/compress_memory.json --markdown docs/compress-memory.md
 python benchmarks/compress_memory.py --read benchmarks/results/compress_memory.json --markdown docs/compress-memory.md
 
-LLaMA-type models in bfloat16 with random weights, of several depths, each compressed to half its cache in a fresh
-process. Memory is what the process has allocated (pages that the system can take back, such as those of the mapped
-checkpoint, do not count), sampled every few milliseconds, less what it had after its imports; on a GPU, what torch has
-allocated there.
+LLaMA-type models in bfloat16 with random weights, of several depths, each given a cache of a quarter of the bytes in a
+fresh process. Memory is what the process has allocated (pages that the system can take back, such as those of the
+mapped checkpoint, do not count), sampled every few milliseconds, less what it had after its imports; on a GPU, what
+torch has allocated there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from deadweight.report import record
 WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 32000  # the blocks of a 1-billion-parameter LLaMA
 BLOCK = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH * KEYS // HEADS + 3 * WIDTH * HIDDEN)  # bytes in float32
 
-STAGES = ("measuring", "finding the best dimensions", "judging")
+SHARE = 0.25  # of the bytes of a 16-bit cache
+STAGES = ("measuring", "finding the best basis", "judging")
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,12 @@ def allocated() -> int:
 def child(folder: Path, out: Path, windows: int, length: int) -> None:
     """Compress, and print what it took."""
     import torch
-    import transformers.models.llama.modeling_llama  # noqa: F401 - counted as an import
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     from deadweight.compress.run import compress
 
+    with torch.device("meta"):
+        parameters = LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).num_parameters()
     before, stage, peaks = allocated(), ["opening"], dict[str, float]()
 
     def watch() -> None:
@@ -88,17 +91,16 @@ def child(folder: Path, out: Path, windows: int, length: int) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     ids = torch.randint(3, VOCABULARY, (windows, length), generator=torch.Generator().manual_seed(0))
-    found = compress(
+    compress(
         str(folder),
         out,
-        cache="low-rank",
-        keep_kv=0.5,
+        keep_kv=SHARE,
         inputs={"input_ids": ids},
         batch=2,
         progress=lambda what, done, of: stage.__setitem__(0, what),
     )
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    print(json.dumps([found.parameters_before, peaks, device]))
+    print(json.dumps([parameters, peaks, device]))
 
 
 def measure(place: Path, layers: int, windows: int, length: int) -> Row:
@@ -121,14 +123,14 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         "",
         f"**{last.peak / 1e9:.2f} GB for {last.parameters / 1e9:.2f} B parameters; each further block takes "
         f"{growth / 1e6:.0f} MB.** That is {growth / BLOCK:.0%} of the block's weights in float32: the measurements "
-        "of its heads, their bases, and its new attention weights.",
+        "of its keys and values, and their bases.",
         "",
         f"LLaMA-type, bfloat16, width {WIDTH}, hidden {HIDDEN}, {KEYS} key-value heads of {WIDTH // HEADS}, random "
-        f"weights; `--keep-kv 0.5`, {setting['windows']} windows of {setting['length']} tokens, two at a time; "
+        f"weights; `--keep-kv {SHARE}`, {setting['windows']} windows of {setting['length']} tokens, two at a time; "
         f"{setting['machine']}, torch {setting['torch']}. Written by `benchmarks/compress_memory.py`, which says what "
         f"is measured. A block has {BLOCK / 1e6:.0f} MB in float32.",
         "",
-        "| layers | parameters | in float32, GB | peak, GB | peak / float32 | measuring, GB | choosing dimensions, "
+        "| layers | parameters | in float32, GB | peak, GB | peak / float32 | measuring, GB | finding the basis, "
         "GB | judging, GB |",
         "| --- " * 8 + "|",
     ]
