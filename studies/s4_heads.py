@@ -159,6 +159,11 @@ def spread(told: Data, key: str = "kl") -> str:
     return f"{statistics.mean(values):.4f} ± {deviation:.4f}"
 
 
+def methods_of(record: Data) -> list[str]:
+    """The methods by which all heads were truncated, as they were called when they were recorded."""
+    return [name for name in record["whole"][0] if name != "size"]
+
+
 def written(record: Data) -> str:
     """The page of a record."""
     setting = record["setting"]
@@ -197,16 +202,16 @@ def written(record: Data) -> str:
         "",
         "## All heads at once",
         "",
-        f"| dimensions | {PLAIN} | fine-tuned | {CALIBRATED} | fine-tuned | {SPREAD} | fine-tuned |",
+        f"| dimensions | {' | '.join(f'{m} | fine-tuned' for m in methods_of(record))} |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in record["whole"]:
-        cells = [f"{row[m]['kl']:.4f} | {spread(row[m])}" for m in (PLAIN, CALIBRATED, SPREAD)]
+        cells = [f"{row[m]['kl']:.4f} | {spread(row[m])}" for m in methods_of(record)]
         lines.append(f"| {row['size']} | {' | '.join(cells)} |")
     lines += [
         "",
-        "The last method keeps as many weights as the others and lets the knapsack choose the size of each head and "
-        "layer.",
+        "The last method caches as many numbers as the others and lets the knapsack choose the size of each head "
+        "and layer.",
         "",
         "![KL divergence against the size of heads](small-heads.svg)",
         "",
@@ -217,7 +222,8 @@ def written(record: Data) -> str:
 
 def verdict(record: Data) -> str:
     """How often fine-tuning helped and hurt."""
-    tried = [row[m] for row in (*record["single"], *record["whole"]) for m in (PLAIN, CALIBRATED, SPREAD) if m in row]
+    rows = (*record["single"], *record["whole"])
+    tried = [row[m] for row in rows for m in methods_of(record) if m in row]
     tried = [t for t in tried if t["healed"]]
     after = [statistics.mean(h["kl"] for h in t["healed"]) for t in tried]
     worse = [t["kl"] for t, a in zip(tried, after, strict=True) if a > t["kl"]]
@@ -233,7 +239,7 @@ def verdict(record: Data) -> str:
 def drawn(record: Data, file: Path) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    for color, method in zip(("tab:gray", "tab:blue", "tab:red"), (PLAIN, CALIBRATED, SPREAD), strict=True):
+    for color, method in zip(("tab:gray", "tab:blue", "tab:red"), methods_of(record), strict=True):
         sizes = [row["size"] for row in record["whole"]]
         axes.plot(sizes, [row[method]["kl"] for row in record["whole"]], "o--", color=color, label=method)
         after = [[t["kl"] for t in row[method]["healed"]] for row in record["whole"]]

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "deadweight"
 COMMON = {"errors", "embedded", "progress", "silence", "threads", "version"}  # small, and imported by anyone
 FLOORS = (  # from the ground up: a room may import what stands before it
-    ("slim", "the runtime that travels with a checkpoint: layers, attention, caches and their codes, kernels"),
+    ("slim", "the runtime that travels with a checkpoint: layers, attention, heads, caches and their codes"),
     ("transformer", "our own transformer, of any shape"),
     ("source", "opens a model: folder, hub id, config or module; example inputs, narrow clones, text and tokens"),
     ("save", "checkpoints: what is stored, how it is written in shards, how it is loaded"),
