@@ -42,6 +42,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 SMALL = 4
 SIZES = (48, 32, 16, 8, 4)
 PLAIN, CALIBRATED, SPREAD = "plain SVD", "calibrated SVD", "knapsack"
+MERGED = "It was recorded with an earlier version of `compress`, in which the heads of a layer shared one subspace of values."
 Data = dict[str, Any]
 
 
@@ -212,6 +213,7 @@ def written(record: Data) -> str:
         "",
         "The last method caches as many numbers as the others and lets the knapsack choose the size of each head "
         "and layer.",
+        *([] if SPREAD in methods_of(record) else [MERGED]),
         "",
         "![KL divergence against the size of heads](small-heads.svg)",
         "",
