@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 SMALL = 4
 SIZES = (48, 32, 16, 8, 4)
 PLAIN, CALIBRATED, SPREAD = "plain SVD", "calibrated SVD", "knapsack"
-MERGED = "It was recorded with an earlier version of `compress`, in which the heads of a layer shared one subspace of values."
+MERGED = "It was recorded with an earlier version, in which the heads of a layer shared one subspace of values."
 Data = dict[str, Any]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from deadweight.compress.streaming import place_rest
 from deadweight.compress.truncate import TruncatedModel
-from deadweight.save.layout import Layer, Slim, layout
+from deadweight.save.layout import Slim, SlimLayer, layout
 from deadweight.slim.format import BiasSpec, SlimSpec
 from deadweight.slim.heads import install_heads
 from deadweight.slim.layers import install
@@ -19,7 +19,7 @@ def assembled(truncated: TruncatedModel) -> tuple[nn.Module, SlimSpec]:
     form = layout(module, truncated.facts)
     for path in (h.new_bias for h in heads.values()):
         if path is not None and path not in form.layers:  # a slim layer has a bias of its own
-            form.layers[path] = Layer(BiasSpec(module.get_submodule(path).get_parameter("bias").numel()))
+            form.layers[path] = SlimLayer(BiasSpec(module.get_submodule(path).get_parameter("bias").numel()))
     stored = layer_tensors(module, form)
     likes = {path: next(module.get_submodule(path).parameters()) for path in heads}
     spec = SlimSpec(form.spec.layers, {path: h.spec for path, h in heads.items()})
