@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Union
 
-VERSION = 3
+VERSION = 4
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
 
