@@ -96,6 +96,8 @@ def run(
     text: Annotated[str | None, typer.Option(help="Calibration text; default: the mixture.")] = None,
     windows: int = 16,
     length: int = 1024,
+    share: Annotated[list[float], typer.Option(help="Sizes of our cache, several times.")] = list(SHARES),  # noqa: B006
+    others: Annotated[bool, typer.Option(help="Run the other methods too.")] = True,
     results: Path = RESULTS,
 ) -> None:
     rows = [Row(**r) for r in record.read_rows(results)[1]] if results.exists() else []
@@ -114,8 +116,10 @@ def run(
         record.write_rows(results, setting, rows)
         typer.echo(f"{method:36s} {bits / 16:6.1%} {n}: {rise:+.2%}", err=True)
 
-    for share in SHARES:
-        coded_rows(work, share, texts, name, done, keep)
+    for size in share:
+        coded_rows(work, size, texts, name, done, keep)
+    if not others:
+        return
     known = remeasured(work)
     for rival in rivals(known):
         for n, batches in texts.items():
