@@ -295,6 +295,6 @@ def test_an_attention_with_unknown_parts_is_refused(
     def refuse(*args: Any) -> None:
         raise NotImplementedError("attention with sinks, which compressed heads do not know")
 
-    monkeypatch.setattr("deadweight.compress.observe.how_of", refuse)
+    monkeypatch.setattr("deadweight.compress.observe.options_of", refuse)
     with pytest.raises(DeadweightError, match=r"has attention with sinks.*cannot be observed"):
         saturation(folder("llama"), text)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deadweight.slim.attention import AttentionOptions, attend, attention, how_of
+from deadweight.slim.attention import AttentionOptions, attend, options_of
 from deadweight.slim.format import HeadsSpec
 from deadweight.slim.heads import HeadPacking
 
@@ -57,14 +57,12 @@ def test_packed_heads_attend_as_whole_ones_with_zeros_do(name: str, tokens: int)
     assert not torch.allclose(packing.attend(query, *packing.pack(key, value), options), whole)
 
 
-def test_options_are_the_same_by_keyword_and_as_one_value() -> None:
-    query, key, value = (torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
-    module = torch.nn.Module()
-    how = how_of(module, query, None, {"scaling": 0.5, "softcap": 3.0, "dropout": 0.0, "use_cache": True})
-    assert how == {"mask": None, "scaling": 0.5, "causal": True, "dropout": 0.0, "softcap": 3.0}
-    assert torch.equal(attention(query, key, value, **how), attend(query, key, value, AttentionOptions(**how)))
+def test_options_are_those_of_the_call_and_unknown_ones_are_refused() -> None:
+    query, module = torch.zeros(1, 2, 4, 8), torch.nn.Module()
+    options = options_of(module, query, None, {"scaling": 0.5, "softcap": 3.0, "dropout": 0.0, "use_cache": True})
+    assert options == AttentionOptions(None, scaling=0.5, causal=True, dropout=0.0, softcap=3.0)
     with pytest.raises(NotImplementedError, match="attention with s_aux"):
-        how_of(module, query, None, {"s_aux": 1})
+        options_of(module, query, None, {"s_aux": 1})
 
 
 def test_scores_that_are_capped_are_not_those_of_torch_and_plain_ones_are() -> None:

@@ -58,16 +58,6 @@ def options_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dic
     )
 
 
-def how_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The same options as keyword arguments of `attention`."""
-    return options_of(module, query, mask, given)._asdict()
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """`attend`, with the options as keyword arguments."""
-    return attend(query, key, value, AttentionOptions(**options))
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     """softmax(scaling · Q Kᵀ + mask) V. Keys, and values, may each be shared by groups of query heads of their own."""
     if options.softcap is not None or (query.shape[2] == 1 and options.dropout == 0):

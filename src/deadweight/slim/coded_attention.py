@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from .attention import attention, how_of
+from .attention import AttentionOptions, attend, options_of
 from .cache import Call, CodedLayer, before, real_tokens
 from .coder import Coder, Codes
 from .format import CacheSpec
@@ -28,67 +28,70 @@ def coded_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention, on rows of bytes where the module has a coder."""
-    how = how_of(module, query, attention_mask, given)
+    options = options_of(module, query, attention_mask, given)
     coder: Coder | None = getattr(module, "coder", None)
     if coder is None:
-        return attention(query, key, value, **how).transpose(1, 2).contiguous(), None
-    how["scaling"] = coder.spec.d_qk**-0.5 if how["scaling"] is None else how["scaling"]
+        return attend(query, key, value, options).transpose(1, 2).contiguous(), None
+    options = options._replace(scaling=options.scale_of(query))
     call, coder.call = coder.call, None
     if key.dtype != torch.uint8:
-        out = as_if_decoded(coder, query, key, value, how)
+        out = as_if_decoded(coder, query, key, value, options)
     else:
-        out = on_rows(coder, call, query, (key, value), how)
+        out = on_rows(coder, call, query, (key, value), options)
     return out.transpose(1, 2).contiguous(), None
 
 
-def as_if_decoded(coder: Coder, query: Tensor, key: Tensor, value: Tensor, how: dict[str, Any]) -> Tensor:
+def as_if_decoded(coder: Coder, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     """Attention without a cache: every query sees itself and the first tokens as they are, and codes of the others."""
     batch, new = len(key), key.shape[2]
-    real = real_tokens(how["mask"], batch, new, 0, key.device)
+    real = real_tokens(options.mask, batch, new, 0, key.device)
     start = torch.where(real.any(1), real.int().argmax(1), 0)
     places = torch.arange(new, device=key.device)
     coded_key, coded_value = coder.simulate(key, value, places - start[:, None])
     exempt = (places - start[:, None] < coder.spec.first)[:, None, :, None]  # padding before the start is never seen
     query, key = coder.paired(query), coder.paired(key)
     coded_key, coded_value = torch.where(exempt, key, coded_key), torch.where(exempt, value, coded_value)
-    return with_own_token(query, (key, value), (coded_key, coded_value), how)
+    return with_own_token(query, (key, value), (coded_key, coded_value), options)
 
 
 def with_own_token(
-    query: Tensor, exact: tuple[Tensor, Tensor], coded: tuple[Tensor, Tensor], how: dict[str, Any]
+    query: Tensor, exact: tuple[Tensor, Tensor], coded: tuple[Tensor, Tensor], options: AttentionOptions
 ) -> Tensor:
     """softmax(QKᵀ)V where on the diagonal keys and values are exact, and coded elsewhere."""
     groups = query.shape[1] // coded[0].shape[1]
     (key, value), (coded_key, coded_value) = ([x.repeat_interleave(groups, 1) for x in pair] for pair in (exact, coded))
     scores = (query @ coded_key.transpose(-1, -2)).diagonal_scatter((query * key).sum(-1), dim1=-2, dim2=-1)
-    weights = softmax(scores, how)
+    weights = softmax(scores, options)
     own = weights.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     return weights @ coded_value + own * (value - coded_value)
 
 
-def softmax(scores: Tensor, how: dict[str, Any]) -> Tensor:
+def softmax(scores: Tensor, options: AttentionOptions) -> Tensor:
     """Weights from products of queries and keys: scaled, capped, masked."""
-    scores = scores * how["scaling"]
-    if how["softcap"] is not None:
-        scores = how["softcap"] * torch.tanh(scores / how["softcap"])
-    if how["causal"]:
+    assert options.scaling is not None  # it depends on the head dimension, which scores do not have
+    scores = scores * options.scaling
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    if options.causal:
         scores = scores + torch.full(scores.shape[-2:], -math.inf, dtype=scores.dtype, device=scores.device).triu(1)
-    mask = how["mask"]
+    mask = options.mask
     if mask is not None:
         least = torch.finfo(scores.dtype).min  # a row that sees nothing, as padding does, must not become NaN
         scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-    return F.dropout(weights, how["dropout"]) if how["dropout"] else weights
+    return F.dropout(weights, options.dropout) if options.dropout else weights
 
 
-def on_rows(coder: Coder, call: Call | None, query: Tensor, rows: tuple[Tensor, Tensor], how: dict[str, Any]) -> Tensor:
+def on_rows(
+    coder: Coder, call: Call | None, query: Tensor, rows: tuple[Tensor, Tensor], options: AttentionOptions
+) -> Tensor:
     """Attention on the rows of a cache, in which the tokens of this call are the last."""
     if call is None or call.layer is None or call.key is None or call.value is None:
         raise NotImplementedError("attention on codes that another layer has cached, which coded caches do not know")
     new = call.key.shape[2]
     if isinstance(call.past, int) and call.past == 0:  # nothing is read from the cache
-        mask = how["mask"]
-        return attention(query, call.key, call.value, **{**how, "mask": None if mask is None else mask[..., :new]})
+        mask = None if options.mask is None else options.mask[..., :new]
+        return attend(query, call.key, call.value, options._replace(mask=mask))
     layer = call.layer
     assert layer.start is not None and layer.first is not None
     keys, values = rows
@@ -103,10 +106,10 @@ def on_rows(coder: Coder, call: Call | None, query: Tensor, rows: tuple[Tensor, 
     key = key.index_copy_(3, fresh, coder.paired(call.key).transpose(2, 3).to(key.dtype)).transpose(2, 3)
     key = with_first(key, layer, coder.paired(layer.first[0]), away)
     if query.shape[2] == 1:
-        return of_one_token(coder, query, key, (shared, own), Exact(layer, call.value, fresh, away), how)
+        return of_one_token(coder, query, key, (shared, own), Exact(layer, call.value, fresh, away), options)
     value = coder.values_of(shared, own)
     value = value.index_copy_(2, fresh, call.value.to(value.dtype))
-    return attention(query, key, with_first(value, layer, layer.first[1], away), **how)
+    return attend(query, key, with_first(value, layer, layer.first[1], away), options)
 
 
 @dataclass(frozen=True)
@@ -120,14 +123,14 @@ class Exact:
 
 
 def of_one_token(
-    coder: Coder, query: Tensor, key: Tensor, codes: tuple[Codes, Codes], exact: Exact, how: dict[str, Any]
+    coder: Coder, query: Tensor, key: Tensor, codes: tuple[Codes, Codes], exact: Exact, options: AttentionOptions
 ) -> Tensor:
     """Attention of one query: it gathers the coordinates of values, and makes one vector of what was gathered."""
     layer, value = exact.layer, exact.value
     assert layer.first is not None
     batch, heads = query.shape[:2]
     shared = query.reshape(batch, key.shape[1], -1, query.shape[-1])  # the query heads of a key head as rows
-    weights = softmax((shared @ key.transpose(-1, -2)).view(batch, heads, 1, -1), how)
+    weights = softmax((shared @ key.transpose(-1, -2)).view(batch, heads, 1, -1), options)
     at, known = first_rows(layer, layer.first[1], exact.away, key.shape[2])
     known = known & (at != exact.fresh)
     at = torch.cat([at, exact.fresh.expand(batch, 1)], 1)[:, None, None]  # b 1 1 exact
