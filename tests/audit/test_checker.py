@@ -183,6 +183,8 @@ CHANGES: dict[str, tuple[list[float], list[float], list[int], str]] = {
     "no number stays none": ([NONE, 2.0], [0.0, 0.5], [7, 7], ""),
     "a number becomes none": ([1.0, 2.0], [NONE, 0.5], [7, 7], "becomes none"),
     "a number becomes infinite": ([1.0, 2.0], [INFINITE, 0.5], [7, 7], "becomes none"),
+    "an infinite number, and others": ([INFINITE, 2.0, 3.0], [0.0, 0.5, 0.7], [7, 7, 7], "one label"),
+    "an infinite number, and one that stays": ([INFINITE, 2.0, 3.0], [0.0, 0.5, 0.0], [7, 0, 7], "called unchanged"),
     "infinite numbers alone": ([INFINITE, -INFINITE], [0.0, 0.0], [7, 7], ""),
 }
 
@@ -345,3 +347,34 @@ def test_a_conclusion_about_some_of_several_results_is_refused() -> None:
     short = replace(claim.steps[place], value=claim.steps[place].value[:1])
     steps = (*claim.steps[:place], short, *claim.steps[place + 1 :])
     assert "2 results, and conclusions about 1" in fault(replace(claim, steps=steps), point)
+
+
+class Stream(nn.Module):
+    """What two maps write is normed and read: rotations are free, behind a LayerNorm only those that keep the mean."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.up, self.down, self.read = (
+            nn.Linear(*n, bias=False) for n in ((4, 6), (6, 5), (5, 6), (6, 3))
+        )
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return torch.tanh(self.read(self.norm(h + self.down(torch.sin(self.up(self.norm(h)))))))
+
+
+@pytest.mark.parametrize(
+    ("norm", "lie"),
+    [
+        (nn.RMSNorm(6, eps=1e-3, elementwise_affine=False), {"rotations": False}),
+        (nn.LayerNorm(6, elementwise_affine=False), {"rotations": False}),
+        (nn.LayerNorm(6, elementwise_affine=False), {"fixes_ones": False}),
+    ],
+)
+def test_a_group_that_is_said_to_be_larger_is_refused(norm: nn.Module, lie: dict[str, bool]) -> None:
+    graph = canonical(trace(Stream(norm).double(), (x := torch.randn(2, 3, 4, dtype=torch.float64),)))
+    point = Point(graph, {n: t.detach() for n, t in graph.tensors.items()}, {graph.inputs[0]: x})
+    claim = next(c for c in search(graph).claims if isinstance(c, TurnClaim) and not c.scalar)
+    assert claim.rotations and fault(claim, point) == ""
+    assert "changes the outputs" in fault(replace(claim, **lie), point)

@@ -116,6 +116,14 @@ CASES: dict[str, tuple[Callable, set[str]]] = {
         lambda m, x, i: torch.tanh(m.read(F.layer_norm(m.q(x), (4,), eps=0.0))),
         {"DW014"},
     ),
+    "a scale of a stream before a norm": (
+        lambda m, x, i: torch.tanh(m.read(F.layer_norm((h := m.q(x)) + m.k(h), (4,), eps=0.0))),
+        {"DW014"},
+    ),
+    "a gain of a stream before a norm": (
+        lambda m, x, i: torch.tanh(m.read(F.layer_norm(rms(x) * (1 + m.gain), (4,), eps=0.0))),
+        {"DW014"},
+    ),
     "a part of a fused map": (lambda m, x, i: fused_attention(m, x), {"DW003", "DW009", "DW010"}),
     "a key bias": (lambda m, x, i: scores(m.q(x), m.up(x)[..., :4]), {"DW002"}),
     "a value bias": (lambda m, x, i: torch.tanh(m.down(scores(m.q(x), m.k(x)) @ m.up(x))), {"DW003"}),

@@ -22,6 +22,7 @@ def packed(x: Tensor) -> Tensor:
 
 CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a bias and a linear map": lambda x, p: (x + p[0]) @ W.T,
+    "a bias, a linear map and another shape": lambda x, p: ((x + p[0]) @ W.T).flatten(1).tanh(),
     "an expanded parameter": lambda x, p: (x + p.expand(3, 4, 4)).tanh(),
     "a parameter beside data": lambda x, p: torch.cat([p.expand(3, 4, 4), x], 1) @ W,
     "stacked": lambda x, p: torch.stack([x, x + p]).sum(0),

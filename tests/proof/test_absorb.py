@@ -55,6 +55,9 @@ TRAPS = {
     "a slice that is returned": lambda m, x: (torch.tanh(x + m.p + m.q[:4]) * m.q[7], m.q[3:5]),
     "a slice of what is returned whole": lambda m, x: (torch.tanh(x + m.p + m.q[:4]) * m.q[7], m.q),
     "side by side with another parameter": lambda m, x: torch.tanh(x + m.p + torch.cat([m.q[:2], m.r])) * m.q[3],
+    "one number, side by side with another parameter": lambda m, x: (
+        torch.tanh(x + m.p.sum() + torch.cat([m.q[:2], m.r])) * m.q[3]
+    ),
     "side by side, one part read elsewhere": lambda m, x: torch.tanh(x + m.p + torch.cat([m.q[:2], m.q[3:5]])) * m.q[4],
     "a sum that weighs the parameter": lambda m, x: torch.tanh(torch.add(x + m.p, m.s, alpha=2)),
     "a sum that weighs the sum before it": lambda m, x: torch.tanh(torch.add(x + m.p, torch.add(m.s, x, alpha=2) * 2)),

@@ -55,11 +55,10 @@ def run_on_motion(graph: Graph, node: Node, moved: Values, still: Values) -> Val
     """The operation itself, on the motion in place of the operand that moves."""
     name = next(n for n in node.inputs if n in moved)
     motion = moved[name]
-    vectors = node.op == "linear" and node.args[0] == Ref(name)
-    if vectors:
+    if node.op == "linear" and node.args[0] == Ref(name):
         motion = shortened_rows(motion)
     moving = value_of(graph, node, Overlaid({name: motion}, still), {}, {})
-    return moving.expand(node.shape) if vectors else moving
+    return moving.expand(node.shape) if isinstance(moving, Tensor) else moving
 
 
 def shortened_rows(motion: Tensor) -> Tensor:

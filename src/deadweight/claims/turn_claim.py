@@ -41,7 +41,7 @@ class TurnClaim(Claim):
 
     def member(self, point: Point, generator: torch.Generator) -> Values:
         if self.scalar:
-            return {n: point.values[n] + t for n, t in scaling(self.sites, point, 0.5, 1 / 1.5 - 1).items()}
+            return scaled(self.sites, point, 1.5)
         parts = [self.random_member(index, generator) for index in self.by_size()]
         return transformed(self.sites, tuple(parts), point.values, point.value)
 
@@ -111,8 +111,24 @@ def scaling(sites: tuple[Site, ...], point: Point, written: float, read: float) 
     motion: Motion = {}
     for site in sites:
         parameter = point.values[site.parameter]
-        value = parameter if site.value is None else point.value(site.value)
-        value = value.reshape(parameter.shape).movedim(site.axis, -1) * (site.coordinate != 0)
-        value = (value * (read if site.role == "in" else written)).movedim(-1, site.axis)
-        motion[site.parameter] = motion[site.parameter] + value if site.parameter in motion else value
+        value = parameter if site.value is None else point.value(site.value).reshape(parameter.shape)
+        moved = in_space(site, value) * (read if site.role == "in" else written)
+        motion[site.parameter] = motion[site.parameter] + moved if site.parameter in motion else moved
     return motion
+
+
+def scaled(sites: tuple[Site, ...], point: Point, factor: float) -> Values:
+    """Written times the factor, read over it; what does both is scaled twice."""
+    moved: Values = {}
+    for site in sites:
+        before = point.values[site.parameter]
+        parameter = moved.get(site.parameter, before)
+        offset = 0.0 if site.value is None else point.value(site.value).reshape(before.shape) - before
+        change = (1 / factor if site.role == "in" else factor) - 1
+        moved[site.parameter] = parameter + change * in_space(site, parameter + offset)
+    return moved
+
+
+def in_space(site: Site, value: Tensor) -> Tensor:
+    """The numbers that stand for coordinates of the space, 0 elsewhere."""
+    return (value.movedim(site.axis, -1) * (site.coordinate != 0)).movedim(-1, site.axis)
