@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deadweight.claims.action import Blockwise, blocks_at
 from deadweight.claims.claim import Claim
-from deadweight.claims.point import Motion, Point, ancestors
+from deadweight.claims.point import Known, Motion, Point, ancestors
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
@@ -227,3 +227,21 @@ def test_a_value_that_is_given_is_not_computed() -> None:
     nothing = torch.zeros(graph.nodes[linear].shape, dtype=torch.float64)
     assert ancestors(graph, after, {linear: nothing}) == [after]
     assert not bool(point.value(after, {linear: nothing}).any()) and bool(point.value(after).any())
+
+
+def test_what_is_drawn_at_random_is_drawn_once() -> None:
+    point = point_of(lambda m, x, i: torch.tanh(F.dropout(m.q(x), 0.5, True)) + 0 * i.sum())
+    dropout, linear = (next(n for n in point.graph.nodes.values() if n.op == op) for op in ("aten.dropout", "linear"))
+    known = Known(point)
+    drawn = known[dropout.name]
+    assert torch.equal(drawn, point.nodes[dropout.name]) and torch.equal(known[linear.name], point.nodes[linear.name])
+
+
+def test_a_point_that_was_moved_twice_differs_in_both_places() -> None:
+    point = point_of(lambda m, x, i: torch.tanh(m.q(x)) * torch.sin(m.k(x)) + 0 * i.sum())
+    q, k = (point.graph.node_of[name] for name in ("q.weight", "k.weight"))
+    nothing = {name: torch.zeros_like(point.values[name]) for name in (q, k)}
+    assert bool(point.nodes[point.graph.outputs[0]].any())  # all values are known: what does not move is not computed
+    assert not bool(point.at({q: nothing[q]}).outputs[0].any()) and not bool(point.at({k: nothing[k]}).outputs[0].any())
+    twice = point.at({q: nothing[q]}).at({k: point.values[k] * 2})
+    assert twice.moved == {q, k} and not bool(twice.outputs[0].any())

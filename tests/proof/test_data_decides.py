@@ -57,8 +57,7 @@ CARRIED: dict[str, tuple[Callable, Tensor]] = {
     "weights that sum to one": (lambda m, x, i, s: torch.softmax(x @ x.mT, -1) @ (x + m.p * s), ONE_BY_ONE),
     "matmul": (lambda m, x, i, s: (x + m.p * s) @ m.w, ONE_BY_ONE),
     "matmul, the other": (lambda m, x, i, s: torch.sin(x) + m.p.expand(2, 3, 4) @ (m.w * s), ONE_BY_ONE),
-    "matmul of stacks": (lambda m, x, i, s: (x + m.p * s) @ m.stack, ONE_BY_ONE),
-    "matmul of stacks, from the left": (lambda m, x, i, s: m.stack[:, :3, :3] @ (x + m.p * s), ONE_BY_ONE),
+    "matmul of stacks": (lambda m, x, i, s: (x + m.p * s) @ torch.tanh(m.w).expand(2, 4, 4), ONE_BY_ONE),
     "matmul, from the left": (lambda m, x, i, s: torch.sin(x) + (m.w[:3, :3] * s) @ m.p.expand(3, 4), ONE_BY_ONE),
 }
 
@@ -67,7 +66,6 @@ def traced_both(traced: Callable, forward: Callable) -> list[Graph]:
     """The graph where data decides, and the one where a parameter does."""
     numbers = (lambda m, x: x.mean(), lambda m, x: m.s)
     parts = {"p": torch.randn(4), "q": torch.randn(4), "r": torch.randn(4), "w": torch.randn(4, 4), "s": torch.rand(())}
-    parts["stack"] = torch.randn(2, 4, 4)
     mask = nn.Buffer(torch.tensor([True, False, False, True]))
     return [
         traced(lambda m, x, i, n=n: torch.tanh(forward(m, x, i, n(m, x)) + m.q), (X, TOKENS), mask=mask, **parts)
