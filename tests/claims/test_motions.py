@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from deadweight.claims.action import Blockwise, blocks_at
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Known, Motion, Point, ancestors
+from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
@@ -51,6 +52,7 @@ def parts() -> dict[str, Any]:
         "up": nn.Linear(4, 5),
         "down": nn.Linear(5, 4),
         "read": linear(4, 4),
+        "wide": linear(8, 3),
         "fused": nn.Linear(4, 12),
         "last": nn.Linear(4, 3),
         "norm": nn.LayerNorm(4, elementwise_affine=False),
@@ -124,6 +126,7 @@ CASES: dict[str, tuple[Callable, set[str]]] = {
         lambda m, x, i: torch.tanh(m.read(F.layer_norm(rms(x) * (1 + m.gain), (4,), eps=0.0))),
         {"DW014"},
     ),
+    "two copies of a space": (lambda m, x, i: torch.tanh(m.wide(torch.cat([h := -m.q(x), h], -1))), set()),
     "a part of a fused map": (lambda m, x, i: fused_attention(m, x), {"DW003", "DW009", "DW010"}),
     "a key bias": (lambda m, x, i: scores(m.q(x), m.up(x)[..., :4]), {"DW002"}),
     "a value bias": (lambda m, x, i: torch.tanh(m.down(scores(m.q(x), m.k(x)) @ m.up(x))), {"DW003"}),
@@ -245,3 +248,11 @@ def test_a_point_that_was_moved_twice_differs_in_both_places() -> None:
     assert not bool(point.at({q: nothing[q]}).outputs[0].any()) and not bool(point.at({k: nothing[k]}).outputs[0].any())
     twice = point.at({q: nothing[q]}).at({k: point.values[k] * 2})
     assert twice.moved == {q, k} and not bool(twice.outputs[0].any())
+
+
+def test_elements_move_by_themselves_where_no_two_share_a_group() -> None:
+    point = point_of(lambda m, x, i: scores(m.q(x), m.up(x)[..., :4]))
+    claim = next(c for c in search(point.graph).claims if c.code == "DW002" and isinstance(c, ShiftClaim))
+    groups = {"apart": [1, 2, 0, 3, 4], "together": [1, 1, 0, 3, 4]}
+    moves = {name: element_wise(replace(claim, groups=torch.tensor(numbers))) for name, numbers in groups.items()}
+    assert moves == {"apart": True, "together": False}

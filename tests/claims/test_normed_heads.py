@@ -73,6 +73,11 @@ CASES: dict[str, tuple[list, list[Gram], int]] = {
     "two planes, each normed": (PLANES, [norm([1, 2], ONE), norm([3, 4], ONE)], 0),
     "two planes of one frequency": (PLANES, [norm([1, 2, 3, 4], diagonal(1, 1, 1, 1))], 0),
     "turns that are no whole numbers": ([ONE, [[1, 1], [2, 1]]], [norm(QUERIES, diagonal(1, -2))], 0),
+    "turns that are no whole numbers, one element left out": (
+        [ONE, [[1, 1], [2, 1]]],
+        [norm(QUERIES, diagonal(0, 1))],
+        0,
+    ),
     "turns that depend on the numbers drawn": (
         [[[1, 1], [1, 2]]],
         [norm(QUERIES, diagonal(generic(5), generic(6)))],

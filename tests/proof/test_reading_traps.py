@@ -46,6 +46,7 @@ READERS: dict[str, tuple[Callable, int]] = {
     "places in another order": (lambda m, x: m.read(centred(x)[:, ORDER]), 5),
     "rows of sequences": (lambda m, x: m.read(packed(centred(x))), 5),
     "places turned with samples": (lambda m, x: m.read(centred(x).transpose(0, 1)), 5),
+    "one number repeated": (lambda m, x: m.read(centred(x).square().sum().expand(2, 4)), 0),
     "channels turned with places": (lambda m, x: m.read(centred(x).transpose(1, 2)), 0),
     "channels permuted with places": (lambda m, x: m.read(centred(x).permute(0, 2, 1)), 0),
     "one channel at every place": (lambda m, x: m.read(centred(x)[..., 1]), 0),

@@ -72,6 +72,7 @@ HOLDS: dict[str, tuple[Callable, set[str]]] = {
         {"w.weight"},
     ),
     "a product with data": (lambda m, x, i: torch.tanh(torch.sin(x) * m.w(x) * m.f), {"w.weight"}),
+    "a product with data behind it": (lambda m, x, i: torch.tanh(m.w(x) * torch.sin(x) * m.f), {"w.weight"}),
     "a number times a value": (lambda m, x, i: torch.tanh(2.0 * m.w(x) * m.f), {"w.weight"}),
     "a quotient by data": (lambda m, x, i: torch.tanh(m.w(x) / x * m.f), {"w.weight"}),
     "a quotient by a parameter": (lambda m, x, i: torch.tanh(m.w(x) / m.p * m.f), {"w.weight"}),
