@@ -64,6 +64,7 @@ TRAPS = {
     "a difference": lambda m, x: torch.tanh((x + m.p) - m.s) * m.s.sum(),
     "a sum inside that weighs the parameter": lambda m, x: torch.tanh(torch.add(x * x, m.s, alpha=2) + (x + m.p)),
     "a parameter that counts": lambda m, x: torch.tanh(x + m.p + m.counts),
+    "a table that counts": lambda m, x: torch.tanh(x + m.p + F.embedding(TOKENS, m.steps)),
     "a table side by side with itself": lambda m, x: torch.tanh(
         torch.cat([e := F.embedding(TOKENS, m.t), e], -1) + (x + m.p).repeat(1, 2)
     ),
@@ -89,7 +90,8 @@ def walked(traced: Callable, forward: Callable) -> tuple[Graph, Prover, Outcome]
     q = {"p": torch.randn(4), "q": torch.randn(8), "r": torch.randn(2), "s": torch.randn(4)}
     q |= {"t": torch.randn(3, 4), "u": torch.randn(2, 2)}
     counts = nn.Parameter(torch.arange(4), requires_grad=False)
-    graph = traced(forward, (X,), **q, counts=counts)
+    steps = nn.Parameter(torch.arange(12).reshape(3, 4), requires_grad=False)
+    graph = traced(forward, (X,), **q, counts=counts, steps=steps)
     prover = Prover(graph)
     return graph, prover, prover.walk(graph.node_of["p"], torch.arange(1, 5), "biases")
 
