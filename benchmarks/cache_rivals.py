@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deadweight.compress.bits import allocate_bits
 from deadweight.compress.cache_moments import CacheMoments
-from deadweight.compress.observe import Attend
+from deadweight.compress.observe import AttentionCall
 from deadweight.compress.rotary import turn
 from deadweight.slim.codes import LEVEL_ERRORS, levels, middles, reach
 
@@ -33,10 +33,9 @@ class Rival:
     source: str  # where it is described
     told: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
-        return attend(query, *self.apply(path, key, value))
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
+        return call.attend(query, *self.apply(path, key, value))
 
 
 def symmetric(x: Tensor, bits: int) -> Tensor:

@@ -21,7 +21,7 @@ from deadweight.compress.assemble import assembled
 from deadweight.compress.heal import healed
 from deadweight.compress.locate import locate
 from deadweight.compress.moments import HeadMoments, measure, probe
-from deadweight.compress.observe import observing
+from deadweight.compress.observe import AttentionCall, observing
 from deadweight.compress.run import compress, opened
 from deadweight.compress.spaces import spaces_of
 from deadweight.compress.streaming import blocks_of, device_of, float_of, gathered, run_again, stream
@@ -97,10 +97,10 @@ def by_hand(model: Any, heads: Any, batch: dict[str, Tensor]) -> dict[str, Tenso
     """E ∂out ∂outᵀ of every head from one graph through the whole model."""
     kept: dict[str, Tensor] = {}
 
-    def observer(path: str, q: Tensor, k: Tensor, v: Tensor, attend: Any, how: Any) -> Tensor:
-        out = attend(q, k, v)
-        kept[path] = out if out.requires_grad else out.detach().requires_grad_()
-        return kept[path]
+    def observer(call: AttentionCall) -> Tensor:
+        out = call.attend(call.query, call.key, call.value)
+        kept[call.path] = out if out.requires_grad else out.detach().requires_grad_()
+        return kept[call.path]
 
     with observing(model, observer), torch.enable_grad():
         loss = probe(model(**batch), torch.Generator().manual_seed(0))

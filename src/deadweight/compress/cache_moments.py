@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deadweight.compress.locate import Heads
 from deadweight.compress.moments import is_finite, second
-from deadweight.compress.observe import Attend
+from deadweight.compress.observe import AttentionCall
 from deadweight.compress.rotary import turn
 from deadweight.compress.streaming import NotAloneError
 from deadweight.errors import DeadweightError
@@ -133,22 +133,21 @@ class CacheRecorder:
     again: bool = False  # a block runs again
     kept: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
         moments = self.known.get(path)
         if moments is None:
-            return attend(query, key, value)
+            return call.attend(query, key, value)
         if self.gradients and not self.whole and not self.again:
             if torch.is_grad_enabled():
                 raise NotAloneError(f"{path}, which is not called by its block")
-            return attend(query, key, value)
+            return call.attend(query, key, value)
         if self.gradients:
             key = key if key.requires_grad else key.detach().requires_grad_()
             value = value if value.requires_grad else value.detach().requires_grad_()
             self.kept.append((path, key, value))
         moments.add(key, value)
-        return attend(query, key, value)
+        return call.attend(query, key, value)
 
     def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
         """Gradients of what was kept, into the moments; those with respect to a block's inputs are returned."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deadweight.compress.cache_moments import FIRST
-from deadweight.compress.observe import Attend, observing
+from deadweight.compress.observe import AttentionCall, observing
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
@@ -28,11 +28,10 @@ class Given:
     def __init__(self) -> None:
         self.states: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
         self.states.setdefault(path, (key.detach().clone(), value.detach().clone()))
-        return attend(query, key, value)
+        return call.attend(query, key, value)
 
 
 @torch.no_grad()

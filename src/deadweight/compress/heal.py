@@ -28,6 +28,7 @@ from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.slim.coder import Coder
 from deadweight.slim.heads import HeadPacking
+from deadweight.source.private import own_parameters
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 
@@ -131,9 +132,9 @@ def own_weights(original: nn.Module, compressed: nn.Module) -> None:
     shared = {id(p) for p in compressed.parameters() if p.data_ptr() in known}
     fresh: dict[int, nn.Parameter] = {}
     for part in compressed.modules():
-        for name, p in part._parameters.items():
+        for name, p in own_parameters(part).items():
             if p is not None and id(p) in shared:
-                part._parameters[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
+                own_parameters(part)[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
     gathered(original)
     gathered(compressed)
 

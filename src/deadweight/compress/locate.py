@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.observe import Attend, observing
+from deadweight.compress.observe import AttentionCall, observing
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.save.layout import is_linear
@@ -97,10 +97,9 @@ class Run:
     layers: dict[str, Tensor] = field(default_factory=dict)
     last: Seen | None = None
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
-        out = attend(query, key, value)
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
+        out = call.attend(query, key, value)
         self.last = Seen(query.cpu(), key.cpu(), value.cpu(), out.cpu(), self.layers)
         self.seen.setdefault(path, self.last)
         self.layers = {}

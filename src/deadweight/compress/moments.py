@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from deadweight.compress.judge import AT_A_TIME, called, main_output
 from deadweight.compress.locate import Heads
-from deadweight.compress.observe import Attend, observing
+from deadweight.compress.observe import AttentionCall, observing
 from deadweight.compress.streaming import NotAloneError, run_again
 from deadweight.errors import DeadweightError
 
@@ -140,19 +140,18 @@ class Recorder:
     again: bool = False  # a block runs again
     kept: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
         moments = self.known.get(path)
         if moments is None:  # not reached by the examples by which heads were located: it stays as it is
-            return attend(query, key, value)
+            return call.attend(query, key, value)
         if self.gradients and not self.whole and not self.again:
             if torch.is_grad_enabled():
                 raise NotAloneError(f"{path}, which is not called by its block")
-            return attend(query, key, value)
+            return call.attend(query, key, value)
         if self.gradients and not query.requires_grad:
             query = query.detach().requires_grad_()
-        out = attend(query, key, value)
+        out = call.attend(query, key, value)
         moments.add(query, out)
         if self.gradients:
             self.kept.append((path, query, out))

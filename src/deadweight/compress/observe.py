@@ -5,29 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deadweight.errors import DeadweightError
-from deadweight.slim.attention import NAME, options_of, register
-from deadweight.slim.attention import attend as attend_with
+from deadweight.slim.attention import NAME, AttentionOptions, attend, options_of, register
 
 OBSERVED = "deadweight-observed"
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Observer(Protocol):
-    """Called at every attention with what it is given; returns the outputs of the heads, (b, h, t, d_v).
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention of a run: where it is, and what it is given."""
 
-    `how` holds mask, scaling, causal, dropout and softcap; `attend` computes the attention itself.
-    """
+    path: str
+    query: Tensor  # (b, heads, t, d_qk)
+    key: Tensor
+    value: Tensor
+    options: AttentionOptions
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor: ...
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The outputs of the heads for these queries, keys and values, (b, heads, t, d_v)."""
+        return attend(query, key, value, self.options)
+
+
+Observer = Callable[[AttentionCall], Tensor]  # called at every attention; returns the outputs of the heads
 
 
 _observer: ContextVar[tuple[Observer, dict[int, str]] | None] = ContextVar("observer", default=None)
@@ -37,15 +43,11 @@ def observed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
     options = options_of(module, query, attention_mask, given)
-    options = options._replace(scaling=options.scale_of(query))
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_with(q, k, v, options)
-
+    options = options.with_scale(options.scale_of(query))
     observation = _observer.get()
     assert observation is not None, "observed attention without an observer"
     observer, paths = observation
-    out = observer(paths[id(module)], query, key, value, attend, options._asdict())
+    out = observer(AttentionCall(paths[id(module)], query, key, value, options))
     return out.transpose(1, 2).contiguous(), None
 
 

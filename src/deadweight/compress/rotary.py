@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deadweight.compress.judge import called
 from deadweight.compress.locate import Heads, Rows
-from deadweight.compress.observe import Attend, observing
+from deadweight.compress.observe import AttentionCall, observing
 from deadweight.errors import DeadweightError
 
 Pairs = tuple[tuple[int, int], ...]
@@ -69,9 +69,8 @@ class QueryRun:
         self.outputs: dict[str, Tensor] = {}
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def __call__(
-        self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: dict[str, Any]
-    ) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
         maker = self.makers.get(path)
         if maker is not None:
             output = self.outputs[maker.module]
@@ -80,7 +79,7 @@ class QueryRun:
             places = maker.places
             before = output[..., places.flatten()].unflatten(-1, places.shape) * maker.factor.to(output)
             self.pairs[path] = (before.transpose(1, 2).double().cpu(), query.double().cpu())
-        return attend(query, key, value)
+        return call.attend(query, key, value)
 
 
 @torch.no_grad()

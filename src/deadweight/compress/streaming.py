@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from deadweight.source.private import forward_hooks, forward_pre_hooks, own_buffers, own_parameters
+
 NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 LARGE = 1 << 24  # numbers of an embedding or a linear layer outside blocks that come and go too; what is less stays
@@ -37,10 +39,10 @@ class Streaming:
         """Weights that can be computed with, in the place of those that cannot."""
         away = part.__dict__.setdefault(AWAY, [])
         for module in part.modules():
-            for name, weight in module._parameters.items():
+            for name, weight in own_parameters(module).items():
                 if weight is not None and (ready := self.ready(weight)) is not weight:
                     away.append((module, name, weight))
-                    module._parameters[name] = nn.Parameter(ready, False)
+                    own_parameters(module)[name] = nn.Parameter(ready, False)
 
     def ready(self, tensor: Tensor) -> Tensor:
         """The same where it is computed with; itself, if it is there."""
@@ -50,7 +52,7 @@ class Streaming:
 
     def leave(self, part: nn.Module, args: Any, output: Any) -> None:
         for module, name, weight in part.__dict__.pop(AWAY, ()):
-            module._parameters[name] = weight
+            own_parameters(module)[name] = weight
 
 
 def stream(model: nn.Module, device: torch.device, precision: torch.dtype) -> None:
@@ -84,20 +86,20 @@ def place_rest(model: nn.Module) -> None:
     streaming = model.__dict__.get(NAME)
     if streaming is None:
         return
-    coming = [part for part in model.modules() if any(map(is_hook, part._forward_pre_hooks.values()))]
+    coming = [part for part in model.modules() if any(map(is_hook, forward_pre_hooks(part)))]
     inside = {id(part) for block in coming for part in block.modules()}
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, buffer in module._buffers.items():
+        for name, buffer in own_buffers(module).items():
             if buffer is not None:
-                module._buffers[name] = streaming.ready(buffer)
-        for weight in module._parameters.values() if id(module) not in inside else ():
+                own_buffers(module)[name] = streaming.ready(buffer)
+        for weight in own_parameters(module).values() if id(module) not in inside else ():
             if weight is not None and (ready := streaming.ready(weight)) is not weight:
                 known.setdefault(id(weight), nn.Parameter(ready, weight.requires_grad))
     for module in model.modules():
-        for name, weight in module._parameters.items():
+        for name, weight in own_parameters(module).items():
             if id(weight) in known:
-                module._parameters[name] = known[id(weight)]
+                own_parameters(module)[name] = known[id(weight)]
 
 
 def gathered(model: nn.Module) -> nn.Module:
@@ -168,7 +170,7 @@ class Block:
     """A block that is called as before, but keeps for gradients what it was given and nothing else."""
 
     def __init__(self, module: nn.Module, watcher: Watcher) -> None:
-        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        hooks = (*forward_pre_hooks(module), *forward_hooks(module))
         if not all(map(is_hook, hooks)) or module._backward_hooks or module._backward_pre_hooks:
             raise NotAloneError(f"a {type(module).__name__} that somebody has hooked into")
         self.module, self.watcher = module, watcher

@@ -12,17 +12,16 @@ over all keys but the first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from deadweight.compress.observe import Attend
+from deadweight.compress.observe import AttentionCall
 from deadweight.errors import DeadweightError
 from deadweight.saturation.softmax_norm import softmax_norm
-from deadweight.source.kinds import Keywords
+from deadweight.slim.attention import AttentionOptions
 
 LEAST = 2.0**-24  # the resolution of a weight in float32: the logarithm of a smaller norm is that of this
 
@@ -37,17 +36,6 @@ class Column(IntEnum):
     logit_range = 4
     entropy = 5
     largest = 6
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How an attention makes its logits from queries and keys."""
-
-    mask: Tensor | None
-    causal: bool
-    scaling: float
-    softcap: float | None
-    dropout: float = 0.0
 
 
 def sample_positions(length: int, rows: int, seed: int, *, causal: bool) -> Tensor:
@@ -68,13 +56,14 @@ class Causality:
         self.paths: list[str] = []
         self.causal = True
 
-    def __call__(self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: Keywords) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
         self.paths += [] if path in self.paths else [path]
         places = torch.arange(query.shape[2], device=query.device)
-        seen = visible(Scoring(**how), places, key.shape[2])
+        seen = visible(call.options, places, key.shape[2])
         later = torch.arange(key.shape[2], device=query.device) > places[:, None]
         self.causal &= query.shape[2] == key.shape[2] and not bool((seen & later).any())
-        return attend(query, key, value)
+        return call.attend(query, key, value)
 
 
 class RowObserver:
@@ -84,13 +73,14 @@ class RowObserver:
         self.places, self.causal = places, causal
         self.rows: dict[str, dict[int, list[Tensor]]] = {}  # windows × heads × rows × columns
 
-    def __call__(self, path: str, query: Tensor, key: Tensor, value: Tensor, attend: Attend, how: Keywords) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        path, query, key, value = call.path, call.query, call.key, call.value
         if not bool(torch.isfinite(query).all() and torch.isfinite(key).all()):
             raise DeadweightError(
                 f"{path} has NaN or infinity in its queries or keys on this text; expected a model with finite "
                 "activations"
             )
-        scoring, mine = Scoring(**how), self.rows.setdefault(path, {length: [] for length in self.places})
+        scoring, mine = call.options, self.rows.setdefault(path, {length: [] for length in self.places})
         for length, places in self.places.items():
             keys = key[:, :, :length] if self.causal else key  # no row of this length sees more
             seen = visible(scoring, places.to(key.device), keys.shape[2])
@@ -99,10 +89,10 @@ class RowObserver:
                 logits = scores(query[one][:, :, places], keys[one], scoring, places)
                 shown = seen if seen.shape[0] == 1 else seen[one]
                 mine[length].append(numbers_of(logits, shown, length).float().cpu())
-        return attend(query, key, value)
+        return call.attend(query, key, value)
 
 
-def visible(scoring: Scoring, places: Tensor, n_keys: int) -> Bool[Tensor, "b h rows keys"]:
+def visible(scoring: AttentionOptions, places: Tensor, n_keys: int) -> Bool[Tensor, "b h rows keys"]:
     """Which keys the queries at these positions see; batch and heads may be 1 where all see the same."""
     mask = scoring.mask
     if mask is not None:
@@ -115,11 +105,11 @@ def visible(scoring: Scoring, places: Tensor, n_keys: int) -> Bool[Tensor, "b h 
 
 
 def scores(
-    query: Float[Tensor, "b h rows d"], key: Float[Tensor, "b g keys d"], scoring: Scoring, places: Tensor
+    query: Float[Tensor, "b h rows d"], key: Float[Tensor, "b g keys d"], scoring: AttentionOptions, places: Tensor
 ) -> Float[Tensor, "b h rows keys"]:
     """The logits of the softmax, in float64, masked keys included."""
     shared = query.double().unflatten(1, (key.shape[1], -1))  # the query heads of a key head side by side
-    result = torch.einsum("bgmrd,bgkd->bgmrk", shared, key.double()).flatten(1, 2) * scoring.scaling
+    result = torch.einsum("bgmrd,bgkd->bgmrk", shared, key.double()).flatten(1, 2) * scoring.scale_of(query)
     if scoring.softcap is not None:
         result = scoring.softcap * torch.tanh(result / scoring.softcap)
     mask = scoring.mask

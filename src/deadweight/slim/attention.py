@@ -40,6 +40,12 @@ class AttentionOptions(NamedTuple):
         """What products of these queries with keys are multiplied by."""
         return float(query.shape[-1] ** -0.5) if self.scaling is None else self.scaling
 
+    def with_scale(self, scaling: float) -> AttentionOptions:
+        return self._replace(scaling=scaling)
+
+    def with_mask(self, mask: Tensor | None) -> AttentionOptions:
+        return self._replace(mask=mask)
+
 
 def options_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dict[str, Any]) -> AttentionOptions:
     """The options of one call by transformers; NotImplementedError for arguments that are not known here."""

@@ -32,7 +32,7 @@ def coded_attention(
     coder: Coder | None = getattr(module, "coder", None)
     if coder is None:
         return attend(query, key, value, options).transpose(1, 2).contiguous(), None
-    options = options._replace(scaling=options.scale_of(query))
+    options = options.with_scale(options.scale_of(query))
     call, coder.call = coder.call, None
     if key.dtype != torch.uint8:
         out = as_if_decoded(coder, query, key, value, options)
@@ -91,7 +91,7 @@ def on_rows(
     new = call.key.shape[2]
     if isinstance(call.past, int) and call.past == 0:  # nothing is read from the cache
         mask = None if options.mask is None else options.mask[..., :new]
-        return attend(query, call.key, call.value, options._replace(mask=mask))
+        return attend(query, call.key, call.value, options.with_mask(mask))
     layer = call.layer
     assert layer.start is not None and layer.first is not None
     keys, values = rows

@@ -105,7 +105,7 @@ def packed_attention(
     packing: HeadPacking | None = getattr(module, "packing", None)
     if packing is not None and packing.is_packed(key, value):
         scaling = packing.spec.d_qk**-0.5 if options.scaling is None else options.scaling
-        out = packing.attend(query, key, value, options._replace(scaling=scaling))
+        out = packing.attend(query, key, value, options.with_scale(scaling))
     else:
         out = attend(query, key, value, options)
     return out.transpose(1, 2).contiguous(), None

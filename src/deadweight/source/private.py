@@ -16,6 +16,7 @@ __all__ = [
     "forward_hooks",
     "forward_pre_hooks",
     "model_classes",
+    "own_buffers",
     "own_parameters",
     "rename_node",
     "run_own_kernel",
@@ -47,6 +48,11 @@ def rename_node(node: torch.fx.Node, name: str) -> None:
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """A module's own parameters by name; None where it could have one and has not."""
     return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The same of its buffers."""
+    return module._buffers
 
 
 def forward_hooks(module: nn.Module) -> list[Leaf]:
