@@ -232,7 +232,7 @@ def test_a_value_that_is_given_is_not_computed() -> None:
     assert not bool(point.value(after, {linear: nothing}).any()) and bool(point.value(after).any())
 
 
-def test_what_is_drawn_at_random_is_drawn_once() -> None:
+def test_what_is_drawn_at_random_is_drawn_alike_each_time() -> None:
     point = point_of(lambda m, x, i: torch.tanh(F.dropout(m.q(x), 0.5, True)) + 0 * i.sum())
     dropout, linear = (next(n for n in point.graph.nodes.values() if n.op == op) for op in ("aten.dropout", "linear"))
     known = Known(point)

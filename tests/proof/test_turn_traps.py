@@ -240,6 +240,7 @@ TRAPS: dict[str, tuple[Callable, int]] = {
         36,
     ),
     "weights without an axis of results": (lambda m, x, w, i: m.read(torch.softmax(m.three, 0) @ m.write(x)), 0),
+    "coordinates that data picks": (lambda m, x, w, i: m.read(m.write(x)[..., i.flatten()]), 0),
     "a coordinate that data picks": (lambda m, x, w, i: m.short(m.write(x)[..., i[0, 0]]), 0),
     "zeros beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(2, 1, 6, dtype=x.dtype))), 36),
     "ones beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.ones(2, 1, 6, dtype=x.dtype))), 0),
