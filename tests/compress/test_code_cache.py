@@ -19,7 +19,7 @@ from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
 from deadweight.slim.coder import Coder
 
-from .conftest import MODELS
+from .conftest import MODELS, SHARED
 
 CAUSAL = [name for name in MODELS if name not in ("bert", "roberta", "vit", "whisper")]
 
@@ -159,6 +159,28 @@ def test_a_sliding_window_reads_the_codes_that_are_left(words: Any) -> None:
     assert cache.layers[0].keys.shape[2] == 7
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_padding_may_be_longer_than_a_sliding_window(static: bool, words: Any) -> None:
+    """A sequence starts in a chunk before which the whole window is padding."""
+    config = transformers.MistralConfig(**SHARED, sliding_window=6)
+    torch.manual_seed(0)
+    small: Any = coded(transformers.MistralForCausalLM(config).eval(), words, keep_kv=0.3).module
+    ids = words["input_ids"][:1, :12]
+    padded = torch.cat([torch.zeros(1, 9, dtype=torch.long), ids], 1)
+    mask = (torch.arange(21) >= 9).long()[None]
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    cache: Any = StaticCache(config=config, max_cache_len=24) if static else DynamicCache(config=config)
+    alone, chunks, expected = DynamicCache(config=config), [], []
+    with torch.no_grad():
+        for a, b in ((0, 4), (4, 8), (8, 13), (13, 14), (14, 18), (18, 21)):
+            given = {"attention_mask": mask[:, :b], "position_ids": places[:, a:b]}
+            chunks.append(small(padded[:, a:b], **given, past_key_values=cache, use_cache=True).logits)
+        for a, b in ((0, 4), (4, 5), (5, 9), (9, 12)):
+            expected.append(small(ids[:, a:b], past_key_values=alone, use_cache=True).logits)
+    assert all(listed == [9] for listed in (layer.start.tolist() for layer in cache.layers))
+    assert torch.allclose(torch.cat(chunks, 1)[:, 9:], torch.cat(expected, 1), atol=1e-5)
+
+
 def test_the_bytes_in_memory_are_those_that_were_promised(make: Callable, words: Any) -> None:
     result = coded(make("llama"), words, keep_kv=0.4)
     small: Any = result.module
@@ -231,6 +253,16 @@ def test_a_curve_has_many_sizes_and_writes_nothing(tmp_path: Path) -> None:
     assert isinstance(result, CacheCompression) and len(result.points) >= 8 and result.module is None
     shares = [point.share for point in result.points]
     assert shares == sorted(shares) and all(len(point.judgements) == 2 for point in result.points)
+
+
+def test_sizes_that_leave_nothing_for_codes_are_not_tried() -> None:
+    """One key head of short texts: first tokens and scales take more of two stages than of one."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SHARED, "num_key_value_heads": 1})).eval()
+    words = {"input_ids": torch.randint(3, 99, (8, 32), generator=torch.Generator().manual_seed(1))}
+    result = coded(model, words, curve=True)
+    assert len(result.points) >= 3 and all(point.share > 0.19 for point in result.points)
+    assert coded(model, words, max_loss=5.0).point.share == result.points[0].share
 
 
 @pytest.mark.parametrize(

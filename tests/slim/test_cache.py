@@ -5,6 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,10 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 import deadweight
 from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
+from deadweight.slim.cache import CURRENT
+from deadweight.slim.coded_attention import first_rows, with_first
+from deadweight.slim.coder import turns
+from deadweight.slim.codes import constants
 from deadweight.slim.format import CacheSpec
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -105,7 +113,7 @@ def test_what_is_cropped_to_the_start_starts_again(small: Any) -> None:
 def test_nothing_of_a_call_stays_in_the_model(small: Any) -> None:
     small(IDS[:2], use_cache=False)
     small(IDS[:2], use_cache=True)
-    assert all(layer.self_attn.coder.call is None for layer in small.model.layers)
+    assert CURRENT.call is None
 
 
 def test_a_folder_without_maps_is_refused(small: Any, tmp_path: Path) -> None:
@@ -134,3 +142,100 @@ def test_a_config_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
     assert CacheSpec.from_json("a.b", json.loads(json.dumps(raw))).pairs == 4
     with pytest.raises(ValueError, match=r"found a cache at a\.b that does not fit"):
         CacheSpec.from_json("a.b", {**raw, **change})
+
+
+def decoded(model: Any, ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
+    cache = DynamicCache() if cache is None else cache
+    return torch.cat([model(token, past_key_values=cache, use_cache=True).logits for token in ids.split(1, 1)], 1)
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Threads take turns so often that they meet inside one attention."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_several_threads_may_call_one_model(small: Any) -> None:
+    """Each with its own cache, batch and length."""
+    texts = [IDS[n : n + 1 + n % 2, : 8 + n] for n in range(4)]
+
+    def each(ids: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return decoded(small, ids)
+
+    expected = [each(ids) for ids in texts]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        logits = list(pool.map(each, texts * 4))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(logits, expected * 4, strict=True))
+
+
+def test_a_model_that_ran_in_inference_mode_runs_in_every_other_mode(small: Any) -> None:
+    """Tables and memory that calls share are made by whoever comes first."""
+    turns.cache_clear()
+    constants.cache_clear()
+    ids = IDS[:2, :10]
+
+    def in_a_new_thread() -> list[torch.Tensor]:
+        with torch.inference_mode():
+            first = decoded(small, ids).clone()
+        with torch.no_grad():
+            second = decoded(small, ids)
+        third = decoded(small, ids)
+        small(ids, labels=ids, use_cache=False).loss.backward()
+        small.zero_grad()
+        return [first, second, third.detach()]
+
+    with ThreadPoolExecutor(1) as pool:
+        first, *others = pool.submit(in_a_new_thread).result()
+    assert all(torch.allclose(first, other, atol=1e-5) for other in others)
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_a_step_of_decoding_compiles_as_one_graph(small: Any) -> None:
+    torch._dynamo.reset()
+    step = torch.compile(small, backend="aot_eager", fullgraph=True)
+    caches = [StaticCache(config=small.config, max_cache_len=12) for _ in range(2)]
+    for cache in caches:
+        small(IDS[:2, :6], past_key_values=cache, use_cache=True)
+    eager, compiled = (decoded(model, IDS[:2, 6:9], cache) for model, cache in zip((small, step), caches, strict=True))
+    assert torch.allclose(eager, compiled, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_gradients")
+@pytest.mark.parametrize("first", [0, 1, 8])
+def test_a_cache_may_keep_other_numbers_of_first_tokens(small: Any, first: int) -> None:
+    model = copy.deepcopy(small)
+    for layer in model.model.layers:
+        layer.self_attn.coder.spec = replace(layer.self_attn.coder.spec, first=first)
+    whole = model(IDS[:2, :12], use_cache=False).logits
+    assert torch.allclose(decoded(model, IDS[:2, :12]), whole, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_gradients")
+@pytest.mark.parametrize(("away", "rows"), [(0, 2), (0, 12), (2, 10), (3, 9), (8, 4)])
+def test_what_is_written_to_a_row_does_not_depend_on_the_order(small: Any, away: int, rows: int) -> None:
+    """Some first tokens have left a window or have not come yet; a device writes in any order."""
+    cache = DynamicCache()
+    small(IDS[:2, :12], past_key_values=cache, use_cache=True)
+    layer: Any = cache.layers[0]
+    places = first_rows(layer, torch.tensor(away), rows)
+    for at, token, there in zip(places.at, places.token, places.lies_there, strict=True):
+        written = {
+            (row, t if is_there else None) for row, t, is_there in zip(*map(listed, (at, token, there)), strict=True)
+        }
+        assert len(written) == len({row for row, _ in written})
+    states = torch.zeros(2, 2, rows, 8)
+    exact = with_first(states, layer, layer.first[0], torch.tensor(away))
+    for token in range(4):
+        if 0 <= token - away < rows:
+            assert torch.equal(exact[:, :, token - away], layer.first[0][:, :, token])
+    assert not exact[:, :, max(0, 4 - away) :].any()
+
+
+def listed(numbers: torch.Tensor) -> list[int]:
+    values: list[int] = numbers.tolist()
+    return values

@@ -17,7 +17,7 @@ from deadweight.compress.basis import Structure
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, cache_card, cache_data
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
-from deadweight.compress.coding import Allocation, allocate, smallest_share, with_coded_cache
+from deadweight.compress.coding import Allocation, allocate, bytes_for_codes, with_coded_cache
 from deadweight.compress.decoding import expect_own_caches, expect_same_decoded
 from deadweight.compress.heal import heal_or_undo, healing_place
 from deadweight.compress.judge import judge
@@ -170,9 +170,8 @@ def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
 
 
 def possible_shares(work: Work) -> list[float]:
-    least = smallest_share(work.caches, work.structure, work.tokens)
-    shares = [share for share in SHARES if share > least]
-    return shares or [LARGEST]
+    """Those of which something is left for codes."""
+    return [s for s in SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
 
 
 def curve(work: Work, progress: Progress) -> list[Coded]:

@@ -114,8 +114,12 @@ def structures_for(caches: Sequence[MeasuredCache], structure: Structure | None,
     return [structure or usual_structure(cache, share) for cache in caches]
 
 
-def smallest_share(caches: Sequence[MeasuredCache], structure: Structure | None, tokens: int) -> float:
-    return fixed_share(caches, structures_for(caches, structure, 0.0), tokens)
+def bytes_for_codes(
+    caches: Sequence[MeasuredCache], share: float, tokens: int, structure: Structure | None = None
+) -> int:
+    """What a share of a 16-bit cache leaves for the codes of a token; 0 or less if it is too small."""
+    fixed = fixed_share(caches, structures_for(caches, structure, share), tokens)
+    return int((share - fixed) * sum(2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches))
 
 
 def allocate(
@@ -123,10 +127,9 @@ def allocate(
 ) -> Allocation:
     """The widths of all coordinates with the least predicted loss within a share of a 16-bit cache."""
     structures = structures_for(caches, structure, share)
-    fixed = fixed_share(caches, structures, tokens)
-    before = sum(2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches)
-    budget = int((share - fixed) * before)
+    budget = bytes_for_codes(caches, share, tokens, structure)
     if budget <= 0:
+        fixed = fixed_share(caches, structures, tokens)
         raise DeadweightError(
             f"found --keep-kv {share}; at {tokens:,} tokens the first {FIRST} of a sequence, which are not coded, and "
             f"the scales of the others take {fixed:.3f} of the cache: expected more"

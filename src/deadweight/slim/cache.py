@@ -9,6 +9,7 @@ leaves the storing of rows to a cache layer of transformers (dynamic, static, sl
 from __future__ import annotations
 
 import copy
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,24 @@ from .coder import Coder
 class Call:
     """One call of an attention module: its mask, and what its cache did with the new tokens."""
 
+    coder: Coder
     mask: Tensor | None
     layer: CodedLayer | None = None
     key: Tensor | None = None  # of the new tokens
     value: Tensor | None = None
     past: Any = 0  # tokens before them: a number, or a tensor of a static cache
+
+
+class Current(threading.local):
+    """What the attention module is being called with, which the interface of transformers hides; for each thread."""
+
+    call: Call | None = None
+
+    def of(self, coder: Coder) -> Call | None:
+        return self.call if self.call is not None and self.call.coder is coder else None
+
+
+CURRENT = Current()
 
 
 class CodedLayer(CacheLayerMixin):
@@ -84,7 +98,7 @@ class CodedLayer(CacheLayerMixin):
         """Encode and store new keys and values; what is returned are the rows of all tokens."""
         past = self.inner.get_seq_length()
         past = past.clone() if isinstance(past, Tensor) else past  # a static layer goes on counting in it
-        call = self.coder.call
+        call = CURRENT.of(self.coder)
         self.note(key_states, value_states, past, None if call is None else call.mask)
         new = past + torch.arange(key_states.shape[2], device=key_states.device)
         rows = self.coder.encode(key_states, value_states, new - self.origin)
@@ -169,8 +183,8 @@ def real_tokens(mask: Tensor | None, batch: int, new: int, past: Any, device: to
         return torch.ones(batch, new, dtype=torch.bool, device=device)
     rows = torch.arange(new, device=device)
     seen = mask[:, 0].expand(batch, -1, -1)
-    columns = (rows + past).clamp(max=seen.shape[-1] - 1) if seen.shape[-1] > new else rows
-    own = seen[:, rows, columns]
+    most = seen.shape[-1] - new  # columns before the new tokens, unless a static cache has room behind them
+    own = seen[:, rows, rows + (past.clamp(max=most) if isinstance(past, Tensor) else min(past, most))]
     return own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
 
 
@@ -226,7 +240,7 @@ def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     mask = kwargs.get("attention_mask")
     if mask is None:
         mask = next((a for a in args if isinstance(a, Tensor) and a.ndim == 4), None)
-    module.coder.call = Call(mask if isinstance(mask, Tensor) else None)
+    CURRENT.call = Call(module.coder, mask if isinstance(mask, Tensor) else None)
 
     def wrapped(value: Any) -> Any:
         plain = isinstance(value, Cache) and type(value) is not CodedCache

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .attention import AttentionOptions, attend, options_of
-from .cache import Call, CodedLayer, before, real_tokens
+from .cache import CURRENT, Call, CodedLayer, before, real_tokens
 from .coder import Coder, Codes
 from .format import CacheSpec
 
@@ -33,7 +33,7 @@ def coded_attention(
     if coder is None:
         return attend(query, key, value, options).transpose(1, 2).contiguous(), None
     options = options.with_scale(options.scale_of(query))
-    call, coder.call = coder.call, None
+    call, CURRENT.call = CURRENT.of(coder), None
     if key.dtype != torch.uint8:
         out = as_if_decoded(coder, query, key, value, options)
     else:
@@ -131,30 +131,49 @@ def of_one_token(
     batch, heads = query.shape[:2]
     shared = query.reshape(batch, key.shape[1], -1, query.shape[-1])  # the query heads of a key head as rows
     weights = softmax((shared @ key.transpose(-1, -2)).view(batch, heads, 1, -1), options)
-    at, known = first_rows(layer, layer.first[1], exact.away, key.shape[2])
-    known = known & (at != exact.fresh)
-    at = torch.cat([at, exact.fresh.expand(batch, 1)], 1)[:, None, None]  # b 1 1 exact
-    known = torch.cat([known, torch.ones_like(known[:, :1])], 1)[:, None, None]
-    at = at.expand(-1, heads, -1, -1)
+    rows = first_rows(layer, exact.away, key.shape[2])
+    at = torch.cat([rows.at, exact.fresh.expand(batch, 1)], 1)
+    is_fresh = at == exact.fresh
+    known = torch.cat([rows.known & ~is_fresh[:, :-1], is_fresh[:, -1:]], 1)[:, None, None]  # b 1 1 exact
+    hidden = (is_fresh | F.pad(rows.lies_there, (0, 1)))[:, None, None]  # repeated rows are written alike
+    at = at[:, None, None].expand(-1, heads, -1, -1)
     there = weights.gather(3, at)
-    coded = weights.scatter(3, at, there * ~known)
+    coded = weights.scatter(3, at, there * ~hidden)
     kept = torch.cat([layer.first[1].to(value.dtype), value], 2).repeat_interleave(heads // value.shape[1], 1)
     return coder.gathered(coded, *codes) + (there * known) @ kept.to(there.dtype)
 
 
-def first_rows(layer: CodedLayer, first: Tensor, away: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The rows of the first tokens of every sequence, (b, first), and which of them are still there."""
-    at = layer.origin + torch.arange(first.shape[2], device=first.device) - away
-    return at.clamp(0, rows - 1), (at >= 0) & (at < rows)
+@dataclass(frozen=True)
+class FirstRows:
+    """Where the first tokens of every sequence lie among the rows of a cache, (b, first) each.
+
+    A token that has left a sliding window, or has not come yet, is given the nearest row. Then a row occurs several
+    times, and what is written to it must not depend on the order.
+    """
+
+    at: Tensor
+    known: Tensor  # whether the token lies in its row
+    token: Tensor  # the first token that lies in the row
+    lies_there: Tensor  # whether there is one
+
+
+def first_rows(layer: CodedLayer, away: Tensor, rows: int) -> FirstRows:
+    n = layer.coder.spec.first
+    start = layer.origin - away
+    wanted = start + torch.arange(n, device=start.device)
+    at = wanted.clamp(0, rows - 1)
+    token = at - start
+    return FirstRows(at, at == wanted, token.clamp(0, max(n - 1, 0)), (token >= 0) & (token < n))
 
 
 def with_first(states: Tensor, layer: CodedLayer, first: Tensor, away: Tensor) -> Tensor:
     """Keys or values of all rows, with the first tokens of every sequence as they were."""
     if not first.shape[2]:
         return states
-    at, known = first_rows(layer, first, away, states.shape[2])
-    at = at[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[-1])
-    kept = torch.where(known[:, None, :, None], first.to(states.dtype), states.gather(2, at))
+    rows = first_rows(layer, away, states.shape[2])
+    at, token = (x[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[-1]) for x in (rows.at, rows.token))
+    exact = first.to(states.dtype).gather(2, token)
+    kept = torch.where(rows.lies_there[:, None, :, None], exact, states.gather(2, at))
     return states.scatter_(2, at, kept)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from torch import Tensor, nn
 from .codes import constants, row
 from .format import CacheSpec, CodeSpec
 from .scratch import SCRATCH
-
-if TYPE_CHECKING:
-    from .cache import Call
 
 T = TypeVar("T")
 TABLE = 1024  # positions by which the table of angles grows
@@ -123,7 +120,6 @@ class Coder(nn.Module):
     value_mean: Tensor
     pair_places: Tensor
     rates: Tensor
-    call: Call | None = None  # what the attention module is being called with; the interface of transformers hides it
 
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__()
@@ -220,7 +216,7 @@ class Coder(nn.Module):
 
     def keys_of(self, shared: Codes, positions: Tensor) -> Tensor:
         """Paired keys as queries meet them, (b, g, d, t)."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             keys = torch.cat([self.shared.decode(i).to(z.dtype) @ z for i, z in enumerate(shared.sets)], 1)
             keys = keys * shared.scale + self.key_mean[:, None].to(keys.dtype)
             return self.turn(keys.unflatten(1, (self.spec.key_heads, -1)), positions)
@@ -288,6 +284,7 @@ class Coder(nn.Module):
 
 
 @lru_cache(maxsize=4)
+@torch.inference_mode(False)  # the next call may need gradients
 def turns(rates: tuple[float, ...], rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines at positions 0, 1, …, (pairs, rows): layers turn alike, so one table serves them all."""
     return cos_and_sin(torch.tensor(rates)[:, None].float() * torch.arange(rows).float(), dtype)

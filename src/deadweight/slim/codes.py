@@ -58,8 +58,9 @@ def reach(width: int) -> float:
     """The largest value that is not clipped: the outermost level, and half the step before it."""
     if width == 1:  # one bit says on which side; how far out never matters
         return float("inf")
-    last = levels(width)[-2:].tolist()
-    return float(last[1] + (last[1] - last[0]) / 2)
+    first, second, third = LEVELS[width]  # in plain numbers: torch.compile reads no number from a tensor
+    below, last = (u * (first + u**2 * (second + u**2 * third)) for u in (1 - 3 / 2**width, 1 - 1 / 2**width))
+    return last + (last - below) / 2
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ class Constants:
 
 
 @cache
+@torch.inference_mode(False)  # the next call may need gradients
 def constants(runs: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constants:
     each = [width for width, n in zip(WIDTHS, runs, strict=True) for _ in range(n)]
 

@@ -25,7 +25,8 @@ class Scratch(threading.local):
             return torch.empty(shape, dtype=dtype, device=like.device)
         held = self.known.get(name)
         if held is None or held.dtype != dtype or held.numel() < size:
-            held = self.known[name] = torch.empty(size, dtype=dtype)
+            with torch.inference_mode(False):  # else it could be written to in that mode alone
+                held = self.known[name] = torch.empty(size, dtype=dtype)
         return held[:size].view(shape)
 
 
