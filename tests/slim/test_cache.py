@@ -239,3 +239,12 @@ def test_what_is_written_to_a_row_does_not_depend_on_the_order(small: Any, away:
 def listed(numbers: torch.Tensor) -> list[int]:
     values: list[int] = numbers.tolist()
     return values
+
+
+@pytest.mark.parametrize("prompt", [6, 11])
+def test_gradients_pass_through_tokens_that_follow_a_cache(small: Any, prompt: int) -> None:
+    cache = DynamicCache()
+    small(IDS[:2, :prompt], past_key_values=cache, use_cache=True)
+    small(IDS[:2, prompt:12], past_key_values=cache, use_cache=True).logits.square().sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in small.parameters())
+    small.zero_grad()

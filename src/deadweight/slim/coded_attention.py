@@ -174,6 +174,8 @@ def with_first(states: Tensor, layer: CodedLayer, first: Tensor, away: Tensor) -
     at, token = (x[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[-1]) for x in (rows.at, rows.token))
     exact = first.to(states.dtype).gather(2, token)
     kept = torch.where(rows.lies_there[:, None, :, None], exact, states.gather(2, at))
+    if torch.is_grad_enabled():  # gather has kept the states for its gradient
+        return states.scatter(2, at, kept)
     return states.scatter_(2, at, kept)
 
 
