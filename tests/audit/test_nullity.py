@@ -119,3 +119,21 @@ def test_a_parameter_that_only_chooses_is_neither_live_nor_redundant(weighs: boo
     assert counted is not None and counted.measured == counted.explained == 4  # `spare` is not read at all
     assert counted.parameters == 24 + 4 + 72 + (4 if weighs else 0)
     assert not any(u.parameter == "bias" and "no gradient" in u.why for u in result.unknown)
+
+
+class WholeNumbers(torch.nn.Module):
+    """Parameters that no derivative reaches: integers, and a table without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = torch.nn.Parameter(torch.ones(3, dtype=torch.long), requires_grad=False)
+        self.nothing = torch.nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.steps + self.nothing.sum()
+
+
+def test_a_model_without_real_parameters_has_nothing_to_count() -> None:
+    result = deadweight.audit(WholeNumbers(), (torch.randn(2, 3),), complete=True)
+    assert result.completeness is not None
+    assert (result.completeness.measured, result.completeness.explained) == (0, 0)

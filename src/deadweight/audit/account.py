@@ -7,6 +7,7 @@ is the number of redundant dimensions. The motions of all claims must lie in thi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ def make_account(
     """Measure the nullity, and how much of it the claims explain."""
     floats = [n for n in graph.parameters if values[n].is_floating_point()]
     order = sorted(n for n in floats if n not in graph.live or not has_no_derivative(graph, n))
+    if not any(values[n].numel() for n in order):  # nothing that could be redundant
+        return Account(Completeness(0, 0), (), math.inf)
     rows = JacobianRows(graph, values, draw, order, most_inputs)
     point = Point(graph, values, draw(0))
     unsound, spans = check_motions(claims, point, rows)
