@@ -24,12 +24,12 @@ assert (torch.linalg.solve(x, x) - torch.eye(200, dtype=x.dtype)).abs().max() < 
 SET_BY_USER = """
 import torch
 torch.set_num_threads(2)
-from deadweight.rewrite.columns import swapped
+from deadweight.rewrite.columns import swap_columns
 from deadweight.threads import inverse
 x = torch.randn(6, 200, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 assert (inverse(x) @ x - torch.eye(200, dtype=x.dtype)).abs().max() < 1e-6
-found = swapped(torch.linalg.qr(x.mT)[0].mT[:, :160], torch.arange(160), torch.ones(200, dtype=torch.bool))
-assert len(set(found.tolist())) == 160
+chosen = swap_columns(torch.linalg.qr(x.mT)[0].mT[:, :160], torch.arange(160), torch.ones(200, dtype=torch.bool))
+assert len(set(chosen.tolist())) == 160
 """
 
 
