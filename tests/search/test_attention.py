@@ -12,36 +12,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, sin, softmax, tanh
+from torch import Tensor, sin, softmax, tanh
 
-X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-T = torch.tensor([[0, 1, 6, 2, 3], [5, 4, 4, 0, 6]])
+from .parts import X, att, linear, matrix, numbers, rms
+
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def matrix(a: int, b: int) -> nn.Linear:
-    return nn.Linear(a, b, bias=False)
-
-
-def linear(a: int = 4, b: int = 4) -> nn.Linear:
-    return nn.Linear(a, b)
-
-
-def rms(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=0.0)
 
 
 def hd(h: Tensor) -> Tensor:
     """Two heads."""
     return h.unflatten(-1, (2, -1)).transpose(1, 2)
-
-
-def att(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return softmax(q @ k.mT, -1) @ v
 
 
 SCORES: dict[str, Case] = {

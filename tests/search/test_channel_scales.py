@@ -14,18 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, sin, tanh
 
-X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-Y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1))
-T = torch.tensor([[0, 1, 6, 2, 3], [5, 4, 4, 0, 6]])
+from .parts import X, Y, numbers
+
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def linear(a: int = 4, b: int = 4) -> nn.Linear:
-    return nn.Linear(a, b)
 
 
 class Buffers(nn.Module):

@@ -14,16 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, sin, softmax, tanh
 
-X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+from .parts import X, numbers
+
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def linear(a: int = 4, b: int = 4) -> nn.Linear:
-    return nn.Linear(a, b)
 
 
 def lin(m: Any, x: Tensor) -> Tensor:

@@ -10,41 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn, sin, softmax, tanh
+from torch import Tensor, nn, sin, tanh
 
-X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+from .parts import X, att, linear, ln, matrix, numbers, rms
+
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def matrix(a: int, b: int) -> nn.Linear:
-    return nn.Linear(a, b, bias=False)
-
-
-def linear(a: int = 4, b: int = 4) -> nn.Linear:
-    return nn.Linear(a, b)
-
-
-def rms(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=0.0)
-
-
-def ln(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=0.0)
 
 
 def lay(m: Any, h: Tensor) -> Tensor:
     """A layer with a skip around it and a norm behind it."""
     return m.n(h + m.d(tanh(m.w(h))))
-
-
-def att(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return softmax(q @ k.mT, -1) @ v
 
 
 CASES: dict[str, Case] = {

@@ -13,43 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, relu, sin, softmax, tanh
 
-X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-Y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1))
-T = torch.tensor([[0, 1, 6, 2, 3], [5, 4, 4, 0, 6]])
+from .parts import T, X, Y, att, linear, ln, matrix, numbers, rms, table
+
 Case = tuple[str, Callable, Tensor, Callable | None, dict[str, Any], list[str], dict[str, str]]
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def matrix(a: int, b: int) -> nn.Linear:
-    return nn.Linear(a, b, bias=False)
-
-
-def linear(a: int = 4, b: int = 4) -> nn.Linear:
-    return nn.Linear(a, b)
-
-
-def table(rows: int, width: int) -> nn.Embedding:
-    return nn.Embedding(rows, width)
-
-
-def rms(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=0.0)
-
-
-def ln(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=0.0)
 
 
 def hd(h: Tensor) -> Tensor:
     """Two heads."""
     return h.unflatten(-1, (2, -1)).transpose(1, 2)
-
-
-def att(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return softmax(q @ k.mT, -1) @ v
 
 
 def back(h: Tensor) -> Tensor:

@@ -12,35 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, sin, softmax, tanh
+from torch import nn, sin, softmax, tanh
 
-X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-T = torch.tensor([[0, 1, 6, 2, 3], [5, 4, 4, 0, 6]])
+from .parts import T, X, linear, ln, matrix, numbers, rms, table
+
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def matrix(a: int, b: int) -> nn.Linear:
-    return nn.Linear(a, b, bias=False)
-
-
-def linear(a: int = 4, b: int = 4) -> nn.Linear:
-    return nn.Linear(a, b)
-
-
-def table(rows: int, width: int) -> nn.Embedding:
-    return nn.Embedding(rows, width)
-
-
-def rms(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=0.0)
-
-
-def ln(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=0.0)
 
 
 STREAMS: dict[str, Case] = {

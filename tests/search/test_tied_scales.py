@@ -10,28 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, sin, tanh
+from torch import sin, tanh
 
-T = torch.tensor([[0, 1, 6, 2, 3], [5, 4, 4, 0, 6]])
+from .parts import T, ln, numbers, table
+
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def linear(a: int = 4, b: int = 4) -> nn.Linear:
-    return nn.Linear(a, b)
-
-
-def table(rows: int, width: int) -> nn.Embedding:
-    return nn.Embedding(rows, width)
-
-
-def ln(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=0.0)
 
 
 CASES: dict[str, Case] = {

@@ -12,26 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, sin, tanh
+from torch import sin, tanh
 
-X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+from .parts import X, ln, matrix, numbers, rms
+
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape)
-
-
-def matrix(a: int, b: int) -> nn.Linear:
-    return nn.Linear(a, b, bias=False)
-
-
-def rms(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=0.0)
-
-
-def ln(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=0.0)
 
 
 CASES: dict[str, Case] = {

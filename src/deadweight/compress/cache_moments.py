@@ -5,8 +5,7 @@ Keys are measured before rotary positions. Heads are taken together in sets, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,9 +159,3 @@ class CacheRecorder:
                 *(torch.zeros_like(x) if g is None else g for x, g in zip((key, value), pair, strict=True))
             )
         return list(grads[: len(inputs)])
-
-    def watching(self, model: Any) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-Tick = Callable[[int], None]
