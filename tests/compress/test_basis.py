@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from deadweight.compress.basis import RIDGE, STRUCTURES, best_basis, blocks_of, shared_basis, values_basis
+from deadweight.compress.basis import RIDGE, STRUCTURES, best_basis, blocks_of, keys_basis, values_basis
 from deadweight.compress.cache_moments import SetMoments
-from deadweight.slim.codes import LEVEL_ERRORS, row
+from deadweight.slim.codes import STEP_ERRORS, STEPS, Quantiser
 
 PAIRS = ((0, 3), (1, 4), (2, 5))
 
@@ -76,14 +76,15 @@ def related(size: int, keys: int) -> SetMoments:
 def test_values_are_predicted_as_least_squares_would_from_rounded_keys() -> None:
     """Against a regression on a million drawn tokens whose keys were rounded to three bits."""
     moments = related(12, 8)
-    shared = shared_basis(moments, [[list(range(8))]])
+    keys = keys_basis(moments, [list(range(8))], joint=False)
     states = torch.randn(1 << 20, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     states = states @ torch.linalg.cholesky(moments.covariance).T
-    own = row((0, 0, 0, 0, 0, 8, 0, 0))
-    codes = own.values(own.encode(shared.sets[0].encode @ states[:, :8].T), torch.float64).T
+    own, one = Quantiser.of(torch.full((1, 1, 8), 3), states), torch.ones((), dtype=torch.float64)
+    coordinates = states[:, :8] @ keys.encode.T / STEPS[3]
+    codes = STEPS[3] * own.values(own.codes(coordinates, one), one)[0]
     fitted = torch.linalg.lstsq(codes, states[:, 8:]).solution.T
-    errors = torch.full((8,), LEVEL_ERRORS[3], dtype=torch.float64)
-    values = values_basis(shared, errors)
+    errors = torch.full((8,), STEP_ERRORS[3], dtype=torch.float64)
+    values = values_basis(moments, keys, errors)
     assert torch.allclose(values.predict, fitted, atol=0.01)  # sampling: 1/√(1<<20), times a few
     missed = states[:, 8:] - codes @ values.predict.T
     spread = values.basis.encode @ torch.cov(missed.T) @ values.basis.encode.T
@@ -92,9 +93,11 @@ def test_values_are_predicted_as_least_squares_would_from_rounded_keys() -> None
 
 def test_a_prediction_lowers_the_cost_of_values_and_keys_without_bits_predict_nothing() -> None:
     moments = related(16, 8)
-    shared = shared_basis(moments, [[list(range(8))]])
+    keys = keys_basis(moments, [list(range(8))], joint=False)
     alone = best_basis(moments.covariance[8:, 8:], moments.gradient[8:, 8:], [list(range(8))])
-    exact, coarse, none = (values_basis(shared, torch.full((8,), e, dtype=torch.float64)) for e in (0.0, 0.36, 1.0))
+    exact, coarse, none = (
+        values_basis(moments, keys, torch.full((8,), e, dtype=torch.float64)) for e in (0.0, 0.36, 1.0)
+    )
     assert float(exact.basis.cost.sum()) < float(coarse.basis.cost.sum()) < float(alone.cost.sum())
     assert torch.allclose(none.basis.cost, alone.cost) and float(none.predict.abs().max()) < 1e-9
 
@@ -102,10 +105,10 @@ def test_a_prediction_lowers_the_cost_of_values_and_keys_without_bits_predict_no
 def test_a_joint_basis_costs_less_than_two_of_its_parts() -> None:
     """At half of the coordinates, of keys and values that depend on each other."""
     moments = related(16, 8)
-    joint = shared_basis(moments, [[list(range(16))]])
+    joint = keys_basis(moments, [list(range(16))], joint=True)
     parts = [
         best_basis(moments.covariance[a:b, a:b], moments.gradient[a:b, a:b], [list(range(8))])
         for a, b in ((0, 8), (8, 16))
     ]
     apart = torch.cat([p.cost for p in parts]).sort(descending=True).values
-    assert joint.is_joint and float(joint.sets[0].cost[8:].sum()) < 0.5 * float(apart[8:].sum())
+    assert len(joint.cost) == 16 and float(joint.cost[8:].sum()) < 0.5 * float(apart[8:].sum())

@@ -13,10 +13,10 @@ from deadweight.cli import app
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
 from deadweight.compress.result import Judgement
 from deadweight.report.cache import bar, mean_bits, plot_cache, print_cache, widths_of
-from deadweight.slim.format import CacheSpec, CodeSpec
+from deadweight.slim.format import CacheSpec, UnitRun
 
-SIDE = CodeSpec(64, ((8, 0, 8, 0, 8, 0, 8, 8),))
-SPEC = CacheSpec(8, 4, 16, 16, 8, 4, SIDE, CodeSpec(64, ((8, 0, 0, 0, 16, 0, 0, 0),)))
+UNITS = (UnitRun(8, (8, 4, 2, 2)), UnitRun(8, (4, 2, 4, 6)))
+SPEC = CacheSpec(8, 4, 16, 16, 8, 4, 2, 2, (UNITS,))
 
 
 def point(share: float, rise: float) -> CurvePoint:
@@ -37,15 +37,15 @@ def printed(value: CacheCompression) -> str:
 
 
 def test_widths_are_listed_with_zeros_for_what_is_not_stored() -> None:
-    assert widths_of(SIDE) == [8] * 8 + [6] * 8 + [4] * 8 + [2] * 8 + [1] * 8 + [0] * 24
-    assert mean_bits(SIDE) == pytest.approx(8 * (1 + 8 + 6 + 4 + 2 + 1) / 64)
-    assert bar(SIDE) == "███▆▆▆▄▄▄▂▂▂▁▁▁" + " " * 9
+    keys, values = (widths_of(SPEC, values=values) for values in (False, True))
+    assert keys == [8] * 8 + [4] * 16 + [2] * 8 + [0] * 32 and values == [6] * 8 + [4] * 8 + [2] * 16 + [0] * 32
+    assert mean_bits(keys) == pytest.approx(18 / 8) and bar(keys) == "███▄▄▄▄▄▄▂▂▂" + " " * 12
 
 
 def test_the_report_has_bits_bytes_and_the_cost_on_every_text() -> None:
     text = printed(result(point(0.25, 0.05)))
     assert "layers.0.attn" in text and "███" in text
-    assert "256 → 39 bytes per token; 25.0% of a 16-bit cache at 1,024 tokens, 4.00 bits" in text
+    assert "256 → 33 bytes per token; 25.0% of a 16-bit cache at 1,024 tokens, 4.00 bits" in text
     assert "a: perplexity 7.39 → 7.77 (+5.13%)" in text and "difference between the texts: 5.39%" in text
 
 

@@ -22,8 +22,7 @@ from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CURRENT
 from deadweight.slim.coded_attention import first_rows, with_first
-from deadweight.slim.coder import turns
-from deadweight.slim.codes import constants
+from deadweight.slim.coder import folds_of, masks_of, quantisers_of, turns
 from deadweight.slim.format import CacheSpec
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -120,25 +119,24 @@ def test_a_folder_without_maps_is_refused(small: Any, tmp_path: Path) -> None:
     small.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    del tensors["model.layers.1.self_attn.coder.shared.decode_0"]
+    del tensors["model.layers.1.self_attn.coder.key_decode"]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(DeadweightError, match=r"has no model\.layers\.1\.self_attn\.coder\.shared\.decode_0"):
+    with pytest.raises(DeadweightError, match=r"has no model\.layers\.1\.self_attn\.coder\.key_decode"):
         deadweight.load(tmp_path)
 
 
 HOSTILE = [
     {"first": -1}, {"first": 10**9}, {"first": "4"}, {"pairs": 5}, {"pairs": -1}, {"pairs": True}, {"key_heads": 0},
-    {"key_heads": 2.0}, {"heads": 5}, {"d_qk": -8, "key_heads": -2}, {"heads": None}, {"shared": {"inputs": 16}},
-    {"shared": {"inputs": 16.0, "runs": [[0] * 8]}}, {"shared": {"inputs": 16, "runs": [[8.0] + [0] * 7]}},
-    {"shared": {"inputs": 24, "runs": [[0] * 8]}}, {"values": {"inputs": 16, "runs": [[0] * 8] * 2}},
-    {"values": {"inputs": 16, "runs": []}}, {"values": 3}, {"more": 1},
+    {"key_heads": 2.0}, {"heads": 5}, {"d_qk": -8, "key_heads": -2}, {"heads": None}, {"sets": 3}, {"sets": [3]},
+    {"sets": [[{"count": 8.0, "widths": [8, 8]}]]}, {"sets": [[{"count": 8, "widths": [8, "8"]}]]},
+    {"sets": [[{"count": 1 << 40, "widths": [8, 8]}]]}, {"value_fields": -1}, {"key_fields": True}, {"more": 1},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", HOSTILE, ids=str)
 def test_a_config_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
-    side = {"inputs": 16, "runs": [[8] + [0] * 7]}
-    raw = {"heads": 4, "key_heads": 2, "d_qk": 8, "d_v": 8, "pairs": 4, "first": 4, "shared": side, "values": side}
+    row = {"key_fields": 1, "value_fields": 1, "sets": [[{"count": 8, "widths": [8, 8]}]]}
+    raw = {"heads": 4, "key_heads": 2, "d_qk": 8, "d_v": 8, "pairs": 4, "first": 4, **row}
     assert CacheSpec.from_json("a.b", json.loads(json.dumps(raw))).pairs == 4
     with pytest.raises(ValueError, match=r"found a cache at a\.b that does not fit"):
         CacheSpec.from_json("a.b", {**raw, **change})
@@ -175,8 +173,8 @@ def test_several_threads_may_call_one_model(small: Any) -> None:
 
 def test_a_model_that_ran_in_inference_mode_runs_in_every_other_mode(small: Any) -> None:
     """Tables and memory that calls share are made by whoever comes first."""
-    turns.cache_clear()
-    constants.cache_clear()
+    for known in (turns, folds_of, masks_of, quantisers_of):
+        known.cache_clear()
     ids = IDS[:2, :10]
 
     def in_a_new_thread() -> list[torch.Tensor]:

@@ -1,64 +1,123 @@
-"""Rounding to a few bits, and codes in bytes."""
+"""Rounding to a few bits, and codes in 16-bit units."""
 
 from __future__ import annotations
+
+import itertools
+import math
 
 import pytest
 import torch
 
-from deadweight.slim.codes import LEVEL_ERRORS, WIDTHS, levels, reach, row
+from deadweight.slim.codes import (
+    EXPONENTS,
+    LOW_BITS,
+    SHIFT,
+    STEP_ERRORS,
+    STEPS,
+    Quantiser,
+    Units,
+    in_low_half,
+    pack_units,
+    scale_of,
+    unpack_units,
+)
+
+WIDTHS = range(1, 9)
+UNITS = [  # codes of keys in a unit, and the widths of units
+    (1, [[8, 8], [3, 8], [0, 5]]),
+    (2, [[4, 4, 4, 4], [6, 5, 4, 1], [0, 4, 2, 6], [8, 0, 2, 6], [1, 0, 0, 0]]),
+    (3, [[3, 3, 3, 2, 3, 2], [4, 1, 5, 3, 0, 3]]),
+    (4, [[2] * 8, [1, 2, 3, 4, 0, 3, 1, 2]]),
+    (5, [[3, 4, 2, 4, 3]]),
+    (8, [[2] * 8, [1] * 8]),
+]
 
 
-def run_of(width: int, n: int = 40) -> tuple[int, ...]:
-    return tuple(n if w == width else 0 for w in WIDTHS)
+def units_of(key_fields: int, widths: list[list[int]]) -> Units:
+    return Units.of(torch.tensor([widths, widths[::-1]]).transpose(1, 2).contiguous(), key_fields)
 
 
-@pytest.mark.parametrize("runs", [*(run_of(w) for w in WIDTHS), (8, 16, 0, 24, 8, 0, 40, 16), (0, 8, 8, 8, 8, 8, 8, 8)])
-def test_packed_codes_come_back(runs: tuple[int, ...]) -> None:
-    own = row(runs)
-    generator = torch.Generator().manual_seed(sum(runs))
-    most = 2**own.widths
-    codes = (torch.rand(3, own.kept, 5, generator=generator) * most[:, None]).floor().to(torch.uint8)
-    packed = own.pack(codes)
-    assert packed.dtype == torch.uint8 and packed.shape == (3, 5, int(own.widths.sum()) // 8) == (3, 5, own.size)
-    assert torch.equal(own.unpack(packed), codes)
+def quantiser(width: int) -> Quantiser:
+    return Quantiser.of(torch.tensor([[[width]]]), torch.empty(0, dtype=torch.float64))
 
 
-def test_a_changed_byte_changes_the_codes_that_it_holds_and_no_others() -> None:
-    own = row((0, 8, 0, 8, 0, 8, 0, 8))
-    packed = own.pack(torch.zeros(own.kept, 1, dtype=torch.uint8))
-    for i in range(own.size):
-        changed = packed.clone()
-        changed[0, i] = 255
-        assert 1 <= int((own.unpack(changed) != 0).sum()) <= 8
+@pytest.mark.parametrize(("key_fields", "widths"), UNITS, ids=str)
+def test_packed_codes_come_back_times_a_power_of_two(key_fields: int, widths: list[list[int]]) -> None:
+    units = units_of(key_fields, widths)
+    slots = units.widths.flatten(1)
+    most = (1 << slots)[:, None]
+    drawn = torch.rand(3, 2, 7, slots.shape[1], generator=torch.Generator().manual_seed(1))
+    for codes in ((drawn * most).floor(), (most - 1).expand(3, -1, 7, -1).double(), torch.zeros_like(drawn)):
+        rows = pack_units(units, codes)
+        assert rows.dtype == torch.uint8 and rows.shape == (3, 2, 7, 2 * len(widths))
+        numbers = unpack_units(rows, units.masks.to(torch.int16).unsqueeze(2), units.low, torch.float64)
+        assert torch.equal(numbers, (codes * torch.exp2(units.shifts.flatten(1).double())[:, None]).double())
+
+
+@pytest.mark.parametrize(("key_fields", "widths"), UNITS, ids=str)
+def test_codes_of_a_unit_do_not_overlap_and_fit_a_float16_mantissa(key_fields: int, widths: list[list[int]]) -> None:
+    units = units_of(key_fields, widths)
+    low = torch.tensor(units.low)[:, None]
+    bits = ((1 << units.widths) - 1) << units.offsets
+    assert int(bits.sum(1).max()) < 1 << 16
+    ones = torch.stack([(bits >> i) & 1 for i in range(16)])
+    assert int(ones.sum(2).max()) == 1, "no bit belongs to two codes"
+    assert int(units.masks.max()) < 1 << LOW_BITS
+    assert torch.equal(torch.where(low, units.masks, units.masks << SHIFT), bits * (units.widths > 0))
+
+
+def test_the_first_half_of_keys_and_of_values_lies_low() -> None:
+    assert in_low_half(1, 1) == [True, False] and in_low_half(2, 2) == [True, False, True, False]
+    assert (
+        in_low_half(3, 3) == [True, True, False, True, False, False] and in_low_half(4, 0) == [True] * 2 + [False] * 2
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_levels_rise_are_symmetric_and_the_nearest_is_taken(width: int) -> None:
-    values = levels(width)
-    assert bool((values.diff() > 0).all()) and torch.allclose(values, -values.flip(0))
-    z = torch.linspace(-6, 6, 2000, dtype=torch.float64)
-    own = row(run_of(width, 8))
-    rounded = own.values(own.encode(z.expand(8, -1)), torch.float64)[0]
-    nearest = (z[:, None] - values).abs().min(1).values
-    assert torch.allclose((z - rounded).abs(), nearest)
+def test_the_nearest_level_is_taken(width: int) -> None:
+    own = quantiser(width)
+    for scale in (1.0, 1.7):
+        levels = scale * (torch.arange(2**width) - (2**width - 1) / 2).double()
+        y = torch.linspace(-1.5 * 2**width, 1.5 * 2**width, 4001, dtype=torch.float64)
+        one = torch.tensor(scale, dtype=torch.float64)
+        read = own.values(own.codes(y[:, None], one), one)[0, :, 0]
+        nearest = (y[:, None] - levels).abs().min(1).values
+        assert torch.allclose((y - read).abs(), nearest)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_error_of_a_normal_variable_is_the_one_that_bits_are_allocated_by(width: int) -> None:
-    """By integration over the density; LEVEL_ERRORS has six digits."""
-    z = torch.linspace(-9, 9, 360_000, dtype=torch.float64)
+def test_steps_are_the_best_for_a_normal_variable_and_errors_those_that_they_leave(width: int) -> None:
+    """By integration over the density; the tables have six digits."""
+    z = torch.linspace(-9, 9, 360_001, dtype=torch.float64)
     density = torch.exp(-z * z / 2)
-    own = row(run_of(width, 8))
-    rounded = own.values(own.encode(z.expand(8, -1)), torch.float64)[0]
-    error = (density * (z - rounded).pow(2)).sum() / density.sum()
-    assert float(error) == pytest.approx(LEVEL_ERRORS[width], abs=1e-6)
+    own, one = quantiser(width), torch.ones((), dtype=torch.float64)
+
+    def error(step: float) -> float:
+        read = step * own.values(own.codes(z[:, None] / step, one), one)[0, :, 0]
+        return float((density * (z - read).square()).sum() / density.sum())
+
+    assert error(STEPS[width]) == pytest.approx(STEP_ERRORS[width], abs=1e-6)
+    assert all(error(STEPS[width] * factor) > error(STEPS[width]) for factor in (0.97, 1.03))
 
 
-def test_more_bits_are_always_better_and_uniform_levels_are_worse() -> None:
-    assert list(LEVEL_ERRORS) == sorted(LEVEL_ERRORS, reverse=True)
-    uniform = {2: 0.118846, 3: 0.037440, 4: 0.011543, 5: 0.003495}  # the best uniform quantisers of a normal variable
-    assert all(LEVEL_ERRORS[width] < error for width, error in uniform.items())
+def test_more_bits_are_always_better_and_each_saves_less() -> None:
+    saved = [a - b for a, b in itertools.pairwise(STEP_ERRORS)]
+    assert saved == sorted(saved, reverse=True) and min(saved) > 0
 
 
-def test_reach_lies_beyond_the_outermost_level_and_one_bit_has_none() -> None:
-    assert reach(1) == float("inf") and all(reach(w) > float(levels(w)[-1]) for w in range(2, 9))
+@pytest.mark.parametrize("size", [0.3, 1.0, 1.01, 3.0, 50.0])
+def test_the_scale_grows_as_far_as_nothing_is_clipped_and_no_further(size: float) -> None:
+    own = quantiser(4)
+    y = torch.tensor([[[size * 8.0]]], dtype=torch.float64)
+    exponent = own.exponent(y)
+    scale = float(scale_of(exponent, torch.float64))
+    assert scale >= size or size < 1
+    if int(exponent):
+        assert float(scale_of(exponent - 1, torch.float64)) < size
+    assert math.isclose(scale, 2 ** (int(exponent) ** 2 / 32))
+
+
+def test_a_number_that_is_none_takes_the_largest_scale_and_one_bit_takes_none() -> None:
+    y = torch.tensor([[[float("nan")]]], dtype=torch.float64)
+    assert int(quantiser(4).exponent(y)) == EXPONENTS - 1
+    assert int(quantiser(1).exponent(torch.tensor([[[1e9]]], dtype=torch.float64))) == 0

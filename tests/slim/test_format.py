@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from deadweight.slim.format import (
     VERSION,
     BiasSpec,
     CacheSpec,
-    CodeSpec,
     EmbeddingSpec,
     HeadsSpec,
     IdentitySpec,
@@ -23,6 +23,7 @@ from deadweight.slim.format import (
     PlainLinearSpec,
     RowGroup,
     SlimSpec,
+    UnitRun,
     WithoutSpec,
 )
 
@@ -96,36 +97,61 @@ def test_the_runtime_imports_torch_and_transformers_alone() -> None:
                 assert top in allowed or top in STANDARD, (file.name, name)
 
 
-STANDARD = {"__future__", "collections", "copy", "dataclasses", "functools", "math", "threading", "re", "typing"}
+STANDARD = {
+    *(
+        "__future__",
+        "collections",
+        "copy",
+        "dataclasses",
+        "functools",
+        "itertools",
+        "math",
+        "threading",
+        "re",
+        "typing",
+    ),
+    *("weakref", "zlib"),
+}
 
 
-RUNS = (0, 0, 8, 0, 8, 0, 0, 16)
-CACHE = CacheSpec(4, 2, 16, 16, 8, 4, CodeSpec(32, (RUNS, RUNS)), CodeSpec(16, ((*RUNS[:7], 0),) * 2))
+UNITS = (UnitRun(3, (6, 2, 4, 4)), UnitRun(5, (4, 4, 4, 4)))
+CACHE = CacheSpec(4, 2, 16, 16, 8, 4, 2, 2, (UNITS, UNITS))
 
 
 def test_a_coded_cache_comes_back_from_json_and_counts_its_bytes() -> None:
     spec = SlimSpec(caches={"model.layers.0.self_attn": CACHE})
     assert SlimSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert CACHE.shared.row_bytes == 1 + 2 * (6 + 4 + 2) and CACHE.values.row_bytes == 1 + 2 * (6 + 4)
-    assert CACHE.bytes_at(100) == 100 * (25 + 21) + 4 * 2 * 32 * 2 and CACHE.bytes_before(100) == 100 * 2 * 32 * 2
-    assert CACHE.bytes_at(2) == 2 * (25 + 21) + 2 * 2 * 32 * 2  # fewer tokens than are kept as they are
+    assert CACHE.n_units == 8 and CACHE.token_bytes == 2 * (2 * 8 + 1)
+    assert CACHE.bytes_at(100) == 100 * 34 + 4 * 2 * 32 * 2 and CACHE.bytes_before(100) == 100 * 2 * 32 * 2
+    assert CACHE.bytes_at(2) == 2 * 34 + 2 * 2 * 32 * 2  # fewer tokens than are kept as they are
+    assert CACHE.inputs == 16 and replace(CACHE, key_fields=4, value_fields=0).inputs == 32
+
+
+def run_of(*widths: int, count: int = 8) -> list[list[dict[str, Any]]]:
+    return [[{"count": count, "widths": list(widths)}]] * 2
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runs": [[8] * 7]}, "expected eight multiples of 8"),
-        ({"runs": [[4, 0, 0, 0, 0, 0, 0, 0]]}, "expected eight multiples of 8"),
-        ({"runs": [[64, 0, 0, 0, 0, 0, 0, 0]]}, "expected at most 32 coordinates"),
-        ({"inputs": 16}, "expected at most 16 coordinates"),
-        ({"inputs": 40}, "2 sets of 40 numbers in 2 heads"),
-        ({"runs": [list(RUNS)]}, "2 of keys, in 1 and 2 sets"),
-        ({"runs": [list(RUNS)] * 3}, "in 3 and 2 sets"),
+        ({"sets": run_of(4, 4, 4)}, "codes of .* bits"),
+        ({"sets": run_of(9, 1, 4, 2)}, "codes of .* bits"),
+        ({"sets": run_of(8, 1, 4, 1)}, "12 of them in the lower half"),
+        ({"sets": run_of(5, 4, 5, 4)}, "units of 18 bits"),
+        ({"sets": run_of(0, 8, 2, 4)}, "units of 18 bits"),  # the upper half starts at bit 6
+        ({"sets": [[{"count": 3, "widths": [4, 4, 4, 4]}], [{"count": 4, "widths": [4, 4, 4, 4]}]]}, "equally long"),
+        ({"sets": run_of(4, 4, 4, 4) * 2}, "in 4 sets"),
+        ({"sets": []}, "in 0 sets"),
+        ({"sets": run_of(4, 4, 4, 4, count=-8)}, "expected a whole number"),
+        ({"sets": run_of(4, 4, 4, 4, count=0)}, "equally long"),
+        ({"sets": [[{"count": 8, "width": 4}]] * 2}, "unexpected keyword"),
+        ({"key_fields": 0, "value_fields": 4}, "0 and 4 codes in a unit"),
+        ({"key_fields": 9, "value_fields": 0}, "9 and 0 codes in a unit"),
         ({"weights": 3}, "unexpected keyword"),
     ],
 )
 def test_a_cache_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     data = SlimSpec(caches={"attention": CACHE}).to_json()
-    data["caches"]["attention"]["shared"] |= change
+    data["caches"]["attention"] |= change
     with pytest.raises(ValueError, match=f"found a cache at attention.*({message})"):
         SlimSpec.from_json(data)

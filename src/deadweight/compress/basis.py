@@ -68,49 +68,29 @@ def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 @dataclass(frozen=True)
-class SharedBasis:
-    """The first stage: bases of the sets of keys that one set of values is predicted from, beside each other.
-
-    A single one may hold the values too: keys and values are then coded as one vector.
-    """
-
-    moments: SetMoments
-    sets: tuple[Basis, ...]
-
-    @property
-    def is_joint(self) -> bool:
-        return len(self.sets[0].cost) > self.moments.keys
-
-
-def shared_basis(moments: SetMoments, blocks: Sequence[Sequence[Sequence[int]]]) -> SharedBasis:
-    """`blocks` lists for every set of keys, one after the other, which of its numbers are mixed."""
-    sets, start = [], 0
-    for own in blocks:
-        at = slice(start, start + sum(map(len, own)))
-        sets.append(best_basis(moments.covariance[at, at], moments.gradient[at, at], own))
-        start = at.stop
-    return SharedBasis(moments, tuple(sets))
-
-
-@dataclass(frozen=True)
 class ValuesBasis:
-    """The second stage: values are `predict` · shared codes, and what that misses has a basis."""
+    """The second stage: values are `predict` · coordinates of keys, and what that misses has a basis."""
 
-    predict: Tensor  # (values, shared coordinates)
+    predict: Tensor  # (values, coordinates of keys)
     basis: Basis
 
 
-def values_basis(shared: SharedBasis, errors: Tensor) -> ValuesBasis:
-    """Of the values of a set, if its shared coordinates are rounded with these errors, between 0 and 1."""
-    covariance, keys = shared.moments.covariance, shared.moments.keys
-    encode, kept = torch.block_diag(*(basis.encode for basis in shared.sets)), 1 - errors
-    cross = (covariance[keys:, :keys] @ encode.T) * kept
-    codes = kept[:, None] * (encode @ covariance[:keys, :keys] @ encode.T) * kept + torch.diag(kept * errors + TINY)
+def keys_basis(moments: SetMoments, blocks: Sequence[Sequence[int]], *, joint: bool) -> Basis:
+    """The first stage: of the keys of a set, or of its keys and values as one vector."""
+    at = slice(0, len(moments.mean) if joint else moments.keys)
+    return best_basis(moments.covariance[at, at], moments.gradient[at, at], blocks)
+
+
+def values_basis(moments: SetMoments, keys: Basis, errors: Tensor) -> ValuesBasis:
+    """Of the values of a set, if the coordinates of its keys are rounded with these errors, between 0 and 1."""
+    covariance, n, kept = moments.covariance, moments.keys, 1 - errors
+    cross = (covariance[n:, :n] @ keys.encode.T) * kept
+    codes = kept[:, None] * (keys.encode @ covariance[:n, :n] @ keys.encode.T) * kept
+    codes = codes + torch.diag(kept * errors + TINY)
     predict = torch.linalg.solve(codes, cross.T).T
-    missed = covariance[keys:, keys:] - predict @ cross.T
+    missed = covariance[n:, n:] - predict @ cross.T
     missed = (missed + missed.T) / 2
-    whole = [list(range(len(missed)))]
-    return ValuesBasis(predict, best_basis(missed, shared.moments.gradient[keys:, keys:], whole))
+    return ValuesBasis(predict, best_basis(missed, moments.gradient[n:, n:], [list(range(len(missed)))]))
 
 
 def blocks_of(structure: Structure, size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:

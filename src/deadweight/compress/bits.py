@@ -1,66 +1,163 @@
-"""How many bits each coordinate gets: the least predicted loss for a number of bytes, exactly.
+"""How many bits each coordinate gets, and in which unit its code lies.
 
-Coordinates are taken in groups of eight of similar cost, because a run of codes is a multiple of eight. A group with b
-bits takes b bytes of every token and loses ½ Σ cost · D(b), D the error of rounding a normal variable. One budget for
-all groups of all layers, keys and values together, is a multiple-choice knapsack, solved by dynamic programming.
+A row of a set of heads has a number of 16-bit units, and a unit is shared by a few codes of keys and of values
+(`slim/codes.py`). A coordinate of cost c, twice the loss of leaving it out, loses ½ c · D(w) with w bits, D the error
+of rounding a normal variable. Three questions are answered, the inner ones first:
+
+- *Within a unit*, the widths with the least loss for its 16 bits, exactly: D is convex, so the next bit goes where it
+  saves most, once for every possible size of the lower half.
+- *Within a row*, which coordinates share a unit: those that want many bits with those that want few, so that what a
+  unit wants in all is close to 16.
+- *Between attentions*, how many units each has: a multiple-choice knapsack, solved exactly by dynamic programming.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deadweight.slim.codes import GROUP, LEVEL_ERRORS
+from deadweight.slim.codes import LOW_BITS, SHIFT, STEP_ERRORS, UNIT, WIDEST, in_low_half
+from deadweight.slim.format import MOST_FIELDS
 
 NONE = float("inf")
+ERRORS = torch.tensor(STEP_ERRORS, dtype=torch.float64)
+SAVED = ERRORS[:-1] - ERRORS[1:]  # by the first bit of a coordinate, the second, …
 
 
-def group_losses(cost: Tensor) -> Tensor:
-    """The predicted loss of every group of eight coordinates at 0 to 8 bits, (groups, 9); costs fall."""
-    padded = torch.nn.functional.pad(cost.double(), (0, -len(cost) % GROUP))
-    return 0.5 * padded.view(-1, GROUP).sum(1)[:, None] * torch.tensor(LEVEL_ERRORS, dtype=torch.float64)
+@dataclass(frozen=True)
+class RowPlan:
+    """The units of a row: for every code its coordinate and its width, (fields, units); −1 is no coordinate."""
+
+    key_fields: int
+    coordinates: Tensor  # of keys in the first fields, of values in the others
+    widths: Tensor
+    loss: float
+
+    def errors(self, size: int) -> Tensor:
+        """The rounding errors of so many coordinates of keys, 1 for one without bits."""
+        errors = torch.ones(size, dtype=torch.float64)
+        at, widths = self.coordinates[: self.key_fields].flatten(), self.widths[: self.key_fields].flatten()
+        errors[at[at >= 0]] = ERRORS[widths[at >= 0]]
+        return errors
 
 
-def allocate_bits(losses: Tensor, budget: int) -> tuple[Tensor, float]:
-    """The width of every group with the least total loss at a total of at most `budget` bits per coordinate of a group.
+def fields_for(n_units: int, keys: int, values: int) -> tuple[int, int]:
+    """How many codes of keys and of values share a unit, for so many coordinates."""
+    most = MOST_FIELDS // (2 if values else 1)
+    key_fields, value_fields = (min(most, max(1, -(-n // n_units))) for n in (keys, values))
+    return key_fields, value_fields if values else 0
 
-    `losses` is (groups, widths), where width b costs b. Returns the widths and the total loss.
+
+def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor) -> RowPlan:
+    """A row of so many units for coordinates of these costs; both fall. Without costs of values there are none."""
+    key_fields, value_fields = fields_for(n_units, len(key_costs), len(value_costs))
+    dropped = 0.5 * float(key_costs[n_units * key_fields :].sum() + value_costs[n_units * value_fields :].sum())
+    keys, values = (
+        padded(costs, n_units * fields).view(fields, n_units)
+        for costs, fields in ((key_costs, key_fields), (value_costs, value_fields))
+    )
+    costs = torch.cat([keys, values])
+    low = in_low_half(key_fields, value_fields)
+    members = share_units(wanted_bits(costs, UNIT * n_units), low, key_fields)
+    costs = torch.cat([keys.flatten()[members[:key_fields]], values.flatten()[members[key_fields:]]])
+    widths = best_widths(costs, low)
+    sizes = torch.tensor([len(key_costs)] * key_fields + [len(value_costs)] * value_fields)[:, None]
+    coordinates = torch.where((members < sizes) & (widths > 0), members, -1)
+    loss = dropped + 0.5 * float((costs * ERRORS[widths]).sum())
+    return RowPlan(key_fields, coordinates, widths * (coordinates >= 0), loss)
+
+
+def padded(costs: Tensor, size: int) -> Tensor:
+    """The first so many costs, filled up with zeros."""
+    return torch.nn.functional.pad(costs[:size].double(), (0, max(0, size - len(costs))))
+
+
+def wanted_bits(costs: Tensor, budget: int) -> Tensor:
+    """The widths with the least loss for so many bits in all, if units did not matter."""
+    saved = costs[..., None] * SAVED
+    taken = saved.flatten().argsort(descending=True, stable=True)[:budget]
+    chosen = torch.zeros(saved.numel(), dtype=torch.long)
+    chosen[taken[saved.flatten()[taken] > 0]] = 1
+    return chosen.view(saved.shape).sum(-1)
+
+
+def share_units(wanted: Tensor, low: Sequence[bool], key_fields: int) -> Tensor:
+    """The coordinate of every code, (fields, units), so that units want equally many bits.
+
+    `wanted` has the bits of coordinates of keys, and then of values, as many as there are codes. Those that want most
+    are placed first, each in the unit that is emptiest and has a code left for its kind, in the emptier half of it.
     """
-    groups, options = losses.shape
-    room = min(budget, groups * (options - 1))
-    if room < 0:
-        raise ValueError(f"found a budget of {budget} bytes; expected 0 or more")
+    fields, n_units = wanted.shape
+    kinds = (slice(0, key_fields), slice(key_fields, fields))
+    places = {  # fields that are left, by kind and half
+        (kind, half): [[f for f in range(fields)[at] if low[f] == half] for _ in range(n_units)]
+        for kind, at in enumerate(kinds)
+        for half in (True, False)
+    }
+    bits = {half: [0] * n_units for half in (True, False)}
+    members = torch.zeros_like(wanted)
+    items = [(-w, kind, i) for kind, at in enumerate(kinds) for i, w in enumerate(wanted[at].flatten().tolist())]
+    for width, kind, index in sorted(items):
+        options = [
+            (bits[True][unit] + bits[False][unit], bits[half][unit], unit, half)
+            for half in (True, False)
+            for unit, free in enumerate(places[kind, half])
+            if free
+        ]
+        _, _, unit, half = min(options)
+        members[places[kind, half][unit].pop(0), unit] = index
+        bits[half][unit] -= width
+    return members
+
+
+def best_widths(costs: Tensor, low: Sequence[bool]) -> Tensor:
+    """The widths of the codes of every unit, (fields, units), with the least loss."""
+    halves = [torch.tensor([f for f, is_low in enumerate(low) if is_low == half]) for half in (True, False)]
+    best, least = torch.zeros(costs.shape, dtype=torch.long), torch.full((costs.shape[1],), NONE, dtype=torch.float64)
+    for bits in range(SHIFT, LOW_BITS + 1):
+        widths = torch.zeros_like(best)
+        for half, room in zip(halves, (bits, UNIT - bits), strict=True):
+            if len(half):
+                widths[half] = give_bits(costs[half], room)
+        loss = (costs * ERRORS[widths]).sum(0)
+        better = loss < least
+        best, least = torch.where(better, widths, best), torch.where(better, loss, least)
+    return best
+
+
+def give_bits(costs: Tensor, bits: int) -> Tensor:
+    """Bits for the codes of half a unit, (fields, units): each where it saves most."""
+    widths = torch.zeros(costs.shape, dtype=torch.long)
+    saved = torch.nn.functional.pad(SAVED, (0, 1))
+    for _ in range(bits):
+        gain = costs * saved[widths]
+        most, field = gain.max(0)
+        widths.scatter_add_(0, field[None], (most > 0).long()[None])
+    assert int(widths.max()) <= WIDEST
+    return widths
+
+
+def allocate_units(losses: Sequence[Tensor], sizes: Sequence[int], budget: int) -> list[int]:
+    """Which option each attention takes, for the least total loss within a budget.
+
+    `losses[i]` are those of the options of attention i; option k takes (k + 1) · sizes[i] of the budget.
+    """
+    room = min(budget, sum(len(own) * size for own, size in zip(losses, sizes, strict=True)))
     best = torch.zeros(room + 1, dtype=torch.float64)
-    taken = torch.zeros(groups, room + 1, dtype=torch.uint8)
-    for index in range(groups):
-        best, taken[index] = one_more(best, losses[index])
-    widths = torch.zeros(groups, dtype=torch.long)
-    left = room
-    for index in reversed(range(groups)):
-        widths[index] = int(taken[index, left])
-        left -= int(widths[index])
-    return widths, float(best[room])
-
-
-def one_more(best: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """The least loss within each budget with one more group, and the width that gives it."""
-    shifted = torch.full((len(losses), len(best)), NONE, dtype=torch.float64)
-    for width in range(min(len(losses), len(best))):
-        shifted[width, width:] = best[: len(best) - width] + losses[width]
-    least, which = shifted.min(0)
-    return least, which.to(torch.uint8)
-
-
-def runs_of(widths: Sequence[int], size: int) -> tuple[tuple[int, ...], list[int]]:
-    """From the widths of groups: how many coordinates have 8, 7, … 1 bits, and the coordinates in that order.
-
-    The last group of a set whose size is no multiple of eight is filled up with −1, which stands for no coordinate.
-    """
-    runs, order = [], []
-    for width in range(8, 0, -1):
-        members = [g for g, w in enumerate(widths) if w == width]
-        runs.append(GROUP * len(members))
-        order += [i if i < size else -1 for g in members for i in range(g * GROUP, (g + 1) * GROUP)]
-    return tuple(runs), order
+    taken = []
+    for own, size in zip(losses, sizes, strict=True):
+        options = torch.full((len(own), room + 1), NONE, dtype=torch.float64)
+        for k, loss in enumerate(own.tolist()):
+            cost = (k + 1) * size
+            if cost <= room:
+                options[k, cost:] = best[: room + 1 - cost] + loss
+        best, choice = options.min(0)
+        taken.append(choice)
+    left, chosen = room, []
+    for choice, size in zip(reversed(taken), reversed(sizes), strict=True):
+        chosen.append(int(choice[left]))
+        left -= (chosen[-1] + 1) * size
+    return chosen[::-1]

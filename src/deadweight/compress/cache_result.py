@@ -52,7 +52,7 @@ class CacheCompression:
     def bytes_per_token(self) -> tuple[int, int]:
         """Of a 16-bit cache, and of the coded one, without the first tokens."""
         specs = self.caches.values()
-        return sum(s.bytes_before(1) for s in specs), sum(s.row_bytes for s in specs)
+        return sum(s.bytes_before(1) for s in specs), sum(s.token_bytes for s in specs)
 
 
 def perplexity_rise(judgement: Judgement) -> float:

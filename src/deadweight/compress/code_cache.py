@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.basis import Structure
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, cache_card, cache_data
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
-from deadweight.compress.coding import Allocation, allocate, bytes_for_codes, with_coded_cache
+from deadweight.compress.coding import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
 from deadweight.compress.decoding import expect_own_caches, expect_same_decoded
 from deadweight.compress.heal import heal_or_undo, healing_place
 from deadweight.compress.judge import judge
@@ -38,7 +37,6 @@ from deadweight.train.launch import first_process
 
 USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
 SHARES = (0.08, 0.1, 0.125, 0.16, 0.19, 0.22, 0.25, 0.31, 0.375, 0.44, 0.53)  # of a curve, and of what --max-loss tries
-WIDEST = 256  # keys of a set of heads, whose values are predicted together
 GRADED = 1  # one in so many batches is asked for gradients
 HELD, JUDGED = "held-back calibration text", "judgement text"
 
@@ -49,7 +47,7 @@ class Work:
 
     source: Source
     caches: tuple[MeasuredCache, ...]
-    structure: Structure | None  # how far keys are mixed; None: by the size of an attention and the share
+    options: CacheOptions
     calibration: Calibration
     texts: dict[str, tuple[Batch, ...]]
     precision: torch.dtype
@@ -115,19 +113,18 @@ def measured(source: Source, model: Any, settings: Settings, precision: torch.dt
         length = int(text.measure[0]["input_ids"].shape[1])
         texts[JUDGED] = judge_batches(source, model, settings.judge_text, settings.windows, length)
     caches = tuple(known.pop(path).measured() for path in list(known))
-    return Work(source, caches, settings.keys, text, texts, precision)
+    return Work(source, caches, CacheOptions(caches, settings.keys), text, texts, precision)
 
 
 def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
-    """Nothing measured yet; as many key heads form a set as have at most `WIDEST` numbers in their keys."""
-    divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
-    together = max([m for m in divisors if m * heads.d_qk <= WIDEST], default=1)
-    return CacheMoments.empty(heads, rates, heads.key_heads // together)
+    """Nothing measured yet: the key heads of a small attention are one set, those of a large one a set each."""
+    small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
+    return CacheMoments.empty(heads, rates, 1 if small else heads.key_heads)
 
 
 def coded(work: Work, share: float) -> Coded:
     """The model with a cache of this share, judged."""
-    plan = allocate(work.caches, min(share, 1.0), work.tokens, work.structure)
+    plan = allocate(work.options, min(share, 1.0), work.tokens)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
     judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
     expect_finite(judgements, work.source.name)
@@ -171,7 +168,8 @@ def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
 
 def possible_shares(work: Work) -> list[float]:
     """Those of which something is left for codes."""
-    return [s for s in SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
+    least = sum(work.options.unit_bytes(i) for i in range(len(work.caches)))
+    return [s for s in SHARES if bytes_for_units(work.caches, s, work.tokens) >= least] or [LARGEST]
 
 
 def curve(work: Work, progress: Progress) -> list[Coded]:

@@ -5,45 +5,42 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.basis import Basis, SharedBasis, Structure, ValuesBasis, blocks_of, shared_basis, values_basis
-from deadweight.compress.bits import allocate_bits, group_losses, runs_of
-from deadweight.compress.cache_moments import FIRST, MeasuredCache
+from deadweight.compress.basis import Basis, Structure, blocks_of, keys_basis, values_basis
+from deadweight.compress.bits import RowPlan, allocate_units, plan_row
+from deadweight.compress.cache_moments import FIRST, MeasuredCache, SetMoments
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.coded_attention import install_caches
-from deadweight.slim.coder import Coder, Stage
-from deadweight.slim.codes import GROUP, LEVEL_ERRORS
-from deadweight.slim.format import CacheSpec, CodeSpec, SlimSpec
+from deadweight.slim.coder import Coder
+from deadweight.slim.codes import STEPS
+from deadweight.slim.format import CacheSpec, SlimSpec, UnitRun
 
-Runs = tuple[int, ...]  # coordinates with 8, 7, … 1 bits
-NOTHING: Runs = (0,) * 8
-JOINT_BELOW = 0.16  # share of a 16-bit cache below which keys and values are coded as one vector, where that is cheap
 SMALL = 512  # keys and values of an attention that may be mixed freely: every step of decoding transforms all keys
-ROUNDS = 3  # of allocation: bits of keys decide what they say about values, which decides the bits of values
-
-
-@dataclass(frozen=True)
-class Maps:
-    """What one stage of one set stores: runs of widths, and its coordinates in that order."""
-
-    runs: Runs
-    order: Tensor  # of the coordinates, as indices into those of the basis; −1 fills up the last group of eight
-    encode: Tensor  # (stored, inputs)
-    decode: Tensor  # (outputs, stored)
+LARGE_ROW = 128  # numbers of a set from which on units come in eights: a GPU loads 16 bytes at once
+ROUNDS = 2  # of planning a row: bits of keys decide what they say about values, which decides the bits of values
+WORTH = 0.95  # of the loss of two stages, below which keys and values are coded as one vector: that is more work
 
 
 @dataclass(frozen=True)
 class SetPlan:
-    """How one set of values is coded, and the sets of keys that it is predicted from."""
+    """How one set of heads is coded: the units of its row, and the maps of its stages."""
 
-    mean: Tensor  # of keys, then of values
-    shared: tuple[Maps, ...]
-    predict: Tensor  # (values, stored shared coordinates)
-    values: Maps
+    moments: SetMoments
+    row: RowPlan
+    keys: Basis
+    predict: Tensor  # (values, coordinates of keys)
+    values: Basis | None  # None: keys and values are one vector
+
+    @property
+    def runs(self) -> tuple[UnitRun, ...]:
+        """The units in the order in which they are stored: those that are divided alike are neighbours."""
+        each = [tuple(w) for w in self.row.widths.T.tolist()]
+        return tuple(UnitRun(len(list(same)), widths) for widths, same in groupby(each))
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,16 @@ class CachePlan:
     """How one attention is coded."""
 
     cache: MeasuredCache
-    joint: bool
     sets: tuple[SetPlan, ...]
 
     @property
     def spec(self) -> CacheSpec:
-        shared = [maps.runs for own in self.sets for maps in own.shared]
-        return spec_of(self.cache, self.joint, shared, [own.values.runs for own in self.sets])
+        row = self.sets[0].row
+        return spec_of(self.cache, row.key_fields, len(row.widths), tuple(own.runs for own in self.sets))
+
+    @property
+    def loss(self) -> float:
+        return sum(own.row.loss for own in self.sets)
 
 
 @dataclass(frozen=True)
@@ -73,125 +73,128 @@ class Allocation:
         return {plan.cache.heads.path: plan.spec for plan in self.plans}
 
 
-def spec_of(cache: MeasuredCache, joint: bool, shared: Sequence[Runs], values: Sequence[Runs]) -> CacheSpec:
-    """The format of a cache whose sets have these runs of shared codes and of value codes."""
+class CacheOptions:
+    """What every attention could be coded as, one option for every number of units.
+
+    Losses are computed once for all budgets. Plans are made again when they are wanted: all of them would take more
+    memory than the model.
+    """
+
+    def __init__(self, caches: Sequence[MeasuredCache], structure: Structure | None = None) -> None:
+        self.caches, self.structure = tuple(caches), structure
+        self.known: dict[int, Tensor] = {}
+
+    def step(self, index: int) -> int:
+        """By how many units options differ."""
+        return 8 if len(self.caches[index].sets[0].mean) >= LARGE_ROW else 1
+
+    def losses(self, index: int) -> Tensor:
+        """Of the options of one attention: up to eight bits for every number."""
+        if index not in self.known:
+            count = max(1, -(-len(self.caches[index].sets[0].mean) // (2 * self.step(index))))
+            losses = [self.plan(index, option).loss for option in range(count)]
+            self.known[index] = torch.tensor(losses, dtype=torch.float64)
+        return self.known[index]
+
+    def plan(self, index: int, option: int) -> CachePlan:
+        """With (option + 1) · step units in the row of every set."""
+        return plan_cache(self.caches[index], (option + 1) * self.step(index), self.structure)
+
+    def unit_bytes(self, index: int) -> int:
+        """Bytes by which options differ."""
+        return 2 * self.step(index) * len(self.caches[index].sets)
+
+
+def spec_of(cache: MeasuredCache, key_fields: int, fields: int, sets: tuple[tuple[UnitRun, ...], ...]) -> CacheSpec:
+    """The format of a cache whose sets have these units."""
     heads = cache.heads
     pairs = len(heads.planes) if cache.rates is not None else 0
-    own = heads.key_heads * heads.d_v // len(values)
-    inputs = heads.key_heads * heads.d_qk // len(shared) + (own if joint else 0)
-    stages = CodeSpec(inputs, tuple(shared)), CodeSpec(own, tuple(values))
-    return CacheSpec(heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, FIRST, *stages)
+    sizes = (heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, FIRST)
+    return CacheSpec(*sizes, key_fields, fields - key_fields, sets)
 
 
-def usual_structure(cache: MeasuredCache, share: float) -> Structure:
-    """Small attentions mix all of their keys, and at few bits their values too; large ones the keys of each head."""
+def plan_cache(cache: MeasuredCache, units: int, structure: Structure | None) -> CachePlan:
+    """One attention with so many units in every row.
+
+    Without a structure that was asked for, the keys of a set are mixed freely, and a small attention codes keys and
+    values as one vector where that is predicted to lose less.
+    """
     heads = cache.heads
-    if heads.key_heads * (heads.d_qk + heads.d_v) > SMALL:
-        return "head"
-    return "joint" if share < JOINT_BELOW else "all"
+    two = (
+        None
+        if structure == "joint"
+        else CachePlan(cache, tuple(two_stages(cache, own, units, structure) for own in cache.sets))
+    )
+    if two is not None and (structure is not None or heads.key_heads * (heads.d_qk + heads.d_v) > SMALL):
+        return two
+    one = CachePlan(cache, tuple(one_vector(own, units) for own in cache.sets))
+    return one if two is None or one.loss < WORTH * two.loss else two
 
 
-def blocks_for(cache: MeasuredCache, structure: Structure) -> list[list[list[int]]]:
-    """For every set of keys that a set of values has, which of its numbers the first stage mixes."""
-    heads, own = cache.heads, cache.sets[0]
-    if structure in ("joint", "all"):
-        return [[list(range(len(own.mean) if structure == "joint" else own.keys))]]
-    return [blocks_of(structure, heads.d_qk, heads.planes)] * (own.keys // heads.d_qk)
+def one_vector(moments: SetMoments, units: int) -> SetPlan:
+    """Keys and values of a set coded as one vector."""
+    basis = keys_basis(moments, [list(range(len(moments.mean)))], joint=True)
+    row = plan_row(units, basis.cost, basis.cost[:0])
+    keys = replace(basis, decode=basis.decode[: moments.keys])
+    return SetPlan(moments, row, keys, basis.decode[moments.keys :], None)
 
 
-def fixed_share(caches: Sequence[MeasuredCache], structures: Sequence[Structure], tokens: int) -> float:
+def two_stages(cache: MeasuredCache, moments: SetMoments, units: int, structure: Structure | None) -> SetPlan:
+    """Values predicted from the codes of keys; bits are planned again when it is known what keys predict."""
+    keys = keys_basis(moments, blocks_for(cache, moments.keys, structure), joint=False)
+    errors = torch.zeros(len(keys.cost), dtype=torch.float64)
+    for _ in range(ROUNDS):  # the first as if keys were exact
+        values = values_basis(moments, keys, errors)
+        row = plan_row(units, keys.cost, values.basis.cost)
+        errors = row.errors(len(keys.cost))
+    values = values_basis(moments, keys, errors)
+    return SetPlan(moments, row, keys, values.predict, values.basis)
+
+
+def blocks_for(cache: MeasuredCache, keys: int, structure: Structure | None) -> list[list[int]]:
+    """Which keys of a set are mixed with each other."""
+    if structure in (None, "joint", "all"):
+        return [list(range(keys))]
+    heads, size = cache.heads, cache.heads.d_qk
+    own = blocks_of(structure, size, heads.planes)
+    return [[start + i for i in block] for start in range(0, keys, size) for block in own]
+
+
+def fixed_share(caches: Sequence[MeasuredCache], tokens: int) -> float:
     """What the first tokens of a sequence and the scales of the others take of a 16-bit cache."""
-    taken = before = 0
-    for cache, structure in zip(caches, structures, strict=True):
-        spec = spec_of(cache, structure == "joint", [NOTHING] * len(cache.sets), [NOTHING] * len(cache.sets))
-        scales = 1 if structure == "joint" else 2
-        taken += spec.bytes_at(tokens) + tokens * (scales - spec.row_bytes)
-        before += spec.bytes_before(tokens)
-    return taken / before
+    whole = [2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches]
+    taken = sum(min(FIRST, tokens) * size + tokens * len(c.sets) for c, size in zip(caches, whole, strict=True))
+    return taken / (tokens * sum(whole))
 
 
-def structures_for(caches: Sequence[MeasuredCache], structure: Structure | None, share: float) -> list[Structure]:
-    return [structure or usual_structure(cache, share) for cache in caches]
+def bytes_for_units(caches: Sequence[MeasuredCache], share: float, tokens: int) -> int:
+    """What a share of a 16-bit cache leaves for the units of a token; 0 or less if it is too small."""
+    whole = sum(2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches)
+    return int((share - fixed_share(caches, tokens)) * whole)
 
 
-def bytes_for_codes(
-    caches: Sequence[MeasuredCache], share: float, tokens: int, structure: Structure | None = None
-) -> int:
-    """What a share of a 16-bit cache leaves for the codes of a token; 0 or less if it is too small."""
-    fixed = fixed_share(caches, structures_for(caches, structure, share), tokens)
-    return int((share - fixed) * sum(2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches))
-
-
-def allocate(
-    caches: Sequence[MeasuredCache], share: float, tokens: int, structure: Structure | None = None
-) -> Allocation:
-    """The widths of all coordinates with the least predicted loss within a share of a 16-bit cache."""
-    structures = structures_for(caches, structure, share)
-    budget = bytes_for_codes(caches, share, tokens, structure)
-    if budget <= 0:
-        fixed = fixed_share(caches, structures, tokens)
-        raise DeadweightError(
-            f"found --keep-kv {share}; at {tokens:,} tokens the first {FIRST} of a sequence, which are not coded, and "
-            f"the scales of the others take {fixed:.3f} of the cache: expected more"
+def allocate(options: CacheOptions, share: float, tokens: int) -> Allocation:
+    """The units of all attentions with the least predicted loss within a share of a 16-bit cache."""
+    caches = options.caches
+    budget, sizes = bytes_for_units(caches, share, tokens), [options.unit_bytes(i) for i in range(len(caches))]
+    if budget < sum(sizes):
+        least = fixed_share(caches, tokens) + sum(sizes) / sum(
+            2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches
         )
-    pairs = list(zip(caches, structures, strict=True))
-    shared = [shared_basis(own, blocks_for(cache, kind)) for cache, kind in pairs for own in cache.sets]
-    sets, predicted = allocate_stages(shared, budget)
-    each = iter(sets)
-    plans = tuple(CachePlan(cache, kind == "joint", tuple(next(each) for _ in cache.sets)) for cache, kind in pairs)
+        raise DeadweightError(
+            f"found --keep-kv {share}; at {tokens:,} tokens the first {FIRST} of a sequence, which are not coded, the "
+            f"scales of the others and the fewest codes take {least:.3f} of the cache: expected more"
+        )
+    losses = [options.losses(i) for i in range(len(caches))]
+    plans = tuple(options.plan(i, k) for i, k in enumerate(allocate_units(losses, sizes, budget)))
     specs = [plan.spec for plan in plans]
     taken = sum(s.bytes_at(tokens) for s in specs) / sum(s.bytes_before(tokens) for s in specs)
-    return Allocation(plans, predicted, taken)
+    return Allocation(plans, sum(plan.loss for plan in plans), taken)
 
 
-def allocate_stages(shared: Sequence[SharedBasis], budget: int) -> tuple[list[SetPlan], float]:
-    """Bits of both stages of all sets; some rounds of it, because what shared codes predict depends on their bits."""
-    first = [torch.cat([group_losses(basis.cost) for basis in own.sets]) for own in shared]
-    rounding = [torch.zeros(sum(len(b.cost) for b in own.sets), dtype=torch.float64) for own in shared]
-    for _ in range(ROUNDS):  # the first as if keys were exact
-        values = [None if own.is_joint else values_basis(own, e) for own, e in zip(shared, rounding, strict=True)]
-        second = [group_losses(v.basis.cost) if v is not None else first[0][:0] for v in values]
-        widths, predicted = allocate_bits(torch.cat([*first, *second]), budget)
-        parts = widths.split([len(x) for x in (*first, *second)])
-        ours, more = parts[: len(shared)], parts[len(shared) :]
-        rounding = [rounding_errors(own, w) for own, w in zip(shared, ours, strict=True)]
-    return [set_plan(*own) for own in zip(shared, values, ours, more, strict=True)], predicted
-
-
-def rounding_errors(shared: SharedBasis, widths: Tensor) -> Tensor:
-    """The error of every shared coordinate, given the widths of groups of eight."""
-    errors = torch.tensor(LEVEL_ERRORS, dtype=torch.float64)
-    own = widths.split([-(-len(basis.cost) // GROUP) for basis in shared.sets])
-    pairs = zip(shared.sets, own, strict=True)
-    return torch.cat([errors[w].repeat_interleave(GROUP)[: len(basis.cost)] for basis, w in pairs])
-
-
-def set_plan(shared: SharedBasis, values: ValuesBasis | None, widths: Tensor, more: Tensor) -> SetPlan:
-    """The maps of one set of values and of its sets of keys, of coordinates that have bits."""
-    moments = shared.moments
-    own = widths.split([-(-len(basis.cost) // GROUP) for basis in shared.sets])
-    maps = [stored(basis, w) for basis, w in zip(shared.sets, own, strict=True)]
-    if values is None:
-        joint = maps[0]
-        keys = replace(joint, decode=joint.decode[: moments.keys])
-        size = len(moments.mean) - moments.keys
-        nothing = Maps(NOTHING, joint.order[:0], joint.encode.new_zeros(0, size), joint.encode.new_zeros(size, 0))
-        return SetPlan(moments.mean, (keys,), joint.decode[moments.keys :], nothing)
-    columns = values.predict.split([len(basis.cost) for basis in shared.sets], 1)
-    predict = torch.cat([picked(c, m.order) for c, m in zip(columns, maps, strict=True)], 1)
-    return SetPlan(moments.mean, tuple(maps), predict, stored(values.basis, more))
-
-
-def stored(basis: Basis, widths: Tensor) -> Maps:
-    """The coordinates with bits, the widest first."""
-    runs, order = runs_of(widths.tolist(), len(basis.cost))
-    at = torch.tensor(order, dtype=torch.long)
-    return Maps(runs, at, picked(basis.encode.T, at).T, picked(basis.decode, at))
-
-
-def picked(columns: Tensor, order: Tensor) -> Tensor:
-    """Columns in this order; −1 is a column of zeros."""
-    return columns[:, order.clamp(min=0)] * (order >= 0)
+def picked(rows: Tensor, order: Tensor) -> Tensor:
+    """Rows in this order; −1 is a row of zeros."""
+    return rows[order.clamp(min=0)] * (order >= 0)[:, None]
 
 
 def with_coded_cache(
@@ -214,20 +217,36 @@ def with_coded_cache(
 @torch.no_grad()
 def fill(coder: Coder, plan: CachePlan) -> None:
     """Give a coder its maps, on the device and in the precision of the model."""
-    heads, keys = plan.cache.heads, plan.cache.sets[0].keys
     order = pair_order(plan.cache)
-    coder.key_mean.copy_(torch.cat([own.mean[:keys][in_sets(order, keys)] for own in plan.sets]))
-    coder.value_mean.copy_(torch.cat([own.mean[keys:] for own in plan.sets]))
-    for i, maps in enumerate(maps for own in plan.sets for maps in own.shared):
-        at = in_sets(order, len(maps.decode))
-        fill_stage(coder.shared, i, replace(maps, encode=before_values(maps.encode, at), decode=maps.decode[at]))
     for i, own in enumerate(plan.sets):
-        coder.predict(i).copy_(own.predict)
-        fill_stage(coder.values, i, own.values)
+        keys, at = own.moments.keys, in_sets(order, own.moments.keys)
+        widths, coordinates = own.row.widths, own.row.coordinates
+        n = own.row.key_fields
+        fill_stage(coder.key_encode[i], coder.key_decode[i], reordered(own.keys, at), (widths[:n], coordinates[:n]))
+        steps = torch.tensor(STEPS, dtype=torch.float64)[widths[:n]].flatten()[:, None]
+        coder.predict[i].copy_(picked(own.predict.T, coordinates[:n].flatten()) * steps)
+        if own.values is not None:
+            fill_stage(coder.value_encode[i], coder.value_decode[i], own.values, (widths[n:], coordinates[n:]))
+        coder.key_mean.view(len(plan.sets), -1)[i].copy_(own.moments.mean[:keys][at])
+        coder.value_mean.view(len(plan.sets), -1)[i].copy_(own.moments.mean[keys:])
     if plan.cache.rates is not None:
-        places = [pair[i] for i in range(2) for pair in heads.planes]
+        places = [pair[i] for i in range(2) for pair in plan.cache.heads.planes]
         coder.pair_places.copy_(torch.tensor(places, dtype=torch.int32))
         coder.rates.copy_(plan.cache.rates.float().view(torch.int32))
+
+
+def fill_stage(encode: Tensor, decode: Tensor, basis: Basis, row: tuple[Tensor, Tensor]) -> None:
+    """The maps of one stage of one set, to and from coordinates in steps of their quantisers."""
+    widths, coordinates = (x.flatten() for x in row)
+    steps = torch.tensor(STEPS, dtype=torch.float64)[widths][:, None]
+    encode.copy_(picked(basis.encode, coordinates) / steps.clamp(min=1e-9))
+    decode.copy_(picked(basis.decode.T, coordinates) * steps)
+
+
+def reordered(basis: Basis, keys: Tensor) -> Basis:
+    """A basis of keys in another order; values that are coded with them stay behind."""
+    encode = torch.cat([basis.encode[:, keys], basis.encode[:, len(keys) :]], 1)
+    return replace(basis, encode=encode, decode=basis.decode[keys])
 
 
 def pair_order(cache: MeasuredCache) -> Tensor:
@@ -240,13 +259,3 @@ def pair_order(cache: MeasuredCache) -> Tensor:
 def in_sets(order: Tensor, keys: int) -> Tensor:
     """The same for so many numbers of neighbouring heads."""
     return (torch.arange(0, keys, len(order))[:, None] + order).flatten()
-
-
-def before_values(encode: Tensor, keys: Tensor) -> Tensor:
-    """Columns of keys in another order; those of values, if there are any, stay behind them."""
-    return torch.cat([encode[:, keys], encode[:, len(keys) :]], 1)
-
-
-def fill_stage(stage: Stage, index: int, maps: Maps) -> None:
-    stage.encode(index).copy_(maps.encode)
-    stage.decode(index).copy_(maps.decode)

@@ -10,28 +10,27 @@ from rich.text import Text
 
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, outcome_line, perplexity_rise
 from deadweight.report.figure import Axes, Figure, pyplot, save
-from deadweight.slim.codes import WIDTHS
-from deadweight.slim.format import CodeSpec
+from deadweight.slim.format import CacheSpec
 
 BLOCKS = " ▁▂▃▄▅▆▇█"  # a coordinate with 0, 1, … 8 bits
 COLUMNS = 24  # characters that show the coordinates of a layer, the costliest first
 
 
-def widths_of(stage: CodeSpec) -> list[int]:
-    """The bits of every coordinate, the widest first; zeros are the coordinates that are not stored."""
-    stored = sorted((w for run in stage.runs for w, n in zip(WIDTHS, run, strict=True) for _ in range(n)), reverse=True)
-    return stored + [0] * max(0, stage.inputs * len(stage.runs) - len(stored))
+def widths_of(spec: CacheSpec, *, values: bool) -> list[int]:
+    """The bits of every coordinate of keys, or of values, the widest first; zeros are not stored."""
+    fields = slice(spec.key_fields, None) if values else slice(0, spec.key_fields)
+    stored = sorted((w for own in spec.widths for unit in own for w in unit[fields] if w), reverse=True)
+    return stored + [0] * max(0, (spec.set_values if values else spec.inputs) * spec.n_sets - len(stored))
 
 
-def bar(stage: CodeSpec) -> str:
+def bar(widths: list[int]) -> str:
     """The bits of the coordinates as a falling line of blocks."""
-    widths = widths_of(stage)
     pieces = [widths[i * len(widths) // COLUMNS : max(1, (i + 1) * len(widths) // COLUMNS)] for i in range(COLUMNS)]
     return "".join(BLOCKS[round(sum(p) / max(len(p), 1))] for p in pieces)
 
 
-def mean_bits(stage: CodeSpec) -> float:
-    return 8 * stage.row_bytes / (stage.inputs * len(stage.runs))
+def mean_bits(widths: list[int]) -> float:
+    return sum(widths) / max(len(widths), 1)
 
 
 def print_cache(result: CacheCompression, console: Console) -> None:
@@ -67,9 +66,9 @@ def print_layers(result: CacheCompression, console: Console) -> None:
         table.add_column(f"{side} bits", justify="right")
         table.add_column("costliest coordinate … cheapest")
     for path, spec in result.caches.items():
-        keys = (f"{mean_bits(spec.shared):.1f}", bar(spec.shared))
-        values = ("", "with the keys") if spec.joint else (f"{mean_bits(spec.values):.1f}", bar(spec.values))
-        table.add_row(Text(path), *keys, *values)
+        sides = [widths_of(spec, values=values) for values in (False, True)]
+        keys, values = ((f"{mean_bits(widths):.1f}", bar(widths)) for widths in sides)
+        table.add_row(Text(path), *keys, *(("", "with the keys") if spec.joint else values))
     console.print(table)
 
 
@@ -108,8 +107,8 @@ def draw_curve(axes: Axes, result: CacheCompression) -> None:
 def draw_bits(picture: Figure, axes: Axes, result: CacheCompression) -> None:
     specs = result.caches.values()
     joint = all(spec.joint for spec in specs)
-    sides = {"keys and values" if joint else "keys": [widths_of(spec.shared) for spec in specs]}
-    sides |= {} if joint else {"values": [widths_of(spec.values) for spec in specs]}
+    sides = {"keys and values" if joint else "keys": [widths_of(spec, values=False) for spec in specs]}
+    sides |= {} if joint else {"values": [widths_of(spec, values=True) for spec in specs]}
     for axis, (name, rows) in zip(axes, sides.items(), strict=False):
         longest = max(map(len, rows))
         image = axis.imshow(

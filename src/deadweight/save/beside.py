@@ -20,9 +20,16 @@ from deadweight.transformer.modeling import TransformerPreTrained
 PACKAGE = Path(__file__).parent.parent
 OWN_CODE = [PACKAGE / "transformer" / f"{name}.py" for name in ("shape", "configuration", "modeling")]
 MODELING = "modeling_deadweight.py"
-RUNTIME = ("format", "layers")  # files of slim/ that a slim checkpoint needs
+RUNTIME = ("scratch", "codes", "format", "layers")  # files of slim/ that a slim checkpoint needs
 HEADS = ("attention", "heads")  # those that smaller heads need too
-CACHE = ("attention", "scratch", "codes", "coder", "cache", "coded_attention")  # those that a coded cache needs too
+CACHE = (
+    "attention",
+    "coder",
+    "cuda_source",
+    "kernels",
+    "cache",
+    "coded_attention",
+)  # those that a coded cache needs too
 LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied
 NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
 AUTOS = (

@@ -1,9 +1,9 @@
-"""A coded key-value cache: a row of bytes for each token, in the cache layers of transformers.
+"""A coded key-value cache: rows of bytes for each token, in the cache layers of transformers.
 
 It needs torch and transformers alone, so that it can travel with the checkpoint. The model's code goes on to see keys
 and values of their usual shape. What it hands to its cache is encoded (`coder.py`) and stored by a `CodedLayer`, which
-leaves the storing of rows to a cache layer of transformers (dynamic, static, sliding). Attention reads the rows
-(`coded_attention.py`).
+leaves the storing to a cache layer of transformers (dynamic, static, sliding): rows of units in place of keys, scales
+in place of values. Attention reads both (`coded_attention.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from .coder import Coder
+from .kernels import encode_token, fitting
 
 
 @dataclass
@@ -88,20 +89,24 @@ class CodedLayer(CacheLayerMixin):
         return self.inner.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        spec = self.coder.spec
         rows = [
-            key_states.new_zeros(len(key_states), 1, key_states.shape[2], size, dtype=torch.uint8)
-            for size in self.coder.spec.stage_bytes
+            key_states.new_zeros(len(key_states), spec.n_sets, key_states.shape[2], size, dtype=torch.uint8)
+            for size in (2 * spec.n_units, 1)
         ]
         self.inner.lazy_initialization(*rows)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Encode and store new keys and values; what is returned are the rows of all tokens."""
+        """Encode and store new keys and values; what is returned are the rows and scales of all tokens."""
         past = self.inner.get_seq_length()
         past = past.clone() if isinstance(past, Tensor) else past  # a static layer goes on counting in it
         call = CURRENT.of(self.coder)
         self.note(key_states, value_states, past, None if call is None else call.mask)
         new = past + torch.arange(key_states.shape[2], device=key_states.device)
-        rows = self.coder.encode(key_states, value_states, new - self.origin)
+        if key_states.shape[2] == 1 and fitting(self.coder, key_states):
+            rows = encode_token(self.coder.number, key_states, value_states, new - self.origin)
+        else:
+            rows = self.coder.encode(key_states, value_states, new - self.origin)
         if call is not None:
             call.layer, call.key, call.value, call.past = self, key_states, value_states, past
         return self.inner.update(*rows, *args, **kwargs)

@@ -20,6 +20,7 @@ from .attention import AttentionOptions, attend, options_of
 from .cache import CURRENT, Call, CodedLayer, before, real_tokens
 from .coder import Coder, Codes
 from .format import CacheSpec
+from .kernels import decode_token, decodes
 
 NAME = "deadweight_coded"  # of this attention among those of transformers
 
@@ -94,20 +95,23 @@ def on_rows(
         return attend(query, call.key, call.value, options.with_mask(mask))
     layer = call.layer
     assert layer.start is not None and layer.first is not None
-    keys, values = rows
-    places = torch.arange(keys.shape[2], device=keys.device)
+    units, exponents = rows
+    places = torch.arange(units.shape[2], device=units.device)
     total = call.past + new
-    away = torch.as_tensor(total - keys.shape[2], device=keys.device).clamp(min=0)  # tokens that left a sliding window
-    fresh = call.past - away + torch.arange(new, device=keys.device)
-    shared = coder.shared.read(keys, query.dtype)
-    own = coder.values.read(values, query.dtype)
-    key = coder.keys_of(shared, places + away - layer.origin)
+    away = torch.as_tensor(total - units.shape[2], device=units.device).clamp(min=0)  # tokens that left a window
+    fresh = call.past - away + torch.arange(new, device=units.device)
+    if decodes(coder, query, options):
+        exact, span = [call.key, call.value], [fresh, layer.start - away]
+        numbers = (coder.number, query, units, exponents, options.mask, list(layer.first), exact, span)
+        return decode_token(*numbers, options.scale_of(query))
+    codes = coder.read(units, exponents, query.dtype)
+    key = coder.keys_of(codes, places + away - layer.origin)
     query = coder.paired(query)
-    key = key.index_copy_(3, fresh, coder.paired(call.key).transpose(2, 3).to(key.dtype)).transpose(2, 3)
+    key = key.index_copy_(2, fresh, coder.paired(call.key).to(key.dtype))
     key = with_first(key, layer, coder.paired(layer.first[0]), away)
     if query.shape[2] == 1:
-        return of_one_token(coder, query, key, (shared, own), Exact(layer, call.value, fresh, away), options)
-    value = coder.values_of(shared, own)
+        return of_one_token(coder, query, key, codes, Exact(layer, call.value, fresh, away), options)
+    value = coder.values_of(codes)
     value = value.index_copy_(2, fresh, call.value.to(value.dtype))
     return attend(query, key, with_first(value, layer, layer.first[1], away), options)
 
@@ -123,7 +127,7 @@ class Exact:
 
 
 def of_one_token(
-    coder: Coder, query: Tensor, key: Tensor, codes: tuple[Codes, Codes], exact: Exact, options: AttentionOptions
+    coder: Coder, query: Tensor, key: Tensor, codes: Codes, exact: Exact, options: AttentionOptions
 ) -> Tensor:
     """Attention of one query: it gathers the coordinates of values, and makes one vector of what was gathered."""
     layer, value = exact.layer, exact.value
@@ -140,7 +144,7 @@ def of_one_token(
     there = weights.gather(3, at)
     coded = weights.scatter(3, at, there * ~hidden)
     kept = torch.cat([layer.first[1].to(value.dtype), value], 2).repeat_interleave(heads // value.shape[1], 1)
-    return coder.gathered(coded, *codes) + (there * known) @ kept.to(there.dtype)
+    return coder.gathered(coded, codes) + (there * known) @ kept.to(there.dtype)
 
 
 @dataclass(frozen=True)

@@ -1,198 +1,149 @@
-"""Numbers of one to eight bits: how a coordinate of unit variance is rounded, and how codes lie in bytes.
+"""How coordinates are rounded to a few bits, and how their codes lie in 16-bit units.
 
-A coordinate with b bits is rounded to one of 2ᵇ levels. The levels are an odd polynomial of the code: close to the best
-levels of a normal variable (Lloyd and Max), and computed without a table.
+A coordinate is given in steps of its quantiser. With w bits its code is one of 0 … 2ʷ − 1 and stands for the value
+scale · (code − (2ʷ − 1) / 2): a uniform quantiser, so that a decoder is a matrix product with the codes themselves.
 
-The codes of one token are a row of bytes. Coordinates are ordered by their width, and there are multiples of eight of
-each, so that eight coordinates of width b take b bytes. A width is a sum of powers of two: five bits are four and one.
-So a row holds all parts of eight bits, then all parts of four, of two and of one. A part of p bits holds 8 / p codes in
-a byte, the first ones in the lowest bits of all its bytes: unpacking it is a shift and a mask.
+The scale belongs to a token and is 1 for most. It is 2^(e² / 32) for an exponent e from 0 to 15: fine near 1, and wide
+enough for a token that is a hundred times larger than the others. An exponent takes four bits.
+
+A row of a token is a number of 16-bit units, each shared by several codes. The codes of a unit are in two halves. The
+lower half takes the bits from 0, ten at most; the upper half starts behind it, at bit 6 at the earliest. Then both
+halves fit into the ten bits of a float16 mantissa, the upper one after a shift by 6, and a GPU makes numbers of codes
+by a mask.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .scratch import SCRATCH
 
-WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)  # the order of runs in a row
-PARTS = (8, 4, 2, 1)  # bits that are stored together
-GROUP = 8  # coordinates: the counts of runs are multiples of this
+UNIT = 16  # bits
+WIDEST = 8  # bits of a code
+LOW_BITS = 10  # of the lower half of a unit, at most
+SHIFT = 6  # where the upper half starts at the earliest
+EXPONENTS = 16
+FINENESS = 32  # the scale is 2^(e² / FINENESS)
 
-# Level of code c with b bits, for a normal variable of unit variance: u·(p₁ + p₂u² + p₃u⁴), u = (2c − 2ᵇ + 1) / 2ᵇ.
-# These minimise the mean squared error within this family; LEVEL_ERRORS holds that error for widths 0 to 8.
-LEVELS: dict[int, tuple[float, float, float]] = {
-    1: (1.595769, 0.0, 0.0),
-    2: (1.785808, 0.405520, 0.0),
-    3: (1.962920, 0.306184, 0.447157),
-    4: (2.102202, 0.065491, 0.969375),
-    5: (2.214425, -0.236246, 1.512232),
-    6: (2.525308, -0.517459, 1.871913),
-    7: (3.224445, -0.688476, 1.849471),
-    8: (3.950000, 0.0, 0.0),
-}
-LEVEL_ERRORS = (1.0, 0.363380, 0.117482, 0.034548, 0.009517, 0.002534, 0.000679, 0.000220, 0.000088)
+# For widths 0 to 8: the best step for a normal variable of unit variance, and the mean squared error it leaves.
+STEPS = (0.0, 1.595769, 0.995687, 0.586019, 0.335201, 0.188139, 0.104063, 0.056868, 0.030762)
+STEP_ERRORS = (1.0, 0.363380, 0.118846, 0.037440, 0.011543, 0.003495, 0.001040, 0.000304, 0.000088)
 
 
-def levels(width: int) -> Tensor:
-    """The 2ᵇ values that a coordinate with b bits can take, in rising order."""
-    first, second, third = LEVELS[width]
-    u = torch.arange(2**width, dtype=torch.float64, device="cpu") * (2 / 2**width) - (1 - 1 / 2**width)
-    return u * (first + u.square() * (second + u.square() * third))
-
-
-def middles(width: int) -> Tensor:
-    """The middles between neighbouring levels."""
-    steps = levels(width)
-    return (steps[1:] + steps[:-1]) / 2
-
-
-@cache
-def reach(width: int) -> float:
-    """The largest value that is not clipped: the outermost level, and half the step before it."""
-    if width == 1:  # one bit says on which side; how far out never matters
-        return float("inf")
-    first, second, third = LEVELS[width]  # in plain numbers: torch.compile reads no number from a tensor
-    below, last = (u * (first + u**2 * (second + u**2 * third)) for u in (1 - 3 / 2**width, 1 - 1 / 2**width))
-    return last + (last - below) / 2
+def in_low_half(key_fields: int, value_fields: int) -> list[bool]:
+    """Which codes of a unit lie in its lower half: the first half of those of keys, and of those of values."""
+    keys = [field < (key_fields + 1) // 2 for field in range(key_fields)]
+    return keys + [field < value_fields // 2 for field in range(value_fields)]
 
 
 @dataclass(frozen=True)
-class Row:
-    """How the codes of one token lie in bytes: `runs` says how many coordinates have 8, 7, … 1 bits.
+class Units:
+    """The units of the rows of every set of heads: for each code its width and its first bit, (sets, fields, units)."""
 
-    Coordinates are taken as (…, kept, tokens): what is done to one coordinate is done to a long stretch of memory.
+    key_fields: int  # codes of keys in a unit; those of values follow
+    widths: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, widths: Tensor, key_fields: int) -> Units:
+        """From the widths of all codes, (sets, fields, units)."""
+        low = in_low_half(key_fields, widths.shape[1] - key_fields)
+        offsets = torch.zeros_like(widths)
+        ends = [torch.zeros_like(widths[:, 0]), widths[:, low].sum(1).clamp(min=SHIFT)]
+        for field, is_low in enumerate(low):
+            offsets[:, field] = ends[not is_low]
+            ends[not is_low] = ends[not is_low] + widths[:, field]
+        return cls(key_fields, widths, offsets)
+
+    @property
+    def n_units(self) -> int:
+        return self.widths.shape[2]
+
+    @property
+    def low(self) -> list[bool]:
+        return in_low_half(self.key_fields, self.widths.shape[1] - self.key_fields)
+
+    @property
+    def shifts(self) -> Tensor:
+        """By how many bits a code is shifted up where a mask picks it: the upper half is shifted down first."""
+        low = torch.tensor(self.low, device=self.widths.device)[:, None]
+        return torch.where(low | (self.widths == 0), self.offsets, self.offsets - SHIFT) * (self.widths > 0)
+
+    @property
+    def masks(self) -> Tensor:
+        """The bits of a code, at its place after that shift."""
+        return ((1 << self.widths) - 1) << self.shifts
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """Rounds the coordinates of one stage; its tensors are (sets, 1, slots), to go with (…, sets, tokens, slots).
+
+    Slots are the codes of a row: all units of the first field, then of the second … A slot of no bits is no code.
     """
 
-    runs: tuple[int, ...]
-    widths: Tensor  # of every coordinate
+    levels: Tensor  # 2ʷ
+    reach: Tensor  # the largest coordinate that is not clipped; infinite where one bit tells the side alone
 
-    @property
-    def kept(self) -> int:
-        return sum(self.runs)
+    @classmethod
+    def of(cls, widths: Tensor, like: Tensor) -> Quantiser:
+        """From widths (sets, fields, units), in the precision and on the device of another tensor."""
+        flat = widths.flatten(1).unsqueeze(1)
+        levels = torch.exp2(flat.double())
+        reach = torch.where(flat > 1, levels / 2, torch.inf)
+        return cls(levels.to(like.device, like.dtype), reach.to(like.device, like.dtype))
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(width * n for width, n in zip(WIDTHS, self.runs, strict=True)) // 8
+    def exponent(self, coordinates: Tensor) -> Tensor:
+        """The least exponent of every token for which nothing is clipped, (…, tokens, 1) as uint8."""
+        largest = (coordinates.abs() / self.reach).amax(-1, keepdim=True) if coordinates.shape[-1] else None
+        if largest is None:
+            return torch.zeros(*coordinates.shape[:-1], 1, dtype=torch.uint8, device=coordinates.device)
+        largest = torch.nan_to_num(largest.float(), nan=torch.inf).clamp(min=1.0)
+        return (torch.log2(largest) * FINENESS).sqrt().ceil().clamp(max=EXPONENTS - 1).to(torch.uint8)
 
-    def members(self, part: int) -> list[tuple[int, int, int]]:
-        """The runs that have a part of so many bits: where they start and stop, and their width."""
-        spans, start = [], 0
-        for width, n in zip(WIDTHS, self.runs, strict=True):
-            if width & part and n:
-                spans.append((start, start + n, width))
-            start += n
-        return spans
+    def codes(self, coordinates: Tensor, scale: Tensor) -> Tensor:
+        """The nearest codes, as floating-point numbers."""
+        codes = torch.floor(coordinates / scale + self.levels / 2)
+        return torch.minimum(codes.clamp_(min=0), self.levels - 1)
 
-    def encode(self, z: Tensor) -> Tensor:
-        """The code of the nearest level of every coordinate, (…, kept, t), as uint8."""
-        middles = constants(self.runs, z.dtype, z.device).middles
-        lines = z.movedim(-2, 0).flatten(1).contiguous()  # (kept, tokens of the whole batch)
-        codes = torch.searchsorted(middles, lines, out_int32=True).to(torch.uint8)
-        return codes.view(len(lines), *z.shape[:-2], z.shape[-1]).movedim(0, -2)
+    def values(self, codes: Tensor, scale: Tensor) -> Tensor:
+        """The coordinates that codes stand for."""
+        return (codes - (self.levels - 1) / 2) * scale
 
-    def values(self, codes: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """The levels of codes, (…, kept, t)."""
-        own, shape = constants(self.runs, dtype, codes.device), tuple(codes.shape)
-        u = (torch.empty(shape, dtype=dtype, device=codes.device) if out is None else out).copy_(codes)
-        u.mul_(own.step).add_(own.offset)
-        square = torch.mul(u, u, out=SCRATCH.take("square", shape, u, dtype))
-        level = torch.mul(square, own.third, out=SCRATCH.take("level", shape, u, dtype))
-        return u.mul_(level.add_(own.second).mul_(square).add_(own.first))
-
-    def pack(self, codes: Tensor) -> Tensor:
-        """(…, kept, t) codes as (…, t, size) bytes."""
-        rows = []
-        for part in PARTS:
-            spans = self.members(part)
-            bits = [(codes[..., a:b, :] >> (width & (part - 1))) & ((1 << part) - 1) for a, b, width in spans]
-            if not bits:
-                continue
-            pieces = torch.cat(bits, -2).unflatten(-2, (8 // part, -1)).unbind(-3)
-            packed = pieces[0]
-            for i, piece in enumerate(pieces[1:], 1):
-                packed = packed | (piece << (i * part))
-            rows.append(packed)
-        return (torch.cat(rows, -2) if rows else codes).transpose(-1, -2)
-
-    def unpack(self, rows: Tensor) -> Tensor:
-        """(…, t, size) bytes as (…, kept, t) codes."""
-        *batch, tokens, size = rows.shape
-        columns = SCRATCH.take("columns", (*batch, size, tokens), rows, torch.uint8).copy_(rows.transpose(-1, -2))
-        codes = SCRATCH.take("codes", (*batch, self.kept, tokens), rows, torch.uint8)
-        start = 0
-        for part in PARTS:
-            spans = self.members(part)
-            n = sum(b - a for a, b, _ in spans) * part // 8
-            packed, start, at = columns[..., start : start + n, :], start + n, 0
-            for a, b, width in spans:
-                piece = some_codes(packed, at, at + b - a, part)
-                piece = piece << (width & (part - 1)) if width & (part - 1) else piece
-                if width < 2 * part:  # the highest part of a code is written first
-                    codes[..., a:b, :] = piece
-                else:
-                    codes[..., a:b, :] |= piece
-                at += b - a
-        return codes
+    def rounded(self, coordinates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes and exponents of coordinates, and the coordinates as they will be read."""
+        exponent = self.exponent(coordinates)
+        scale = scale_of(exponent, coordinates.dtype)
+        codes = self.codes(coordinates, scale)
+        return codes, exponent, self.values(codes, scale)
 
 
-def some_codes(packed: Tensor, first: int, last: int, part: int) -> Tensor:
-    """Codes first to last of a part, (…, codes, t): n bytes hold n codes in their lowest bits, n more above them …"""
-    n = packed.shape[-2]
-    pieces = []
-    for level in range(8 // part):
-        a, b = max(first - level * n, 0), min(last - level * n, n)
-        if a < b:
-            shifted = packed[..., a:b, :] >> (level * part) if level else packed[..., a:b, :]
-            top = level == 8 // part - 1  # nothing lies above it
-            pieces.append(shifted if top else shifted & ((1 << part) - 1))
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
+def scale_of(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.exp2(exponent.to(torch.promote_types(dtype, torch.float32)).square() / FINENESS).to(dtype)
 
 
-@dataclass(frozen=True)
-class Constants:
-    """What makes levels of the codes of a row, and codes of numbers: a column for each, and middles between levels."""
-
-    step: Tensor
-    offset: Tensor
-    first: Tensor
-    second: Tensor
-    third: Tensor
-    middles: Tensor  # (kept, most), filled up with infinity
-    reach: Tensor  # (kept, 1)
+def pack_units(units: Units, codes: Tensor) -> Tensor:
+    """(…, sets, tokens, slots) codes as rows of bytes, (…, sets, tokens, 2 · units)."""
+    fields = codes.to(torch.int32).unflatten(-1, (-1, units.n_units))
+    packed = (fields << units.offsets.to(codes.device, torch.int32).unsqueeze(1)).sum(-2, dtype=torch.int32)
+    signed = torch.where(packed >= 1 << (UNIT - 1), packed - (1 << UNIT), packed).to(torch.int16)
+    return signed.contiguous().view(torch.uint8)
 
 
-@cache
-@torch.inference_mode(False)  # the next call may need gradients
-def constants(runs: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constants:
-    each = [width for width, n in zip(WIDTHS, runs, strict=True) for _ in range(n)]
+def unpack_units(rows: Tensor, masks: Tensor, low: Sequence[bool], dtype: torch.dtype) -> Tensor:
+    """Rows of bytes as numbers: every code times two to its shift, (…, sets, tokens, slots).
 
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device="cpu")[:, None].to(device, dtype)
-
-    most = 2 ** max(each, default=1) - 1
-    lines = {width: F.pad(middles(width), (0, most - 2**width + 1), value=math.inf) for width in set(each)}
-    table = torch.stack([lines[width] for width in each]) if each else torch.zeros(0, most)
-    return Constants(
-        column([2 / 2**width for width in each]),
-        column([1 / 2**width - 1 for width in each]),
-        column([LEVELS[width][0] for width in each]),
-        column([LEVELS[width][1] for width in each]),
-        column([LEVELS[width][2] for width in each]),
-        table.to(device, dtype),
-        column([reach(width) for width in each]),
-    )
-
-
-@cache
-def row(runs: tuple[int, ...]) -> Row:
-    """The row of coordinates of which so many have 8, 7, … 1 bits."""
-    each = [width for width, n in zip(WIDTHS, runs, strict=True) for _ in range(n)]
-    return Row(runs, torch.tensor(each, dtype=torch.long, device="cpu"))  # also while a model is built without memory
+    `masks` are those of `Units`, (sets, fields, 1, units) as int16 on the device of the rows.
+    """
+    units = rows.view(torch.int16) if rows.shape[-1] else rows.to(torch.int16)
+    shape = (*units.shape[:-1], len(low) * units.shape[-1])
+    numbers = SCRATCH.take("numbers", shape, rows, dtype)
+    by_field = numbers.unflatten(-1, (len(low), -1))
+    upper = units >> SHIFT
+    for field, is_low in enumerate(low):
+        by_field[..., field, :] = (units if is_low else upper) & masks[:, field]
+    return numbers

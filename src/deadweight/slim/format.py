@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Union
 
-VERSION = 4
+from .codes import LOW_BITS, SHIFT, UNIT, WIDEST, in_low_half
+
+VERSION = 5
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
+MOST_FIELDS = 8  # codes in a unit
 
 
 @dataclass(frozen=True)
@@ -101,39 +104,24 @@ def expect_counts(**numbers: Any) -> None:
 
 
 @dataclass(frozen=True)
-class CodeSpec:
-    """Coordinates of one stage of coding, as they lie in the cache: one row of bytes for each token.
+class UnitRun:
+    """Neighbouring 16-bit units of a row that are divided alike: the bits of each of their codes."""
 
-    The key heads are divided into sets. Of every set `inputs` numbers are transformed as one vector, and `runs` says
-    how many of its coordinates have 8, 7, … 1 bits; the other coordinates are not stored.
-    """
-
-    inputs: int
-    runs: tuple[tuple[int, ...], ...]
+    count: int
+    widths: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "runs", tuple(tuple(run) for run in self.runs))
-        expect_counts(inputs=self.inputs, **{f"run {n}": n for run in self.runs for n in run})
-        most = self.inputs + -self.inputs % 8
-        if not self.runs or any(len(run) != 8 or min(run) < 0 or any(n % 8 for n in run) for run in self.runs):
-            raise ValueError(f"found runs {self.runs}; expected eight multiples of 8 for every set of heads")
-        if any(sum(run) > most for run in self.runs):
-            raise ValueError(f"found runs {self.runs}; expected at most {most} coordinates, for {self.inputs} numbers")
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token: one for its scale, and its codes; none where nothing is stored."""
-        codes = sum(sum(width * n for width, n in zip(range(8, 0, -1), run, strict=True)) // 8 for run in self.runs)
-        return codes + 1 if codes else 0
+        object.__setattr__(self, "widths", tuple(self.widths))
+        expect_counts(count=self.count, **{f"width {i}": w for i, w in enumerate(self.widths)})
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The coded cache of one attention, in two stages.
+    """The coded cache of one attention: for every token, each set of key heads has a row of units and a scale.
 
-    `shared` codes are read by keys and by values. They are made of the keys of a set of heads, or, if the attention is
-    `joint`, of its keys and values as one vector. `values` codes correct the values that shared codes predict; a set of
-    values may have several sets of keys.
+    A unit holds `key_fields` codes of keys, and then `value_fields` codes that correct the values which codes of keys
+    predict. If the attention is `joint`, its keys and values are coded as one vector, and there are no codes of values.
+    `sets` describes the units of a row, which are equally many for every set of heads.
     `pairs` pairs of dimensions of every key head are turned by rotary positions: keys are coded before that. The first
     `first` tokens of a sequence are kept as they are.
     """
@@ -144,14 +132,18 @@ class CacheSpec:
     d_v: int
     pairs: int
     first: int
-    shared: CodeSpec
-    values: CodeSpec
+    key_fields: int
+    value_fields: int
+    sets: tuple[tuple[UnitRun, ...], ...]
+
+    def __post_init__(self) -> None:
+        runs = [[r if isinstance(r, UnitRun) else UnitRun(**r) for r in own] for own in self.sets]
+        object.__setattr__(self, "sets", tuple(tuple(own) for own in runs))
 
     @classmethod
     def from_json(cls, path: str, raw: Any) -> CacheSpec:
         try:
-            stages = {name: CodeSpec(**raw[name]) for name in ("shared", "values")}
-            spec = cls(**{**raw, **stages})
+            spec = cls(**raw)
             spec.expect_fitting()
             return spec
         except (TypeError, KeyError, ValueError) as error:
@@ -162,39 +154,69 @@ class CacheSpec:
         expect_counts(
             heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v, pairs=self.pairs, first=self.first
         )
-        sets, value_sets = len(self.shared.runs), len(self.values.runs)
-        if not self.key_heads or self.heads % self.key_heads or self.key_heads % sets or sets % value_sets:
-            raise ValueError(f"{self.heads} heads, {self.key_heads} of keys, in {sets} and {value_sets} sets")
+        expect_counts(key_fields=self.key_fields, value_fields=self.value_fields)
+        sets = len(self.sets)
+        if not sets or not self.key_heads or self.heads % self.key_heads or self.key_heads % sets:
+            raise ValueError(f"{self.heads} heads, {self.key_heads} of keys, in {sets} sets")
         if 2 * self.pairs > self.d_qk or self.first > MOST_FIRST:
             raise ValueError(f"{self.pairs} pairs of {self.d_qk} dimensions, and {self.first} first tokens")
-        if self.values.inputs * value_sets != self.key_heads * self.d_v:
-            raise ValueError(f"{value_sets} sets of {self.values.inputs} values in {self.key_heads} heads")
-        if self.shared.inputs != self.set_keys + self.joint * self.values.inputs or (self.joint and sets > value_sets):
-            raise ValueError(f"{sets} sets of {self.shared.inputs} numbers in {self.key_heads} heads")
+        if not self.key_fields or self.key_fields + self.value_fields > MOST_FIELDS:
+            raise ValueError(f"{self.key_fields} and {self.value_fields} codes in a unit")
+        if len({sum(run.count for run in own) for own in self.sets}) != 1 or not 0 < self.n_units < LARGEST_COUNT:
+            raise ValueError("rows of different sets that are not equally long")
+        for run in {run for own in self.sets for run in own}:
+            self.expect_unit(run.widths)
 
-    @property
-    def set_keys(self) -> int:
-        """Numbers in the keys of a set."""
-        return self.key_heads * self.d_qk // len(self.shared.runs)
+    def expect_unit(self, widths: tuple[int, ...]) -> None:
+        low = [w for w, is_low in zip(widths, in_low_half(self.key_fields, self.value_fields), strict=False) if is_low]
+        full = max(sum(low), SHIFT) + sum(widths) - sum(low)
+        if len(widths) != self.key_fields + self.value_fields or max(widths) > WIDEST:
+            raise ValueError(f"units with codes of {widths} bits")
+        if sum(low) > LOW_BITS or full > UNIT:
+            raise ValueError(f"units of {full} bits, {sum(low)} of them in the lower half")
 
     @property
     def joint(self) -> bool:
         """Whether keys and values are transformed as one vector."""
-        return self.shared.inputs > self.set_keys
+        return self.value_fields == 0
 
     @property
-    def stage_bytes(self) -> tuple[int, int]:
-        """Bytes of a token in both stages; the first has one at least: cache layers count tokens by what it holds."""
-        return max(1, self.shared.row_bytes), self.values.row_bytes
+    def n_sets(self) -> int:
+        return len(self.sets)
 
     @property
-    def row_bytes(self) -> int:
-        return sum(self.stage_bytes)
+    def n_units(self) -> int:
+        """Units of the row of a set."""
+        return sum(run.count for run in self.sets[0])
+
+    @property
+    def widths(self) -> list[list[tuple[int, ...]]]:
+        """The bits of the codes of every unit of every set."""
+        return [[run.widths for run in own for _ in range(run.count)] for own in self.sets]
+
+    @property
+    def set_keys(self) -> int:
+        """Numbers in the keys of a set."""
+        return self.key_heads * self.d_qk // self.n_sets
+
+    @property
+    def set_values(self) -> int:
+        return self.key_heads * self.d_v // self.n_sets
+
+    @property
+    def inputs(self) -> int:
+        """Numbers that the first stage transforms."""
+        return self.set_keys + (self.set_values if self.joint else 0)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token: the units of every set, and one byte for its scale."""
+        return self.n_sets * (2 * self.n_units + 1)
 
     def bytes_at(self, tokens: int, precision: int = 2) -> int:
         """Bytes that a sequence of so many tokens takes, what is not coded included."""
         kept = min(self.first, tokens) * self.key_heads * (self.d_qk + self.d_v) * precision
-        return tokens * self.row_bytes + kept
+        return tokens * self.token_bytes + kept
 
     def bytes_before(self, tokens: int, precision: int = 2) -> int:
         return tokens * self.key_heads * (self.d_qk + self.d_v) * precision

@@ -1,0 +1,152 @@
+"""The kernels of a coded cache against the same attention in torch operations; they need a GPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from deadweight.compress.run import compress
+from deadweight.slim import kernels
+from deadweight.slim.kernels import (
+    fragments_of,
+    kernel_places,
+    masks_of_tokens,
+    masks_of_units,
+    rotation_table,
+    sizes_of,
+)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on an NVIDIA GPU")
+SHAPES = {  # hidden size, heads, key heads, head dimension, share
+    "one set of heads": (192, 6, 2, 64, 0.25),
+    "a set for each head": (256, 16, 8, 64, 0.25),
+    "an eighth": (256, 16, 8, 64, 0.125),
+    "heads of 128": (256, 8, 4, 128, 0.25),
+    "one query for each key": (192, 3, 3, 64, 0.5),
+    "many queries for one key": (256, 12, 1, 64, 0.25),
+    "sizes that fill no tile": (160, 4, 2, 80, 0.3),
+}
+
+
+def made(shape: str) -> Any:
+    hidden, heads, key_heads, size, share = SHAPES[shape]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=size,
+        intermediate_size=64,
+        vocab_size=99,
+        max_position_embeddings=4096,
+        attention_bias=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.normal_(std=2.0)  # the mean of keys is larger than what varies
+    ids = torch.randint(3, 99, (8, 64), generator=torch.Generator().manual_seed(1))
+    return compress(model, inputs={"input_ids": ids}, keep_kv=share).module
+
+
+def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+    """A prompt at once, then token by token."""
+    steps = [ids[:, :150], *ids[:, 150:].split(1, 1)]
+    outputs, seen = [], 0
+    for part in steps:
+        seen += part.shape[1]
+        given = {} if bool(mask.all()) else {"attention_mask": mask[:, :seen]}
+        outputs.append(model(part, past_key_values=cache, use_cache=True, **given).logits[:, -1:])
+    return torch.cat(outputs, 1)
+
+
+@needs_gpu
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_kernels_decode_to_what_torch_operations_do(shape: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32; the kernels' products are of float16, whose rounding is 5e-4 of a logit or less."""
+    model = made(shape).cuda()
+    ids = torch.randint(3, 99, (3, 170), generator=torch.Generator().manual_seed(2)).cuda()
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, :70], mask[1, :3] = 0, 0
+    expected = decoded_without_kernels(model, ids, mask, monkeypatch)
+    for cache in (DynamicCache(), StaticCache(config=model.config, max_cache_len=256)):
+        logits = decoded(model, ids, mask, cache)
+        assert float((logits - expected).abs().max()) < 2e-3 * float(expected.abs().max())
+    broken = copy.deepcopy(model)
+    for layer in broken.model.layers:
+        layer.self_attn.coder.key_decode.mul_(1.1)
+    changed = decoded(broken, ids, mask, DynamicCache())
+    assert float((changed - expected).abs().max()) > 4e-3 * float(expected.abs().max()), "a changed map is noticed"
+
+
+def decoded_without_kernels(model: Any, ids: Any, mask: Any, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    with monkeypatch.context() as patch:
+        patch.setattr("deadweight.slim.coded_attention.decodes", lambda *_: False)
+        patch.setattr("deadweight.slim.cache.fitting", lambda *_: False)
+        return decoded(model, ids, mask, DynamicCache())
+
+
+@needs_gpu
+@torch.no_grad()
+def test_the_kernels_run_and_compile_in_one_graph() -> None:
+    model = made("a set for each head").to("cuda", torch.bfloat16)
+    used = []
+    original = kernels.compiled
+    kernels.compiled = lambda *args: used.append(args) or original(*args)  # type: ignore[assignment,func-returns-value]
+    try:
+        ids = torch.randint(3, 99, (2, 40)).cuda()
+        caches = [StaticCache(config=model.config, max_cache_len=64) for _ in range(2)]
+        for cache in caches:
+            model(ids[:, :30], past_key_values=cache, use_cache=True)
+        torch._dynamo.reset()
+        step = torch.compile(model, fullgraph=True)
+        plain, compiled = (
+            [m(t, past_key_values=c).logits for t in ids[:, 30:].split(1, 1)]
+            for m, c in zip((model, step), caches, strict=True)
+        )
+    finally:
+        kernels.compiled = original
+    assert used
+    for a, b in zip(plain, compiled, strict=True):
+        assert float((a - b).float().abs().max()) < 0.05 * float(a.abs().max())  # bfloat16
+
+
+def test_dimensions_fill_two_halves_that_are_turned_with_each_other() -> None:
+    assert kernel_places(2, 6, 4).tolist() == [0, 1, 4, -1, 2, 3, 5, -1]
+    assert kernel_places(0, 3, 2).tolist() == [0, 1, 2, -1]
+
+
+def test_fragments_have_every_number_where_tensor_cores_expect_it() -> None:
+    """For mma.m16n8k16: lane = 4 · row + i has columns 2i, 2i + 1 in one register and 2i + 8, 2i + 9 in the next."""
+    numbers = torch.arange(16 * 16, dtype=torch.float16).view(1, 16, 1, 16)  # a head, units, a field, dimensions
+    own = sizes_of(made_small().model.layers[0].self_attn.coder, False, torch.float32)
+    lanes = fragments_of(numbers, own).view(torch.float16).view(2, 32, 2, 2)  # tiles of 8 dimensions, lanes, registers
+    for tile in range(2):
+        for lane in range(32):
+            row, i = lane // 4, lane % 4
+            for register in range(2):
+                expected = [float(numbers[0, 2 * i + 8 * register + k, 0, 8 * tile + row]) for k in range(2)]
+                assert lanes[tile, lane, register].tolist() == expected
+    masks = torch.arange(16).view(1, 1, 1, 16)
+    assert masks_of_tokens(masks).view(torch.int16).view(4, 2, 2)[1].tolist() == [[2, 3], [10, 11]]
+    assert masks_of_units(masks).view(torch.int16).view(8, 2, 2)[3].tolist() == [[3, 3], [11, 11]]
+    rates = torch.linspace(0.1, 1.0, 16)
+    table = rotation_table(rates).view(torch.float16).view(4, 2, 32, 4, 2)  # 16 tokens, tiles, lanes, registers
+    cos = torch.cos(torch.arange(64).double()[:, None] * rates.double()).half()
+    assert table[1, 1, 4 * 3 + 2, 1].tolist() == cos[16 + 3 + 8, 8 + 4 : 8 + 6].tolist()
+
+
+def made_small() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=32, vocab_size=50)).eval()
+    ids = torch.randint(3, 50, (8, 32), generator=torch.Generator().manual_seed(1))
+    return compress(model, inputs={"input_ids": ids}, keep_kv=0.5).module
