@@ -132,7 +132,7 @@ def run(
 
 
 def coded_rows(work: Work, share: float, texts: dict[str, Any], name: str, done: Any, keep: Any) -> None:
-    plan = allocate(work.caches, share, work.tokens, work.structure)
+    plan = allocate(work.options, share, work.tokens)
     bits = 16 * plan.share
     if all((name, "ours", round(bits, 3), n, len(batches)) in done for n, batches in texts.items()):
         return

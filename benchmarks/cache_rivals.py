@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deadweight.compress.bits import allocate_bits
 from deadweight.compress.cache_moments import CacheMoments
 from deadweight.compress.observe import AttentionCall
 from deadweight.compress.rotary import turn
-from deadweight.slim.codes import LEVEL_ERRORS, levels, middles, reach
 
 BLOCK = 32  # numbers, or tokens, that share a scale
 
@@ -56,9 +55,41 @@ def affine(x: Tensor, bits: int, axis: int) -> Tensor:
     return ((x - low) / step).round().clamp(0, 2**bits - 1) * step + low.half().float()
 
 
+@cache
+def lloyd_max(bits: int) -> tuple[Tensor, float]:
+    """The levels with the least squared error for a normal variable of unit variance, and that error."""
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64))
+    levels = normal.icdf((torch.arange(2**bits, dtype=torch.float64) + 0.5) / 2**bits)
+    ends = torch.tensor([torch.inf], dtype=torch.float64)
+    for _ in range(4000):
+        edges = torch.cat([-ends, (levels[1:] + levels[:-1]) / 2, ends])
+        mass, density = normal.cdf(edges).diff(), normal.log_prob(edges).exp()
+        levels = -density.diff() / mass  # the mean of each cell
+    return levels, float(1 - (mass * levels.square()).sum())
+
+
+def reach(bits: int) -> float:
+    """The largest value that is not clipped; with one bit nothing is."""
+    levels = lloyd_max(bits)[0]
+    return float("inf") if bits == 1 else float(levels[-1] + (levels[-1] - levels[-2]) / 2)
+
+
 def nearest(z: Tensor, bits: int) -> Tensor:
     """The nearest of the levels that are best for a normal variable."""
-    return levels(bits).to(z)[torch.bucketize(z.contiguous(), middles(bits).to(z))]
+    levels = lloyd_max(bits)[0].to(z)
+    return levels[torch.bucketize(z.contiguous(), (levels[1:] + levels[:-1]) / 2)]
+
+
+def best_widths(weights: Tensor, bits: float) -> Tensor:
+    """Widths from 0 to 8 of groups of these weights, with the least error for so many bits on average.
+
+    Each bit saves less than the one before it, so the best are the bits that save most.
+    """
+    errors = torch.tensor([1.0, *(lloyd_max(width)[1] for width in range(1, 9))], dtype=torch.float64)
+    saved = (weights[:, None] * (errors[:-1] - errors[1:])).flatten()
+    taken = torch.zeros_like(saved)
+    taken[saved.argsort(descending=True, stable=True)[: int(bits * len(weights))]] = 1
+    return taken.view(len(weights), -1).sum(1).long()
 
 
 def hadamard(size: int) -> Tensor:
@@ -133,8 +164,7 @@ def principal(bits: float, known: dict[str, CacheMoments]) -> Rival:
             variance, vectors = torch.linalg.eigh(own.covariance[at, at])
             spectra[path, side] = (own.mean[at], variance.flip(0).clamp(min=0), vectors.flip(1))
     relative = {s: spectra[s][1] / spectra[s][1].sum() for s in sides}  # every layer and side counts alike
-    losses = torch.cat([r.view(-1, 8).sum(1)[:, None] * torch.tensor(LEVEL_ERRORS) for r in relative.values()])
-    widths, _ = allocate_bits(losses.double(), int(bits * len(losses)))
+    widths = best_widths(torch.cat([r.view(-1, 8).sum(1) for r in relative.values()]).double(), bits)
     by_side = dict(zip(sides, widths.split([len(spectra[s][1]) // 8 for s in sides]), strict=True))
 
     def coded(path: str, side: str, x: Tensor) -> Tensor:

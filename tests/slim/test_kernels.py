@@ -60,7 +60,8 @@ def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> to
     outputs, seen = [], 0
     for part in steps:
         seen += part.shape[1]
-        given = {} if bool(mask.all()) else {"attention_mask": mask[:, :seen]}
+        places = (mask.cumsum(1) - 1).clamp(min=0)[:, seen - part.shape[1] : seen]
+        given = {} if bool(mask.all()) else {"attention_mask": mask[:, :seen], "position_ids": places}
         outputs.append(model(part, past_key_values=cache, use_cache=True, **given).logits[:, -1:])
     return torch.cat(outputs, 1)
 

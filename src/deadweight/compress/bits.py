@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -91,24 +92,27 @@ def share_units(wanted: Tensor, low: Sequence[bool], key_fields: int) -> Tensor:
     are placed first, each in the unit that is emptiest and has a code left for its kind, in the emptier half of it.
     """
     fields, n_units = wanted.shape
-    kinds = (slice(0, key_fields), slice(key_fields, fields))
-    places = {  # fields that are left, by kind and half
-        (kind, half): [[f for f in range(fields)[at] if low[f] == half] for _ in range(n_units)]
-        for kind, at in enumerate(kinds)
-        for half in (True, False)
+    kinds = (range(key_fields), range(key_fields, fields))
+    places = {
+        (kind, half): [f for f in own if low[f] == half] for kind, own in enumerate(kinds) for half in (True, False)
     }
-    bits = {half: [0] * n_units for half in (True, False)}
+    taken = {place: numpy.zeros(n_units, dtype=numpy.int64) for place in places}
+    bits = {half: numpy.zeros(n_units, dtype=numpy.int64) for half in (True, False)}
     members = torch.zeros_like(wanted)
-    items = [(-w, kind, i) for kind, at in enumerate(kinds) for i, w in enumerate(wanted[at].flatten().tolist())]
+    items = [
+        (-w, k, i) for k, own in enumerate(kinds) for i, w in enumerate(wanted[own.start : own.stop].flatten().tolist())
+    ]
     for width, kind, index in sorted(items):
-        options = [
-            (bits[True][unit] + bits[False][unit], bits[half][unit], unit, half)
-            for half in (True, False)
-            for unit, free in enumerate(places[kind, half])
-            if free
-        ]
-        _, _, unit, half = min(options)
-        members[places[kind, half][unit].pop(0), unit] = index
+        best = None
+        for half in (True, False):
+            full = taken[kind, half] >= len(places[kind, half])
+            rank = (bits[True] + bits[False]) * 64 + bits[half] + full * (1 << 40)
+            unit = int(rank.argmin())
+            best = min(best, (int(rank[unit]), unit, half)) if best is not None else (int(rank[unit]), unit, half)
+        assert best is not None
+        _, unit, half = best
+        members[places[kind, half][taken[kind, half][unit]], unit] = index
+        taken[kind, half][unit] += 1
         bits[half][unit] -= width
     return members
 

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.compress.basis import Basis, Structure, blocks_of, keys_basis, values_basis
-from deadweight.compress.bits import RowPlan, allocate_units, plan_row
+from deadweight.compress.bits import ERRORS, RowPlan, allocate_units, plan_row, wanted_bits
 from deadweight.compress.cache_moments import FIRST, MeasuredCache, SetMoments
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.coded_attention import install_caches
 from deadweight.slim.coder import Coder
-from deadweight.slim.codes import STEPS
+from deadweight.slim.codes import STEPS, UNIT
 from deadweight.slim.format import CacheSpec, SlimSpec, UnitRun
 
 SMALL = 512  # keys and values of an attention that may be mixed freely: every step of decoding transforms all keys
 LARGE_ROW = 128  # numbers of a set from which on units come in eights: a GPU loads 16 bytes at once
-ROUNDS = 2  # of planning a row: bits of keys decide what they say about values, which decides the bits of values
 WORTH = 0.95  # of the loss of two stages, below which keys and values are coded as one vector: that is more work
 
 
@@ -73,16 +72,25 @@ class Allocation:
         return {plan.cache.heads.path: plan.spec for plan in self.plans}
 
 
+@dataclass(frozen=True)
+class SetBases:
+    """The bases of one set of heads that do not depend on its bits: of keys, and of keys and values as one vector."""
+
+    keys: Basis | None
+    joint: Basis | None
+
+
 class CacheOptions:
     """What every attention could be coded as, one option for every number of units.
 
-    Losses are computed once for all budgets. Plans are made again when they are wanted: all of them would take more
-    memory than the model.
+    Losses are computed once for all budgets, of some options; the logarithm of the loss is interpolated between them.
+    Plans are made when they are wanted: all of them would take more memory than the model.
     """
 
     def __init__(self, caches: Sequence[MeasuredCache], structure: Structure | None = None) -> None:
         self.caches, self.structure = tuple(caches), structure
-        self.known: dict[int, Tensor] = {}
+        self.known_losses: dict[int, Tensor] = {}
+        self.known_bases: dict[int, list[SetBases]] = {}
 
     def step(self, index: int) -> int:
         """By how many units options differ."""
@@ -90,19 +98,45 @@ class CacheOptions:
 
     def losses(self, index: int) -> Tensor:
         """Of the options of one attention: up to eight bits for every number."""
-        if index not in self.known:
+        if index not in self.known_losses:
             count = max(1, -(-len(self.caches[index].sets[0].mean) // (2 * self.step(index))))
-            losses = [self.plan(index, option).loss for option in range(count)]
-            self.known[index] = torch.tensor(losses, dtype=torch.float64)
-        return self.known[index]
+            tried = tried_options(count)
+            logs = torch.tensor([max(self.plan(index, k).loss, 1e-300) for k in tried], dtype=torch.float64).log()
+            self.known_losses[index] = interpolate(tried, logs, count).exp()
+        return self.known_losses[index]
+
+    def bases(self, index: int) -> list[SetBases]:
+        if index not in self.known_bases:
+            cache = self.caches[index]
+            self.known_bases[index] = [bases_of(cache, own, self.structure) for own in cache.sets]
+        return self.known_bases[index]
 
     def plan(self, index: int, option: int) -> CachePlan:
         """With (option + 1) · step units in the row of every set."""
-        return plan_cache(self.caches[index], (option + 1) * self.step(index), self.structure)
+        return plan_cache(self.caches[index], self.bases(index), (option + 1) * self.step(index))
 
     def unit_bytes(self, index: int) -> int:
         """Bytes by which options differ."""
         return 2 * self.step(index) * len(self.caches[index].sets)
+
+
+def tried_options(count: int) -> list[int]:
+    """The first options, and then fewer and fewer, up to the last."""
+    tried, option = [], 0
+    while option < count - 1:
+        tried.append(option)
+        option += 1 + option // 3
+    return [*tried, count - 1]
+
+
+def interpolate(places: Sequence[int], values: Tensor, count: int) -> Tensor:
+    """Values at 0 … count − 1, straight between those that are known."""
+    at, known = torch.arange(count, dtype=torch.float64), torch.tensor(places, dtype=torch.float64)
+    after = torch.searchsorted(known, at).clamp(1, max(1, len(places) - 1)) if len(places) > 1 else None
+    if after is None:
+        return values.expand(count)
+    left, right = known[after - 1], known[after]
+    return values[after - 1] + (values[after] - values[after - 1]) * (at - left) / (right - left)
 
 
 def spec_of(cache: MeasuredCache, key_fields: int, fields: int, sets: tuple[tuple[UnitRun, ...], ...]) -> CacheSpec:
@@ -113,41 +147,51 @@ def spec_of(cache: MeasuredCache, key_fields: int, fields: int, sets: tuple[tupl
     return CacheSpec(*sizes, key_fields, fields - key_fields, sets)
 
 
-def plan_cache(cache: MeasuredCache, units: int, structure: Structure | None) -> CachePlan:
-    """One attention with so many units in every row.
-
-    Without a structure that was asked for, the keys of a set are mixed freely, and a small attention codes keys and
-    values as one vector where that is predicted to lose less.
-    """
+def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | None) -> SetBases:
+    """Without a structure that was asked for, keys of a set are mixed freely; a small attention may code keys and
+    values as one vector."""
     heads = cache.heads
-    two = (
-        None
-        if structure == "joint"
-        else CachePlan(cache, tuple(two_stages(cache, own, units, structure) for own in cache.sets))
+    small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
+    keys = joint = None
+    if structure != "joint":
+        keys = keys_basis(moments, blocks_for(cache, moments.keys, structure), joint=False)
+    if structure == "joint" or (structure is None and small):
+        joint = keys_basis(moments, [list(range(len(moments.mean)))], joint=True)
+    return SetBases(keys, joint)
+
+
+def plan_cache(cache: MeasuredCache, bases: Sequence[SetBases], units: int) -> CachePlan:
+    """One attention with so many units in every row; as one vector where that is predicted to lose less."""
+    pairs = list(zip(cache.sets, bases, strict=True))
+    one, two = (
+        None if any(b is None for _, b in own) else CachePlan(cache, tuple(make(m, b, units) for m, b in own if b))
+        for make, own in (
+            (one_vector, [(m, b.joint) for m, b in pairs]),
+            (two_stages, [(m, b.keys) for m, b in pairs]),
+        )
     )
-    if two is not None and (structure is not None or heads.key_heads * (heads.d_qk + heads.d_v) > SMALL):
-        return two
-    one = CachePlan(cache, tuple(one_vector(own, units) for own in cache.sets))
-    return one if two is None or one.loss < WORTH * two.loss else two
+    if one is None or two is None:
+        plan = one or two
+        assert plan is not None
+        return plan
+    return one if one.loss < WORTH * two.loss else two
 
 
-def one_vector(moments: SetMoments, units: int) -> SetPlan:
+def one_vector(moments: SetMoments, basis: Basis, units: int) -> SetPlan:
     """Keys and values of a set coded as one vector."""
-    basis = keys_basis(moments, [list(range(len(moments.mean)))], joint=True)
     row = plan_row(units, basis.cost, basis.cost[:0])
     keys = replace(basis, decode=basis.decode[: moments.keys])
     return SetPlan(moments, row, keys, basis.decode[moments.keys :], None)
 
 
-def two_stages(cache: MeasuredCache, moments: SetMoments, units: int, structure: Structure | None) -> SetPlan:
-    """Values predicted from the codes of keys; bits are planned again when it is known what keys predict."""
-    keys = keys_basis(moments, blocks_for(cache, moments.keys, structure), joint=False)
-    errors = torch.zeros(len(keys.cost), dtype=torch.float64)
-    for _ in range(ROUNDS):  # the first as if keys were exact
-        values = values_basis(moments, keys, errors)
-        row = plan_row(units, keys.cost, values.basis.cost)
-        errors = row.errors(len(keys.cost))
+def two_stages(moments: SetMoments, keys: Basis, units: int) -> SetPlan:
+    """Values predicted from the codes of keys; at first as if keys had half of the bits, then with those they have."""
+    errors = ERRORS[wanted_bits(keys.cost, UNIT * units // 2)]
     values = values_basis(moments, keys, errors)
+    row = plan_row(units, keys.cost, values.basis.cost)
+    values = values_basis(moments, keys, row.errors(len(keys.cost)))
+    row = plan_row(units, keys.cost, values.basis.cost)
+    values = values_basis(moments, keys, row.errors(len(keys.cost)))
     return SetPlan(moments, row, keys, values.predict, values.basis)
 
 

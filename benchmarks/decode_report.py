@@ -1,0 +1,71 @@
+"""The page of the decoding benchmark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CODED = "coded cache"
+HEAD = """\
+# Decoding from a coded cache
+
+Does a smaller cache decode faster? `benchmarks/decode.py` answers with steps of one token for every row of a batch,
+from a cache that is full. Original and coded cache are compiled by torch.compile and captured as CUDA graphs, and timed
+in turns on one GPU. Weights and maps are random, which changes nothing but the text. Bytes of the coded cache include
+its scales. The original has the attentions of torch that take no mask; *times the best* compares tokens per second with
+the best of them."""
+AGAIN = """\
+Repeat it on a GPU with `python benchmarks/decode.py run --config LLaMA-1B --shapes 64x16384,1x131072 --fit 16`, the
+same with `--config LLaMA-8B --shapes 32x16384`, and `python benchmarks/decode.py report --markdown docs/decode.md`."""
+
+
+def decode_page(setting: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    lines = [HEAD, "", *summary(rows), "", *decode_table(setting, rows)]
+    if prefill := [r for r in rows if r["kind"] == "prefill"]:
+        lines += ["", "## Prefill", "", "| model | batch × tokens | | ms |", "| --- " * 4 + "|"]
+        lines += [f"| {r['model']} | {by(r)} | {r['method']} | {r['milliseconds']:.1f} |" for r in prefill]
+    if longest := [r for r in rows if r["kind"] == "longest"]:
+        lines += ["", "## The longest context that fits", "", "| model | batch | | tokens |", "| --- " * 4 + "|"]
+        lines += [f"| {r['model']} | {by(r).split()[0]} | {r['method']} | {r['longest']:,} |" for r in longest]
+    machine = f"torch {setting['torch']}, transformers {setting['transformers']}, {setting['machine']}"
+    return "\n".join([*lines, "", AGAIN, "", f"Run with {machine}."]) + "\n"
+
+
+def by(row: dict[str, Any]) -> str:
+    batch, length = map(int, row["shape"].split("x"))
+    return f"{batch} × {length:,}"
+
+
+def decodes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [r for r in rows if r["kind"] == "decode"]
+
+
+def fastest(rows: list[dict[str, Any]], row: dict[str, Any]) -> float:
+    """Milliseconds of the fastest original at the same shape."""
+    same = [r for r in decodes(rows) if (r["model"], r["shape"]) == (row["model"], row["shape"])]
+    return min((r["milliseconds"] for r in same if r["method"] != CODED), default=float("nan"))
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"- {r['model']}, {by(r)}: {fastest(rows, r) / r['milliseconds']:.2f} times the fastest original, with "
+        f"{r['share']:.1%} of its bytes."
+        for r in decodes(rows)
+        if r["method"] == CODED
+    ]
+
+
+def decode_table(setting: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    copy = float(setting["copy"])
+    lines = [
+        f"A copy reads and writes {copy / 1e12:.2f} TB/s here.",
+        "",
+        "| model | batch × context | | share of bytes | ms per step | tokens/s | times the best | cache read, TB/s |",
+        "| --- " * 8 + "|",
+    ]
+    for r in decodes(rows):
+        speed = int(r["shape"].split("x")[0]) / r["milliseconds"] * 1e3
+        lines.append(
+            f"| {r['model']} | {by(r)} | {r['method']} | {r['share']:.1%} | {r['milliseconds']:.2f} | {speed:,.0f} | "
+            f"{fastest(rows, r) / r['milliseconds']:.2f} | {r['bytes_read_per_second'] / 1e12:.2f} |"
+        )
+    return lines
