@@ -217,6 +217,7 @@ class Step:
             for _ in range(2):
                 self.run_once()
         torch.cuda.current_stream().wait_stream(side)
+        self.read_by_graph = [dict(vars(layer)) for layer in self.cache.layers]  # a step replaces some of these tensors
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.run_once()

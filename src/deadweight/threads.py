@@ -23,6 +23,7 @@ except ImportError:  # it only makes things faster
 
 SMALL = 20_000_000  # parameters: below, one thread is faster than several
 TOGETHER = 128  # rows: larger matrices are not factorised in a batch, since a user may have called set_num_threads
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -65,9 +66,9 @@ def threads_for(parameters: int) -> AbstractContextManager[None]:
     return one_thread() if parameters < SMALL else nullcontext()
 
 
-def each(job: Callable[[Tensor], T], matrices: Iterable[Tensor]) -> list[T]:
-    """The same function of many matrices, as many at a time as there are threads."""
-    todo, threads = list(matrices), torch.get_num_threads()
+def each(job: Callable[[S], T], items: Iterable[S]) -> list[T]:
+    """The same function of many items, as many at a time as there are threads, with one thread for each."""
+    todo, threads = list(items), torch.get_num_threads()
     if threads == 1 or len(todo) == 1 or controller() is None:
         with one_thread():
             return [job(x) for x in todo]

@@ -19,6 +19,7 @@ from deadweight.slim.coded_attention import install_caches
 from deadweight.slim.coder import Coder
 from deadweight.slim.codes import STEPS, UNIT
 from deadweight.slim.format import CacheSpec, SlimSpec, UnitRun
+from deadweight.threads import each, one_thread
 
 SMALL = 512  # keys and values of an attention that may be mixed freely: every step of decoding transforms all keys
 LARGE_ROW = 128  # numbers of a set from which on units come in eights: a GPU loads 16 bytes at once
@@ -229,8 +230,9 @@ def allocate(options: CacheOptions, share: float, tokens: int) -> Allocation:
             f"found --keep-kv {share}; at {tokens:,} tokens the first {FIRST} of a sequence, which are not coded, the "
             f"scales of the others and the fewest codes take {least:.3f} of the cache: expected more"
         )
-    losses = [options.losses(i) for i in range(len(caches))]
-    plans = tuple(options.plan(i, k) for i, k in enumerate(allocate_units(losses, sizes, budget)))
+    losses = each(options.losses, range(len(caches)))
+    with one_thread():  # the matrices are small
+        plans = tuple(options.plan(i, k) for i, k in enumerate(allocate_units(losses, sizes, budget)))
     specs = [plan.spec for plan in plans]
     taken = sum(s.bytes_at(tokens) for s in specs) / sum(s.bytes_before(tokens) for s in specs)
     return Allocation(plans, sum(plan.loss for plan in plans), taken)
