@@ -1,4 +1,4 @@
-"""The pages of the site that are made from other files: laws, results, the pages of the root, and sources that pages name.
+"""Pages of the site that are made from other files: laws, results, pages of the root, and sources that pages name.
 
 MkDocs calls `on_config` and `on_files` (see mkdocs.yml). Everything comes from the package and from files of the root;
 nothing is stored twice.

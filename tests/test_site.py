@@ -1,4 +1,4 @@
-"""The site: every page has a way to it, every public name is documented, nothing is fetched, a dead link ends the build."""
+"""The site: no dead link, no page without a way to it, no public name without documentation; and nothing is fetched."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deadweight.cli.options import Json, Plot
+from deadweight.cli.quiet import is_quiet
 from deadweight.cli.screen import JsonReport, drawable, plain, progress_bar, writable
 from deadweight.errors import DeadweightError
 
@@ -238,7 +239,8 @@ def run_pilot(shape: UniformShape, settings: PilotSettings) -> list[float]:
 
     with progress_bar() as progress:
         result = pilot(shape, settings, progress=progress)
-    plain(result.source, stderr=True)
+    if not is_quiet():
+        plain(result.source, stderr=True)
     return [round(factor, 4) for factor in result.factors]
 
 

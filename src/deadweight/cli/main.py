@@ -10,6 +10,7 @@ import typer
 
 import deadweight
 from deadweight.cli import allocate, audit, compress, demo, evaluate, explain, reduce, saturation, sweep, train, verify
+from deadweight.cli.quiet import add_quiet
 from deadweight.cli.screen import complain
 from deadweight.errors import DeadweightError
 
@@ -61,6 +62,8 @@ app.command(short_help="Train a grid of variants and seeds.")(sweep.sweep)
 app.command(short_help="Perplexity, bits per byte, speed and size of the cache.")(evaluate.evaluate)
 app.add_typer(allocate.app, name="allocate", short_help="How many heads, of what size, in which layer.")
 app.command(short_help="Does the softmax of each head saturate with length?")(saturation.saturation)
+add_quiet(app)
+add_quiet(allocate.app)
 
 
 def main() -> None:

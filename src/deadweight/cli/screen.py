@@ -12,6 +12,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from deadweight.cli.quiet import is_quiet
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.report.json_report import as_text
@@ -33,9 +34,9 @@ def plain(text: str, *, stderr: bool = False) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """The current stage and the time left, on standard error; nothing where that is no terminal."""
+    """The current stage and the time left, on standard error; nothing where that is no terminal, or with --quiet."""
     console = make_console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or is_quiet():
         yield silent
         return
     with counting_bar(console) as bar:
@@ -53,8 +54,9 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def counting_bar(console: Console) -> Bar:
+    """A bar with what is done, of how much, and the time left; with --quiet one that shows nothing."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    return Bar(*columns, TimeRemainingColumn(), console=console, transient=True)
+    return Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=is_quiet())
 
 
 class JsonReport:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deadweight.cli.quiet import is_quiet
 from deadweight.cli.screen import counting_bar
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
@@ -70,7 +71,8 @@ def sweep(
         def tell(result: RunResult) -> None:
             bar.advance(task)
             words = f"{result.bits_per_byte:.4f} bits per byte" if result.error is None else result.error
-            bar.console.print(f"{result.variant}, seed {result.seed}: {words}", markup=False, highlight=False)
+            if not is_quiet():
+                bar.console.print(f"{result.variant}, seed {result.seed}: {words}", markup=False, highlight=False)
 
         results = run_sweep(runs, out, workers=workers, ray=ray, tell=tell)
     write_results(results, out)
