@@ -15,6 +15,7 @@ from deadweight.cli.screen import complain
 from deadweight.errors import DeadweightError
 
 BAD_INPUT, INTERRUPTED = 2, 130
+REQUIRED = {"torch", "transformers", "safetensors", "numpy", "psutil", "threadpoolctl", "jaxtyping"}  # pyproject.toml
 PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing create millions of objects and little garbage
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -76,6 +77,11 @@ def main() -> None:
         app(prog_name="deadweight")
     except DeadweightError as error:
         complain(str(error))
+        sys.exit(BAD_INPUT)
+    except ModuleNotFoundError as error:
+        if error.name not in REQUIRED:
+            raise
+        complain(f"{error.name} is not installed, and this command needs it: pip install deadweight")
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

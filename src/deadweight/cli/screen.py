@@ -15,6 +15,7 @@ from rich.text import Text
 from deadweight.cli.quiet import is_quiet
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
+from deadweight.report.figure import require_matplotlib
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 from deadweight.report.text import one_line
@@ -93,4 +94,6 @@ def writable(file: str | Path | None, option: str) -> Path | None:
 def drawable(file: Path | None) -> Path | None:
     if file is not None and file.suffix not in (".svg", ".png"):
         raise DeadweightError(f"found --plot {str(file)!r}; expected a name that ends in .svg or .png")
+    if file is not None:
+        require_matplotlib()
     return writable(file, "--plot")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deadweight.cli.quiet import is_quiet
-from deadweight.cli.screen import counting_bar
+from deadweight.cli.screen import counting_bar, plain
+from deadweight.errors import DeadweightError
 from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 
@@ -87,4 +88,7 @@ def write_results(results: list[RunResult], out: Path) -> None:
     (out / "results.json").write_text(as_text({"runs": [asdict(r) for r in results]}), encoding="utf-8")
     (out / "results.md").write_text(markdown(table), encoding="utf-8")
     print_sweep(table, make_console())
-    plot(table, out / "results.svg")
+    try:
+        plot(table, out / "results.svg")
+    except DeadweightError as error:  # the results are there; only the figure is missing
+        plain(str(error), stderr=True)
