@@ -13,7 +13,7 @@ from deadweight.proof.verdict import Tier, Verdict
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "LOG.md", "CHANGELOG.md"))]
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "LOG.md", "CHANGELOG.md"))]
 FILE = re.compile(
     r"(?<![\w/.-])((?:src|docs|studies|benchmarks|tests|scripts)/[\w./-]*\w\.(?:py|md|json|jsonl|svg|toml))\b"
 )
