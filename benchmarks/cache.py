@@ -23,12 +23,12 @@ from cache_report import figure, page
 from cache_rivals import Rival, blocks, kivi, principal, rotated_blocks, turboquant
 from torch.nn import functional as F
 
+from deadweight.compress.attention_calls import observing
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder
 from deadweight.compress.calibration import Batch, token_windows
 from deadweight.compress.code_cache import Work, empty_moments, measured
-from deadweight.compress.coding import allocate, with_coded_cache
+from deadweight.compress.coded_model import allocate, with_coded_cache
 from deadweight.compress.judge import called
-from deadweight.compress.observe import observing
 from deadweight.compress.run import opened
 from deadweight.compress.settings import Settings
 from deadweight.report import record

@@ -23,17 +23,17 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from deadweight.compress.assemble import assembled
-from deadweight.compress.budget import attention_weights, ranked, slots_of
 from deadweight.compress.calibration import Calibration, calibration, text_to_heal_on
+from deadweight.compress.head_moments import HeadMoments, measure
+from deadweight.compress.head_spaces import spaces_of
 from deadweight.compress.heal import healed
 from deadweight.compress.judge import judge
 from deadweight.compress.linear_map import LinearMap
 from deadweight.compress.locate import locate
-from deadweight.compress.moments import HeadMoments, measure
-from deadweight.compress.spaces import spaces_of
+from deadweight.compress.slim_form import assembled
 from deadweight.compress.subspace import best_subspace
 from deadweight.compress.truncate import HeadSpaces, Kept, kept_whole, truncate_model
+from deadweight.compress.weight_budget import attention_weights, ranked, slots_of
 from deadweight.report.figure import pyplot, save
 from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.source.model import Source, open_complete

@@ -101,7 +101,7 @@ def test_a_state_belongs_to_its_weights_its_text_and_its_settings(make: Callable
 def test_what_is_wrong_about_healing_is_said_before_anything_is_measured(
     options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deadweight.compress.heads.locate", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("deadweight.compress.smaller_heads.locate", lambda *_: pytest.fail("it went on"))
     with pytest.raises(DeadweightError, match=said):
         compress("demo", keep_attention=0.5, **options)
 

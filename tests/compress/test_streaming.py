@@ -16,14 +16,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.compress import heal, moments, streaming
-from deadweight.compress.assemble import assembled
+from deadweight.compress import head_moments, heal, streaming
+from deadweight.compress.attention_calls import AttentionCall, observing
+from deadweight.compress.head_moments import HeadMoments, measure, probe
+from deadweight.compress.head_spaces import spaces_of
 from deadweight.compress.heal import healed
 from deadweight.compress.locate import locate
-from deadweight.compress.moments import HeadMoments, measure, probe
-from deadweight.compress.observe import AttentionCall, observing
 from deadweight.compress.run import compress, opened
-from deadweight.compress.spaces import spaces_of
+from deadweight.compress.slim_form import assembled
 from deadweight.compress.streaming import blocks_of, device_of, float_of, gathered, run_again, stream
 from deadweight.compress.truncate import Kept, truncate_model
 from deadweight.errors import DeadweightError
@@ -199,13 +199,13 @@ def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
     blocks = [f"model.layers.{i}.strange" for i in range(2)]
     monkeypatch.setattr(streaming, "blocks_of", lambda model, paths=(): blocks)
     seen: list[bool] = []
-    one = moments.add_graded
+    one = head_moments.add_graded
 
     def told(*args: Any) -> bool:
         seen.append(args[-1])
         return one(*args)
 
-    monkeypatch.setattr(moments, "add_graded", told)
+    monkeypatch.setattr(head_moments, "add_graded", told)
     agrees(opened(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
     assert seen == ([False] if way == "plain" else [False, True])
 

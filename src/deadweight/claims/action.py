@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from deadweight.claims.point import Motion
-from deadweight.proof.turn import Site
+from deadweight.proof.basis import Site
 
 Value = Callable[[str], Tensor]  # a node that depends on parameters alone, to its value
 

@@ -10,7 +10,7 @@ import typer
 
 import deadweight
 from deadweight.cli import allocate, audit, compress, demo, evaluate, explain, reduce, saturation, sweep, train, verify
-from deadweight.cli.screen import complain
+from deadweight.cli.progress_and_output import complain
 from deadweight.errors import DeadweightError
 
 BAD_INPUT, INTERRUPTED = 2, 130

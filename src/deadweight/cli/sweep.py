@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deadweight.cli.screen import counting_bar
-from deadweight.report.json_report import as_text
-from deadweight.report.terminal import make_console
+from deadweight.cli.progress_and_output import counting_bar
+from deadweight.report.audit_json import as_text
+from deadweight.report.audit_terminal import make_console
 
 if TYPE_CHECKING:
     from deadweight.train.sweep import RunResult

@@ -14,10 +14,10 @@ from torch import Tensor
 from deadweight import embedded
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
-from deadweight.source.hugging import local_folder
+from deadweight.source.hugging_face import local_folder
 from deadweight.source.model import Source
 from deadweight.source.plain_text import check_text, read_text
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.source.tokens import encoded, first_tokens, tokenizer_of
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"

@@ -13,27 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.basis import Structure
+from deadweight.compress.attention_calls import attend_alike
+from deadweight.compress.cache_bases import Structure
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, cache_card, cache_data
+from deadweight.compress.cache_support import expect_own_caches, expect_same_decoded
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
-from deadweight.compress.coding import Allocation, allocate, bytes_for_codes, with_coded_cache
-from deadweight.compress.decoding import expect_own_caches, expect_same_decoded
+from deadweight.compress.coded_model import Allocation, allocate, bytes_for_codes, with_coded_cache
+from deadweight.compress.head_moments import measure
 from deadweight.compress.heal import heal_or_undo, healing_place
 from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads, locate
-from deadweight.compress.moments import measure
-from deadweight.compress.observe import attend_alike
 from deadweight.compress.result import Judgement
-from deadweight.compress.rotary import expect_constant_rates, measure_rates
+from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
 from deadweight.compress.settings import LARGEST, Settings
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress
-from deadweight.save.compressed import write_compressed
+from deadweight.save.compressed_folder import write_compressed
 from deadweight.slim.format import SlimSpec
-from deadweight.source.hugging import local_folder
+from deadweight.source.hugging_face import local_folder
 from deadweight.source.model import Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
 USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for

@@ -28,7 +28,7 @@ from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.slim.coder import Coder
 from deadweight.slim.heads import HeadPacking
-from deadweight.source.private import own_parameters
+from deadweight.source.private_api import own_parameters
 from deadweight.train.launch import make_accelerator
 from deadweight.train.state import load_state, save_state
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.observe import AttentionCall, observing
+from deadweight.compress.attention_calls import AttentionCall, observing
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
-from deadweight.save.layout import is_linear
+from deadweight.save.slim_layout import is_linear
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 
 FEWEST, MOST = 12, 64  # examples; two numbers are taken for the same if they agree in all of them
 ANGLE = 1e-3  # radians at the farthest position: what turns less than this stands still

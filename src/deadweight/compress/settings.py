@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deadweight.compress.basis import STRUCTURES, Structure
+from deadweight.compress.cache_bases import STRUCTURES, Structure
 from deadweight.errors import DeadweightError
 
 RATE = 2e-4  # learning rate of healing

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from deadweight.source.private import forward_hooks, forward_pre_hooks, own_buffers, own_parameters
+from deadweight.source.private_api import forward_hooks, forward_pre_hooks, own_buffers, own_parameters
 
 NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deadweight.compress.linear_map import LinearMap, has_bias, on_rows
 from deadweight.compress.locate import Heads
-from deadweight.compress.pairs import PairSpace
+from deadweight.compress.rotary_pairs import PairSpace
 from deadweight.compress.subspace import Subspace
 from deadweight.save.facts import Fact
 from deadweight.slim.format import HeadsSpec

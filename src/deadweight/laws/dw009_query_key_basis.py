@@ -19,16 +19,16 @@ from deadweight.claims.head_parts import HeadPart
 from deadweight.claims.normed_heads import keeping_lengths
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof import basis_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof.basis import Site, Turned, TurnWalk
 from deadweight.proof.commutant import Part, Products, commutant, head_products, merged
-from deadweight.proof.normed import grams
+from deadweight.proof.normed_heads import grams
 from deadweight.proof.opsets import SHAPE
-from deadweight.proof.reading import peel, skip_shape
+from deadweight.proof.readers import peel, skip_shape
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
 from deadweight.rewrite.bases import BasisRewrite, places_of, worthwhile
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact
 from deadweight.search.prover import Prover

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deadweight.graph.node import Argument, Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber, readings
-from deadweight.proof.identity import Identity
+from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
 from deadweight.proof.opsets import FREE, KEEPS_REPEATED
 from deadweight.proof.steps import Blocked, Kind, Step, refuse_large

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deadweight.reduce.comparison import require_same
+from deadweight.reduce.deadweight_json import card, manifest
 from deadweight.reduce.job import ReductionJob, summarise_applied
-from deadweight.reduce.manifest import card, manifest
-from deadweight.reduce.parts import Stream
 from deadweight.reduce.result import Reduction
-from deadweight.reduce.verify import require_same
-from deadweight.save.beside import how_to_load, lay_beside
-from deadweight.save.folder import complete_or_absent
-from deadweight.save.stream import PER_TENSOR, Writer
+from deadweight.reduce.stored_tensors import Stream
+from deadweight.save.atomic_folder import complete_or_absent
+from deadweight.save.safetensors_writer import PER_TENSOR, Writer
+from deadweight.save.side_files import how_to_load, lay_beside
 from deadweight.slim.format import SlimSpec
 
 

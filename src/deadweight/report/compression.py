@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deadweight.compress.cache_result import CacheCompression, cache_data
-from deadweight.compress.manifest import as_data as heads_data
-from deadweight.compress.manifest import outcome
+from deadweight.compress.deadweight_json import as_data as heads_data
+from deadweight.compress.deadweight_json import outcome
 from deadweight.compress.result import Compression
 from deadweight.errors import DeadweightError
 from deadweight.report.cache import plot_cache, print_cache

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.graph.node import float64_arguments, substitute
-from deadweight.rewrite.effect import Constants
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import Rewrite, Tensors
+from deadweight.rewrite.shift_effect import Constants
 from deadweight.rewrite.shifts import parameters_read
 from deadweight.save.facts import Constant, Fact, Passed, module_of
 

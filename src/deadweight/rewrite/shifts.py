@@ -12,9 +12,9 @@ from deadweight.claims.claim import Claim
 from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim, element_wise, undo
 from deadweight.graph.node import Graph, is_vector
-from deadweight.rewrite.effect import Constants, effect
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index
+from deadweight.rewrite.shift_effect import Constants, effect
 from deadweight.save.facts import Because, Constant, Fact, ZeroPlaces
 
 

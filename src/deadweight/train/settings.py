@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from deadweight.errors import DeadweightError
-from deadweight.source.kinds import Setting
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
+from deadweight.source.type_aliases import Setting
 from deadweight.transformer.shape import BIASES, PER_LAYER, TransformerShape, check
 
 if TYPE_CHECKING:
