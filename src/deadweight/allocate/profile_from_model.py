@@ -94,12 +94,12 @@ class AttentionWatch(TorchFunctionMode):
         self, func: Callable[..., Leaf], types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> Leaf:
         if func is F.scaled_dot_product_attention:
-            self.means.append(by_lag(AttentionCall(*args, **(kwargs or {})).weights(), self.lags))
+            self.means.append(by_lag(SdpaCall(*args, **(kwargs or {})).weights(), self.lags))
         return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
-class AttentionCall:
+class SdpaCall:
     """The arguments of scaled_dot_product_attention."""
 
     query: Tensor

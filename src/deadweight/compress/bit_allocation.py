@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deadweight.slim.codes import GROUP, LEVEL_ERRORS
+from deadweight.slim.codes import LEVEL_ERRORS
+from deadweight.slim.format import GROUP, WIDTHS
 
 NONE = float("inf")
 
@@ -54,12 +55,12 @@ def one_more(best: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def runs_of(widths: Sequence[int], size: int) -> tuple[tuple[int, ...], list[int]]:
-    """From the widths of groups: how many coordinates have 8, 7, … 1 bits, and the coordinates in that order.
+    """From the widths of groups: how many coordinates have each of `WIDTHS` bits, and the coordinates in that order.
 
     The last group of a set whose size is no multiple of eight is filled up with −1, which stands for no coordinate.
     """
     runs, order = [], []
-    for width in range(8, 0, -1):
+    for width in WIDTHS:
         members = [g for g, w in enumerate(widths) if w == width]
         runs.append(GROUP * len(members))
         order += [i if i < size else -1 for g in members for i in range(g * GROUP, (g + 1) * GROUP)]

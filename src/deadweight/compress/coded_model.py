@@ -24,10 +24,10 @@ from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.coded_attention import install_caches
 from deadweight.slim.coder import Coder, Stage
-from deadweight.slim.codes import GROUP, LEVEL_ERRORS
-from deadweight.slim.format import CacheSpec, CodeSpec, SlimSpec
+from deadweight.slim.codes import LEVEL_ERRORS
+from deadweight.slim.format import GROUP, CacheSpec, CodeSpec, SlimSpec
 
-Runs = tuple[int, ...]  # coordinates with 8, 7, … 1 bits
+Runs = tuple[int, ...]  # how many coordinates have each of WIDTHS bits
 NOTHING: Runs = (0,) * 8
 JOINT_BELOW = 0.16  # share of a 16-bit cache below which keys and values are coded as one vector, where that is cheap
 SMALL = 512  # keys and values of an attention that may be mixed freely: every step of decoding transforms all keys

@@ -13,7 +13,7 @@ from deadweight.compress.slim_form import assembled
 from deadweight.compress.stock_heads import computes_the_same, is_expressible, of_one_size, packed
 from deadweight.compress.streaming import float_of
 from deadweight.compress.truncate import HeadSpaces, truncate_model
-from deadweight.compress.weight_budget import Ranks, Slot, attention_weights, ranked, slots_of
+from deadweight.compress.weight_budget import PricedSpace, Ranks, attention_weights, priced_spaces, ranked
 from deadweight.slim.format import SlimSpec
 from deadweight.source.model import Source
 from deadweight.source.type_aliases import JsonObject
@@ -23,7 +23,7 @@ STOCK_STEPS = 8  # the same of heads of one dimension
 
 
 @dataclass(frozen=True)
-class Work:
+class MeasuredHeads:
     """A model whose heads were measured."""
 
     source: Source
@@ -37,9 +37,10 @@ class Work:
         return tuple(s.heads for s in self.spaces)
 
     @property
-    def slots(self) -> list[Slot]:
+    def priced(self) -> list[PricedSpace]:
         step = self.settings.step
-        return [slot for s in self.spaces for slot in slots_of(s, self.source.module, step or usual_step(s.heads.d_qk))]
+        sizes = [(s, step or usual_step(s.heads.d_qk)) for s in self.spaces]
+        return [priced for s, each in sizes for priced in priced_spaces(s, self.source.module, each)]
 
 
 def usual_step(head_dimension: int) -> int:
@@ -56,7 +57,7 @@ class Chosen:
     config: JsonObject | None = None
 
 
-def by_share(work: Work, share: float) -> Chosen:
+def by_share(work: MeasuredHeads, share: float) -> Chosen:
     """The model with the least predicted loss that keeps this share of its attention weights."""
     original, stock = work.source.module, work.settings.layout == "stock"
     if stock and is_expressible(work.source.config, work.spaces):
@@ -66,7 +67,7 @@ def by_share(work: Work, share: float) -> Chosen:
         if size and (choice := in_smaller_heads(work, size)) is not None:
             return choice
     total = attention_weights(work.attentions, original)
-    ranks = ranked(work.slots, work.attentions, share, total, work.settings.method)
+    ranks = ranked(work.priced, work.attentions, share, total, work.settings.method)
     if stock:
         padded = truncate_model(original, work.spaces, ranks.kept, bias=False, precision=float_of(original))
         return Chosen(padded.module, ranks)
@@ -74,7 +75,7 @@ def by_share(work: Work, share: float) -> Chosen:
     return Chosen(module, ranks, slim)
 
 
-def in_smaller_heads(work: Work, size: int) -> Chosen | None:
+def in_smaller_heads(work: MeasuredHeads, size: int) -> Chosen | None:
     """All heads of one dimension, in a config that plain transformers reads; None if that is not the same function."""
     original = work.source.module
     one = of_one_size(work.spaces, work.pair_moments, size)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from deadweight.compress.attention_calls import attend_alike
-from deadweight.compress.calibration import Calibration, calibration, text_to_heal_on
-from deadweight.compress.deadweight_json import as_data, card
-from deadweight.compress.head_choice import Chosen, Work, by_share, notes_on
+from deadweight.compress.calibration import Calibration, head_calibration, text_to_heal_on
+from deadweight.compress.deadweight_json import heads_card, heads_data
+from deadweight.compress.head_choice import Chosen, MeasuredHeads, by_share, notes_on
 from deadweight.compress.head_moments import HeadMoments, measure
 from deadweight.compress.head_spaces import reasons_left_whole, spaces_of
-from deadweight.compress.heal import heal_or_undo, healing_place
-from deadweight.compress.job import Job
+from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
+from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import called, judge
 from deadweight.compress.locate import Heads, locate
 from deadweight.compress.result import Compression, Judgement
@@ -26,30 +25,21 @@ from deadweight.compress.streaming import device_of
 from deadweight.compress.truncate import HeadSpaces
 from deadweight.compress.weight_budget import cached_numbers
 from deadweight.errors import DeadweightError
-from deadweight.save.compressed_folder import write_compressed
-from deadweight.source.hugging_face import local_folder
+from deadweight.save.compressed_folder import CompressedModel, write_compressed
 from deadweight.source.printable import printable, reason
 from deadweight.train.launch import first_process
 
 USUAL = 0.75  # of the attention weights, if nothing else is asked for
 
 
-def compress_heads(job: Job) -> Compression:
+def compress_heads(job: CompressionJob) -> Compression:
     """Keep of every head the dimensions that matter most, measured on text, within one budget."""
     start = time.perf_counter()
     original, settings = job.source.module, job.settings
     job.progress("looking for heads", 0, 0)
     attentions = locate(job.source)
     attend_alike(original)
-    text = calibration(
-        job.source,
-        job.model,
-        text=settings.text,
-        inputs=settings.inputs,
-        windows=settings.windows,
-        length=settings.length,
-        batch=settings.batch,
-    )
+    text = head_calibration(job.source, job.model, settings.calibration)
     forward = forward_seconds(original, text)
     work = measure_heads(job, attentions, text)
     choice = by_share(work, USUAL if settings.keep_attention is None else settings.keep_attention)
@@ -64,7 +54,7 @@ def compress_heads(job: Job) -> Compression:
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def measure_heads(job: Job, attentions: Sequence[Heads], text: Calibration) -> Work:
+def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibration) -> MeasuredHeads:
     """The spaces of all attentions, and for stock heads the moments of their rotary pairs."""
     original, stock, of = job.source.module, job.settings.layout == "stock", len(text.measure)
     empty = {heads.path: HeadMoments.empty(heads) for heads in attentions}
@@ -79,19 +69,18 @@ def measure_heads(job: Job, attentions: Sequence[Heads], text: Calibration) -> W
     if all(x is None for s in spaces for x in (*s.values, *s.non_rotary, *s.pairs)):
         reasons = sorted({reason for s in spaces for reason in reasons_left_whole(s)})
         raise DeadweightError(f"{printable(job.source.name)}: no head can be cut ({'; '.join(reasons)})")
-    return Work(job.source, tuple(spaces), pairs, text, job.settings)
+    return MeasuredHeads(job.source, tuple(spaces), pairs, text, job.settings)
 
 
-def heal(job: Job, work: Work, choice: Chosen, result: Compression) -> Compression:
+def heal(job: CompressionJob, work: MeasuredHeads, choice: Chosen, result: Compression) -> Compression:
     """Distil from the original, in place, unless that makes it worse."""
     original, settings, text = job.source.module, job.settings, work.calibration
     start = time.perf_counter()
     batches = text_to_heal_on(job.source, job.model, settings.text, settings.heal_text, text, settings.heal)
     same = (settings.heal, settings.heal_rate, settings.layout, result.kept)
-    place = None if job.target is None else healing_place(job.target, original, batches, same)
-    undone = heal_or_undo(
-        original, choice.module, batches, settings.heal, rate=settings.heal_rate, place=place, progress=job.progress
-    )
+    folder = None if job.target is None else healing_folder(job.target, original, batches, same)
+    healing = Healing(settings.heal, settings.heal_rate, folder=folder)
+    undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
     seconds = time.perf_counter() - start
     return replace(
         result,
@@ -103,7 +92,7 @@ def heal(job: Job, work: Work, choice: Chosen, result: Compression) -> Compressi
     )
 
 
-def describe(work: Work, choice: Chosen, judgement: Judgement) -> Compression:
+def describe(work: MeasuredHeads, choice: Chosen, judgement: Judgement) -> Compression:
     """What was chosen, and what it costs."""
     kept = choice.ranks.kept
     return Compression(
@@ -132,19 +121,17 @@ def left_alone(spaces: Sequence[HeadSpaces]) -> dict[str, str]:
     return {path: "; ".join(why) for path, why in reasons.items() if why}
 
 
-def write(job: Job, choice: Chosen, result: Compression, target: Path) -> None:
+def write(job: CompressionJob, choice: Chosen, result: Compression, target: Path) -> None:
     config = job.source.config if choice.config is None else getattr(choice.module, "config", None)
+    model = CompressedModel(
+        choice.module, type(job.source.module), choice.slim, config, changes=choice.config, precision=job.precision
+    )
     write_compressed(
-        choice.module,
-        choice.slim,
-        as_data(result),
-        partial(card, result),
+        model,
         target,
-        folder=local_folder(str(job.model)) if isinstance(job.model, (str, Path)) else None,
-        config=config,
-        changes=choice.config,
-        cls=type(job.source.module),
-        precision=job.precision,
+        folder=job.folder,
+        manifest=heads_data(result),
+        card=heads_card(result).text,
         overwrite=job.settings.overwrite,
     )
 

@@ -20,7 +20,7 @@ from deadweight.compress.linear_map import LinearMap
 from deadweight.compress.locate import Heads, Rows
 from deadweight.compress.rotary_pairs import PairSpace, best_pairs
 from deadweight.compress.streaming import device_of, float_of
-from deadweight.compress.truncate import HeadSpaces, Kept
+from deadweight.compress.truncate import HeadSpaces, KeptDimensions
 
 CLOSE = 1e-3  # of the largest logit: packed and padded weights are the same function, up to rounding
 
@@ -60,7 +60,7 @@ class OneSize:
 
     size: int
     spaces: tuple[HeadSpaces, ...]
-    kept: dict[str, Kept]
+    kept: dict[str, KeptDimensions]
     loss: float
 
     @property
@@ -81,7 +81,8 @@ def of_one_size(spaces: Sequence[HeadSpaces], moments: Mapping[str, Tensor], siz
             best_pairs(m, heads.groups, len(heads.planes), order) for m in moments[heads.path]
         )
         ordered.append(replace(s, pairs=pairs))
-        kept[heads.path] = Kept((size,) * heads.key_heads, (0,) * heads.key_heads, (size // 2,) * heads.key_heads)
+        n = heads.key_heads
+        kept[heads.path] = KeptDimensions((size,) * n, (0,) * n, (size // 2,) * n)
         loss += sum(float(p.loss[size // 2]) for p in pairs)
         loss += sum(float(v.loss[size]) for v in s.values if v is not None)
     return OneSize(size, tuple(ordered), kept, loss)

@@ -166,7 +166,7 @@ class Watcher(Protocol):
     ) -> Sequence[Tensor | None]: ...
 
 
-class Block:
+class StreamedBlock:
     """A block that is called as before, but keeps for gradients what it was given and nothing else."""
 
     def __init__(self, module: nn.Module, watcher: Watcher) -> None:
@@ -255,7 +255,7 @@ def run_again(model: nn.Module, paths: Sequence[str], watcher: Watcher) -> Itera
 
     Gives what goes back from a loss, through all blocks that ran, also those that the loss does not depend on.
     """
-    blocks = {id(m): Block(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
+    blocks = {id(m): StreamedBlock(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
     before = {key: block.module.__dict__.get("forward") for key, block in blocks.items()}
     for block in blocks.values():
         block.module.forward = block

@@ -13,7 +13,7 @@ from deadweight.compress.knapsack import Choice, best_sizes, same_share
 from deadweight.compress.locate import Heads
 from deadweight.compress.rotary_pairs import PairSpace
 from deadweight.compress.subspace import Subspace
-from deadweight.compress.truncate import HeadSpaces, Kept, kept_whole
+from deadweight.compress.truncate import HeadSpaces, KeptDimensions, kept_whole
 from deadweight.errors import DeadweightError
 
 Method = Literal["knapsack", "layer", "uniform"]
@@ -21,7 +21,7 @@ Kind = Literal["values", "non_rotary", "pairs"]
 
 
 @dataclass(frozen=True)
-class Slot:
+class PricedSpace:
     """One space of an attention, and what each of its dimensions costs."""
 
     path: str
@@ -36,12 +36,12 @@ class Slot:
 class Ranks:
     """What every key head of every attention keeps, and the loss that is predicted for it."""
 
-    kept: dict[str, Kept]
+    kept: dict[str, KeptDimensions]
     predicted: float  # nats per token, or relative squared error
     share: float  # of the attention weights
 
 
-def slots_of(spaces: HeadSpaces, model: nn.Module, step: int) -> list[Slot]:
+def priced_spaces(spaces: HeadSpaces, model: nn.Module, step: int) -> list[PricedSpace]:
     """Every space of one attention as a choice of sizes, which are multiples of `step` dimensions."""
     heads = spaces.heads
     kinds: tuple[tuple[Kind, Sequence[Subspace | PairSpace | None], int, int], ...] = (
@@ -49,7 +49,7 @@ def slots_of(spaces: HeadSpaces, model: nn.Module, step: int) -> list[Slot]:
         ("non_rotary", spaces.non_rotary, len(heads.still), 1),
         ("pairs", spaces.pairs, len(heads.planes), 2),
     )
-    slots = []
+    priced = []
     for kind, members, whole, unit in kinds:
         for head, space in enumerate(members):
             if space is None or whole == 0:
@@ -59,8 +59,8 @@ def slots_of(spaces: HeadSpaces, model: nn.Module, step: int) -> list[Slot]:
             sizes = tuple(sorted({*range(every, whole, every), whole}))
             losses = space.loss.clamp(min=0).flip(0).cummax(0).values.flip(0)  # never better with less
             choice = Choice(sizes, tuple(s * cost for s in sizes), tuple(float(losses[s]) for s in sizes))
-            slots.append(Slot(heads.path, kind, head, choice, whole, cost))
-    return slots
+            priced.append(PricedSpace(heads.path, kind, head, choice, whole, cost))
+    return priced
 
 
 def inputs_of(model: nn.Module, path: str) -> int:
@@ -82,11 +82,13 @@ def key_weights(heads: Heads, model: nn.Module) -> int:
     return inputs_of(model, heads.key.module) + heads.groups * inputs_of(model, heads.query.module)
 
 
-def ranked(slots: Sequence[Slot], attentions: Sequence[Heads], share: float, total: int, method: Method) -> Ranks:
+def ranked(
+    priced: Sequence[PricedSpace], attentions: Sequence[Heads], share: float, total: int, method: Method
+) -> Ranks:
     """The sizes with the least predicted loss within a share of the total. What cannot be dropped counts as kept."""
-    fixed = total - sum(s.whole * s.cost for s in slots)
+    fixed = total - sum(s.whole * s.cost for s in priced)
     room = int(share * total + 1e-9) - fixed
-    choices = [s.choice for s in slots]
+    choices = [s.choice for s in priced]
     least = fixed + sum(min(c.costs) for c in choices)
     if room < least - fixed:
         raise DeadweightError(
@@ -98,21 +100,21 @@ def ranked(slots: Sequence[Slot], attentions: Sequence[Heads], share: float, tot
     elif method == "uniform":
         sizes, loss = same_share(choices, room)
     else:
-        sizes, loss = best_by_layer(slots, room)
+        sizes, loss = best_by_layer(priced, room)
     kept = {heads.path: kept_whole(heads) for heads in attentions}
-    for slot, size in zip(slots, sizes, strict=True):
-        now = list(getattr(kept[slot.path], slot.kind))
-        now[slot.head] = size
-        kept[slot.path] = replace(kept[slot.path], **{slot.kind: tuple(now)})
-    spent = fixed + sum(size * slot.cost for slot, size in zip(slots, sizes, strict=True))
+    for one, size in zip(priced, sizes, strict=True):
+        now = list(getattr(kept[one.path], one.kind))
+        now[one.head] = size
+        kept[one.path] = replace(kept[one.path], **{one.kind: tuple(now)})
+    spent = fixed + sum(size * one.cost for one, size in zip(priced, sizes, strict=True))
     return Ranks(kept, loss, spent / max(total, 1))
 
 
-def best_by_layer(slots: Sequence[Slot], room: int) -> tuple[tuple[int, ...], float]:
+def best_by_layer(priced: Sequence[PricedSpace], room: int) -> tuple[tuple[int, ...], float]:
     """All heads of a layer keep the same: one choice per layer and kind."""
-    groups: dict[tuple[str, str], list[Slot]] = {}
-    for slot in slots:
-        groups.setdefault((slot.path, slot.kind), []).append(slot)
+    groups: dict[tuple[str, str], list[PricedSpace]] = {}
+    for one in priced:
+        groups.setdefault((one.path, one.kind), []).append(one)
     choices = [
         Choice(
             members[0].choice.sizes,
@@ -123,7 +125,7 @@ def best_by_layer(slots: Sequence[Slot], room: int) -> tuple[tuple[int, ...], fl
     ]
     sizes, loss = best_sizes(choices, room)
     chosen = dict(zip(groups, sizes, strict=True))
-    return tuple(chosen[slot.path, slot.kind] for slot in slots), loss
+    return tuple(chosen[one.path, one.kind] for one in priced), loss
 
 
 def attention_weights(attentions: Sequence[Heads], model: nn.Module) -> int:

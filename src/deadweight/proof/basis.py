@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deadweight.graph.node import Argument, Graph, Node, Ref
+from deadweight.graph.node import Argument, Node, Ref
 from deadweight.proof import field as exact
 from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import fold, fresh
@@ -117,25 +117,32 @@ def turn_rule(*ops: str) -> Callable[[TurnRule], TurnRule]:
     return register
 
 
+@dataclass(frozen=True)
+class WalkOptions:
+    """Which changes of basis a walk follows; by default any matrix, until an operation allows fewer."""
+
+    scalar: bool = False  # one scale of the whole space, and nothing else
+    contracts: bool = False  # queries and keys that meet in a product end the walk: the product is noted
+    powers: bool = False  # scales of single coordinates pass whole powers
+
+
 class TurnWalk:
     """One walk from writers to readers. `writers` gives coordinates at a node's value (0: not in the space)."""
 
     def __init__(
         self,
-        graph: Graph,
         identity: Identity,
         writers: dict[str, Tensor],
         sites: Iterable[Site],
         size: int,
+        options: WalkOptions,
         *,
         within: set[str] | None = None,
-        scalar: bool = False,
-        contracts: bool = False,
         expert: str | None = None,
-        powers: bool = False,
     ) -> None:
-        self.graph, self.identity, self.writers, self.within, self.scalar = graph, identity, writers, within, scalar
-        self.contracts, self.expert, self.powers = contracts, expert, powers
+        self.graph, self.identity, self.writers = identity.graph, identity, writers
+        self.within, self.expert = within, expert
+        self.scalar, self.contracts, self.powers = options.scalar, options.contracts, options.powers
         self.forms: dict[str, Any] = {}
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}

@@ -1,4 +1,4 @@
-"""deadweight.json and the model card: the rewrites, and the measured errors."""
+"""What deadweight.json and `--json` say about a reduction, and the numbers of its model card."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 
 from deadweight.reduce.comparison import Verification
 from deadweight.reduce.result import Reduction
+from deadweight.save.model_card import ErrorRow, LawRow, ReducedCard
 from deadweight.source.type_aliases import JsonObject
 from deadweight.version import __version__
 
@@ -58,43 +59,18 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def card(reduction: Reduction, loading: str) -> str:
-    """A README.md for the folder."""
-    before = reduction.parameters_before
-    saved = before - reduction.parameters_after
-    lines = [
-        "---",
-        "tags: [deadweight]",
-        "---",
-        f"# {reduction.name}, reduced exactly",
-        "",
-        f"Made from `{reduction.model}` by deadweight {__version__}: the same function, with "
-        f"{saved:,} of {before:,} parameters gone ({saved / max(before, 1):.2%}).",
-        "",
-        "## Loading",
-        "```python",
-        loading,
-        "```",
-        "",
-        "## What was done",
-        "",
-        "| law | places | parameters saved |",
-        "| --- | --- | --- |",
-    ]
+def model_card(reduction: Reduction) -> ReducedCard:
+    """The numbers of the model card; its sentences are in `save/model_card.py`."""
     counts, saves = Counter((s.code, s.law) for s in reduction.steps), Counter[tuple[str, str]]()
     for step in reduction.steps:
         saves[step.code, step.law] += step.saves
-    lines += [f"| {code} {law} | {n} | {saves[code, law]:,} |" for (code, law), n in counts.items()]
-    if reduction.verification is not None:
-        lines += ["", "## How it was checked", "", f"Against the original, on {reduction.verification.inputs}.", ""]
-        lines += ["| output | float64 error | own precision | noise floor |", "| --- | --- | --- | --- |"]
-        lines += [
-            f"| {e.output} | {e.float64:.1e} | {number(e.own)} | {number(e.floor)} |"
-            for e in reduction.verification.errors
-        ]
-    lines += ["", "Details: `deadweight.json`. Only what the model returns is kept the same; hidden states may differ."]
-    return "\n".join(lines) + "\n"
-
-
-def number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.1e}"
+    verification = reduction.verification
+    return ReducedCard(
+        source=reduction.model,
+        parameters=(reduction.parameters_before, reduction.parameters_after),
+        laws=tuple(LawRow(f"{code} {law}", n, saves[code, law]) for (code, law), n in counts.items()),
+        inputs=None if verification is None else verification.inputs,
+        errors=()
+        if verification is None
+        else tuple(ErrorRow(e.output, e.float64, e.own, e.floor) for e in verification.errors),
+    )

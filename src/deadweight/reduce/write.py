@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deadweight.reduce.comparison import require_same
-from deadweight.reduce.deadweight_json import card, manifest
+from deadweight.reduce.deadweight_json import manifest, model_card
 from deadweight.reduce.job import ReductionJob, summarise_applied
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
@@ -52,7 +52,7 @@ def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str
         accompany(job, draft, slim)
         loading = loading_words(job, out)
         (draft / "deadweight.json").write_text(json.dumps(manifest(done), indent=1) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(card(done, loading), encoding="utf-8")
+        (draft / "README.md").write_text(model_card(done).text(loading), encoding="utf-8")
     return done
 
 

@@ -29,7 +29,7 @@ def effect(graph: Graph, claim: ShiftClaim, start: str, shift: Tensor, parameter
     """The shift of the value at each absorber's node, if the value at `start` is shifted by `shift`."""
     ends = {s.node for s in claim.steps if s.value is None}
     absorbing = {a.node for a in claim.absorbers}
-    known = Constants(graph, parameter)
+    known = StaticValues(graph, parameter)
     moved: dict[str, Value] = {start: shift}
     result: dict[str, Tensor] = {}
     for node in graph.nodes.values():
@@ -43,7 +43,7 @@ def effect(graph: Graph, claim: ShiftClaim, start: str, shift: Tensor, parameter
     return result
 
 
-class Constants:
+class StaticValues:
     """Values that depend on parameters and constants alone, computed when they are used."""
 
     def __init__(self, graph: Graph, parameter: Lookup) -> None:
@@ -67,7 +67,7 @@ class Constants:
         return node.target(*args, **float64_arguments(substitute(node.kwargs, self.of)))
 
 
-def push(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) -> Value:
+def push(graph: Graph, node: Node, moved: dict[str, Value], known: StaticValues) -> Value:
     """The shift of an operation's result."""
     changed = [r for r in node.args if isinstance(r, Ref) and r.name in moved]
     if node.op in ("aten.add", "aten.sub"):
@@ -107,7 +107,7 @@ def add_shifts(node: Node, moved: dict[str, Value]) -> Tensor:
     return total.expand(node.shape)
 
 
-def reshape_shifts(graph: Graph, node: Node, moved: dict[str, Value], known: Constants) -> Value:
+def reshape_shifts(graph: Graph, node: Node, moved: dict[str, Value], known: StaticValues) -> Value:
     if node.op == "getitem":
         return moved[node.args[0].name][node.args[1]]
     device = next(_leaf(moved[n]).device for n in node.inputs if n in moved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,35 +19,39 @@ from deadweight.source.checkpoint_files import read_json
 from deadweight.source.type_aliases import Config, JsonObject
 
 
+@dataclass(frozen=True)
+class CompressedModel:
+    """A model as it is to be written, and what is needed to load it again."""
+
+    module: nn.Module
+    cls: type[nn.Module]  # of the original
+    slim: SlimSpec | None  # the small layers, heads and caches; None: the same class and shapes
+    config: Config
+    changes: JsonObject | None  # of config.json
+    precision: torch.dtype
+
+
 def write_compressed(
-    module: nn.Module,
-    slim: SlimSpec | None,
-    manifest: JsonObject,
-    card: Callable[[str], str],
+    model: CompressedModel,
     out: Path,
     *,
     folder: Path | None,
-    config: Config,
-    changes: JsonObject | None,
-    cls: type[nn.Module],
-    precision: torch.dtype,
+    manifest: JsonObject,
+    card: Callable[[str], str],
     overwrite: bool,
 ) -> None:
-    """OUT with everything, or nothing. `slim` is the spec of the small layers; None: the same class and shapes.
-
-    `card` makes the README, given how the model is loaded.
-    """
-    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in named_tensors(module, slim, precision)}
+    """OUT with everything, or nothing; `folder` is the original's. `card` makes the README, given how to load OUT."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in named_tensors(model)}
     check_space(out, sum(sizes.values()))
     with complete_or_absent(out, overwrite=overwrite) as draft:
         writer = Writer(draft, sum(len(n) + 2 * PER_TENSOR for n in sizes) + 4096)
-        for name, tensor in named_tensors(module, slim, precision):
+        for name, tensor in named_tensors(model):
             writer.add(name, tensor)
         writer.close()
-        lay_beside(draft, folder, config, cls, slim)
-        if changes is not None:
-            change_config(draft / "config.json", changes)
-        loading = how_to_load(out.name, cls, config, slim=slim is not None)
+        lay_beside(draft, folder, model.config, model.cls, model.slim)
+        if model.changes is not None:
+            change_config(draft / "config.json", model.changes)
+        loading = how_to_load(out.name, model.cls, model.config, slim=model.slim is not None)
         (draft / "deadweight.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card(loading), encoding="utf-8")
 
@@ -57,11 +62,11 @@ def change_config(file: Path, changes: JsonObject) -> None:
     file.write_text(json.dumps(raw | changes, indent=2) + "\n", encoding="utf-8")
 
 
-def named_tensors(module: nn.Module, slim: SlimSpec | None, precision: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(model: CompressedModel) -> Iterator[tuple[str, Tensor]]:
     """Every tensor once, in the precision that the original had, and the guard against plain transformers."""
-    checkpoint = ModuleCheckpoint(module)
+    checkpoint = ModuleCheckpoint(model.module)
     for name in checkpoint.names:
         tensor = checkpoint.read(name).cpu()
-        yield name, tensor.to(precision) if tensor.is_floating_point() else tensor
-    for path in [] if slim is None else slim.stored_otherwise[:1]:
-        yield f"{path}.weight", torch.empty(0, dtype=precision)
+        yield name, tensor.to(model.precision) if tensor.is_floating_point() else tensor
+    for path in [] if model.slim is None else model.slim.stored_otherwise[:1]:
+        yield f"{path}.weight", torch.empty(0, dtype=model.precision)
