@@ -31,6 +31,7 @@ from deadweight.slim.coder import Coder
 from deadweight.slim.heads import HeadPacking
 from deadweight.source.private_api import own_parameters
 from deadweight.train.launch import make_accelerator
+from deadweight.train.schedule import warm_cosine
 from deadweight.train.state import load_state, save_state
 
 SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
@@ -105,7 +106,7 @@ def distil(
     saved = time.monotonic()
     for step in range(first, steps):
         for group in optimizer.param_groups:
-            group["lr"] = healing.rate * scheduled(step, steps)
+            group["lr"] = healing.rate * warm_cosine(step, steps, max(1, steps // 20), final_share=0.1)
         batch = batch_of(batches, step, healing.seed, accelerator)
         loss = one_step(original, compressed, blocks, batch, not stock and step < min(BLOCKWISE, steps / 4))
         if not math.isfinite(loss):
@@ -142,14 +143,6 @@ def own_weights(original: nn.Module, compressed: nn.Module) -> None:
                 own_parameters(part)[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
     gathered(original)
     gathered(compressed)
-
-
-def scheduled(step: int, steps: int) -> float:
-    """Warm-up over a twentieth, then a cosine to a tenth."""
-    warm = max(1, steps // 20)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
 def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:

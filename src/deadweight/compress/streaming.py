@@ -5,6 +5,10 @@ runs, its weights are put where they are computed with, in the precision that is
 pass that asks for gradients keeps of every block what it was given and nothing else: it runs a second time on the way
 back. So what is in memory is one block, and what passes between blocks. A block that is given or gives more than
 tensors and plain values, or that others have hooked into, is not run again: what it does besides would be lost.
+
+Why not a library: accelerate's hooks move weights in the precision in which they are stored, and take them away after
+the forward pass, so no gradient can pass through. torch.utils.checkpoint runs a block again, but its weights have to be
+in memory until the backward pass is over.
 """
 
 from __future__ import annotations
