@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deadweight.compress.bits import allocate_bits
+from deadweight.compress.attention_calls import AttentionCall
+from deadweight.compress.bit_allocation import allocate_bits
 from deadweight.compress.cache_moments import CacheMoments
-from deadweight.compress.observe import AttentionCall
-from deadweight.compress.rotary import turn
+from deadweight.compress.rotary_layout import turn
 from deadweight.slim.codes import LEVEL_ERRORS, levels, middles, reach
 
 BLOCK = 32  # numbers, or tokens, that share a scale

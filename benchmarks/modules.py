@@ -49,7 +49,7 @@ from rich.console import Console
 from rich.progress import track
 
 from deadweight.report import record
-from deadweight.source.kinds import JsonObject
+from deadweight.source.type_aliases import JsonObject
 
 HERE = Path(__file__).resolve()
 RESULTS, PAGE = HERE.parent / "results" / "modules.json", HERE.parents[1] / "docs" / "modules.md"

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ MUST_HAVE = (
     "deadweight/py.typed",
     "deadweight/laws/pages/DW019.md",
     "deadweight/embedded/model/model.safetensors",
-    "deadweight/embedded/mixture/code.txt",
+    "deadweight/compress/calibration_text/code.txt",
 )
 OTHERS = ("3.12", "3.13", "3.14")
 WITHOUT_TORCH = ("typer", "rich")  # what the command line needs before it needs torch
@@ -104,12 +105,20 @@ def try_everything(wheel: Path, sdist: Path, tests: list[str], place: Path) -> N
     if "1,878,144 parameters → 1,765,752" not in shown:
         sys.exit(f"the demo does not reduce its model:\n{shown[-2000:]}")
     if tests:
-        shutil.copytree(ROOT / "tests", place / "tests")
-        shutil.copy(ROOT / "pyproject.toml", place)
+        checkout = unpack_without_source(sdist, place / "sdist")
         command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{name}" for name in tests))
-        print(run(environment.program("python"), *command, cwd=place).strip().splitlines()[-1])
+        print(run(environment.program("python"), *command, cwd=checkout).strip().splitlines()[-1])
     environment.install("--no-deps", "--force-reinstall", str(sdist))
     run(environment.program("deadweight"), "explain", "DW002", cwd=place)
+
+
+def unpack_without_source(sdist: Path, place: Path) -> Path:
+    """The files of the sdist but for the package itself: its tests import the one that is installed."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(place, filter="data")
+    checkout = next(place.iterdir())
+    shutil.rmtree(checkout / "src")
+    return checkout
 
 
 def try_without_torch(python: str, wheel: Path, folder: Path) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
+from deadweight.audit.result import Audit, Completeness, Finding, Unknown
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing about it
 settings.load_profile("any machine")

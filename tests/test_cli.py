@@ -13,7 +13,7 @@ import pytest
 
 import deadweight
 from deadweight import cli
-from deadweight.audit.finding import Audit
+from deadweight.audit.result import Audit
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import pages
 from deadweight.progress import silent
@@ -197,7 +197,7 @@ def test_help_and_explain_import_no_torch() -> None:
 
 
 def test_the_stage_package_is_callable_whatever_was_imported_first(fake_audit: Install, clean: Audit) -> None:
-    import deadweight.audit.finding as finding
+    import deadweight.audit.result as finding
     from deadweight import audit
 
     calls = fake_audit(clean)
@@ -205,7 +205,7 @@ def test_the_stage_package_is_callable_whatever_was_imported_first(fake_audit: I
     assert audit("n") is clean
     assert calls == [{"model": "m", "inputs": (1,), "training": True}, {"model": "n", "inputs": None}]
     assert finding.Audit is Audit is deadweight.Audit
-    assert deadweight.audit.finding is finding
+    assert deadweight.audit.result is finding
 
 
 def test_the_public_names_exist_and_others_do_not() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from deadweight.audit.finding import Audit
+from deadweight.audit.result import Audit
 from deadweight.errors import DeadweightError
 from deadweight.testing import assert_no_deadweight
 

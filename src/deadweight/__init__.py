@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Audit": "deadweight.audit.finding",
-    "Completeness": "deadweight.audit.finding",
-    "Finding": "deadweight.audit.finding",
-    "Unknown": "deadweight.audit.finding",
+    "Audit": "deadweight.audit.result",
+    "Completeness": "deadweight.audit.result",
+    "Finding": "deadweight.audit.result",
+    "Unknown": "deadweight.audit.result",
     "DeadweightError": "deadweight.errors",
     "Reduction": "deadweight.reduce.result",
-    "Verification": "deadweight.reduce.verify",
+    "Verification": "deadweight.reduce.comparison",
     "load": "deadweight.save.load",
-    "verify": "deadweight.reduce.same",
+    "verify": "deadweight.reduce.verify",
 }  # public name -> the module that defines it, imported on first use
 
 
@@ -63,15 +63,15 @@ for _name in ("allocate", "audit", "compress", "evaluate", "reduce", "saturation
 
 if TYPE_CHECKING:
     from deadweight.allocate.run import allocate
-    from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
+    from deadweight.audit.result import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
     from deadweight.compress.run import compress
     from deadweight.errors import DeadweightError
     from deadweight.evaluate.run import evaluate
+    from deadweight.reduce.comparison import Verification
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
-    from deadweight.reduce.same import verify
-    from deadweight.reduce.verify import Verification
+    from deadweight.reduce.verify import verify
     from deadweight.saturation.run import saturation
     from deadweight.save.load import load
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import deadweight
 from deadweight.laws.page import law_codes
-from deadweight.report.groups import Group, group_findings
+from deadweight.report.audit_rows import Group, group_findings
 from deadweight.report.text import plural, printable
-from deadweight.source.kinds import ExampleInputs, ModelLike
+from deadweight.source.type_aliases import ExampleInputs, ModelLike
 
 
 def assert_no_deadweight(

@@ -10,10 +10,10 @@ import pytest
 
 import deadweight
 from deadweight.allocate.bound import Task
+from deadweight.allocate.constraints import Rules
 from deadweight.allocate.plan import HeadPlan, UniformShape, plan
-from deadweight.allocate.rules import Rules
+from deadweight.allocate.plan_toml import plan_toml
 from deadweight.allocate.solver import solve
-from deadweight.allocate.toml import plan_toml
 from deadweight.errors import DeadweightError
 from deadweight.train import make_run, train
 from deadweight.transformer import TransformerForCausalLM

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from deadweight.allocate.from_model import attention_by_lag, measure_model
-from deadweight.allocate.from_text import effective_tokens, lag_norms, measure_text
 from deadweight.allocate.profile import from_file, read_profile
+from deadweight.allocate.profile_from_model import attention_by_lag, measure_model
+from deadweight.allocate.profile_from_text import effective_tokens, lag_norms, measure_text
 from deadweight.errors import DeadweightError
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from deadweight.allocate.bound import HeadGroup, Task, error
+from deadweight.allocate.constraints import LayerBudget, Rules
 from deadweight.allocate.dual import Problem, at_price
 from deadweight.allocate.relaxed import relax
-from deadweight.allocate.rules import LayerBudget, Rules
 from deadweight.allocate.solver import solve
 from deadweight.errors import DeadweightError
 

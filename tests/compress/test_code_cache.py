@@ -12,7 +12,7 @@ import transformers
 from transformers import DynamicCache, StaticCache
 
 import deadweight
-from deadweight.compress.basis import STRUCTURES
+from deadweight.compress.cache_bases import STRUCTURES
 from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError

@@ -16,16 +16,16 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.compress import heal, moments, streaming
-from deadweight.compress.assemble import assembled
-from deadweight.compress.heal import healed
+from deadweight.compress import head_moments, heal, streaming
+from deadweight.compress.attention_calls import AttentionCall, observing
+from deadweight.compress.head_moments import HeadMoments, measure, probe
+from deadweight.compress.head_spaces import spaces_of
+from deadweight.compress.heal import Healing, distil
 from deadweight.compress.locate import locate
-from deadweight.compress.moments import HeadMoments, measure, probe
-from deadweight.compress.observe import AttentionCall, observing
 from deadweight.compress.run import compress, opened
-from deadweight.compress.spaces import spaces_of
+from deadweight.compress.slim_form import assembled
 from deadweight.compress.streaming import blocks_of, device_of, float_of, gathered, run_again, stream
-from deadweight.compress.truncate import Kept, truncate_model
+from deadweight.compress.truncate import KeptDimensions, truncate_model
 from deadweight.errors import DeadweightError
 
 CPU = torch.device("cpu")
@@ -199,13 +199,13 @@ def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
     blocks = [f"model.layers.{i}.strange" for i in range(2)]
     monkeypatch.setattr(streaming, "blocks_of", lambda model, paths=(): blocks)
     seen: list[bool] = []
-    one = moments.add_graded
+    one = head_moments.add_graded
 
     def told(*args: Any) -> bool:
         seen.append(args[-1])
         return one(*args)
 
-    monkeypatch.setattr(moments, "add_graded", told)
+    monkeypatch.setattr(head_moments, "add_graded", told)
     agrees(opened(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
     assert seen == ([False] if way == "plain" else [False, True])
 
@@ -258,14 +258,14 @@ def test_a_stock_student_does_not_teach_its_teacher(
     make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[Any] = []
-    plain = heal.healed
+    plain = heal.distil
 
     def watched(original: Any, compressed: Any, *args: Any, **kwargs: Any) -> None:
         before = copy.deepcopy(original.state_dict())
         plain(original, compressed, *args, **kwargs)
         changed.append([n for n, t in original.state_dict().items() if not torch.equal(before[n], t)])
 
-    monkeypatch.setattr(heal, "healed", watched)
+    monkeypatch.setattr(heal, "distil", watched)
     compress(make("llama"), layout="stock", inputs=words, heal=4, heal_rate=3e-3, keep_attention=0.85)
     assert changed == [[]]
 
@@ -335,11 +335,11 @@ def test_healing_leaves_the_original_as_it_was(make: Callable, words: Any) -> No
     heads = locate(source)
     sums = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [words])
     spaces = [spaces_of(h, sums[h.path].mean(), source.module) for h in heads]
-    kept = {h.path: Kept((4,) * h.key_heads, (0,) * h.key_heads, (2,) * h.key_heads) for h in heads}
+    kept = {h.path: KeptDimensions((4,) * h.key_heads, (0,) * h.key_heads, (2,) * h.key_heads) for h in heads}
     small, _ = assembled(truncate_model(source.module, spaces, kept, bias=True))
     shared = {id(p) for p in source.module.parameters()} & {id(p) for p in small.parameters()}
     assert len(shared) == len([n for n in before if "self_attn" not in n])
-    healed(source.module, small, [words], 3)
+    distil(source.module, small, [words], Healing(3))
     assert all(torch.equal(before[n], t) for n, t in source.module.state_dict().items())
     assert not {id(p) for p in source.module.parameters()} & {id(p) for p in small.parameters()}
 

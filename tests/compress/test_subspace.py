@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deadweight.compress.choose import usual_step
-from deadweight.compress.pairs import best_pairs
-from deadweight.compress.ranks import Choice, best_sizes, same_share
+from deadweight.compress.head_choice import usual_step
+from deadweight.compress.knapsack import Choice, best_sizes, same_share
+from deadweight.compress.rotary_pairs import best_pairs
 from deadweight.compress.subspace import best_subspace
 from deadweight.errors import DeadweightError
 

@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_refused(gpt2: Path, tmp_path: Path) 
 FULL = """
 import resource, sys, deadweight
 from deadweight.errors import DeadweightError
-from deadweight.reduce.parts import Stream
+from deadweight.reduce.stored_tensors import Stream
 honest = Stream.tensors
 def filling(*args):  # from here on the disk takes no more
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -135,7 +135,7 @@ SMALL = """
 import sys, deadweight
 from pathlib import Path
 from deadweight.errors import DeadweightError
-from deadweight.reduce.parts import Stream
+from deadweight.reduce.stored_tensors import Stream
 honest = Stream.tensors
 def filling(*args):  # somebody else takes what is left, while we write
     with open(Path(sys.argv[2]).parent / "somebody", "wb", buffering=0) as other:

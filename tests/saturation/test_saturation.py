@@ -16,8 +16,8 @@ import transformers as T
 from deadweight.audit.run import one_thread
 from deadweight.cli import main
 from deadweight.errors import DeadweightError
-from deadweight.saturation import rows as rows_module
-from deadweight.saturation.rows import LEAST, Column, sample_positions
+from deadweight.saturation import attention_rows as rows_module
+from deadweight.saturation.attention_rows import LEAST, Column, sample_positions
 from deadweight.saturation.run import lengths_up_to, saturation
 from deadweight.saturation.slopes import AtLength, Head, LayerSlopes, factors, layer_of, verdict_of
 
@@ -295,6 +295,6 @@ def test_an_attention_with_unknown_parts_is_refused(
     def refuse(*args: Any) -> None:
         raise NotImplementedError("attention with sinks, which compressed heads do not know")
 
-    monkeypatch.setattr("deadweight.compress.observe.options_of", refuse)
+    monkeypatch.setattr("deadweight.compress.attention_calls.options_of", refuse)
     with pytest.raises(DeadweightError, match=r"has attention with sinks.*cannot be observed"):
         saturation(folder("llama"), text)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deadweight.audit.finding import Finding, Pieces, Unknown
+from deadweight.audit.result import Finding, Pieces, Unknown
 from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
 from deadweight.proof.opsets import SHAPE

@@ -9,11 +9,11 @@ import typer
 
 import deadweight
 from deadweight.cli.options import AnyModel, Ignore, Json, Select, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, progress_bar
+from deadweight.cli.progress_and_output import JsonReport, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
-from deadweight.report.json_report import to_json
-from deadweight.report.terminal import print_audit
+from deadweight.report.audit_json import to_json
+from deadweight.report.audit_terminal import print_audit
 from deadweight.report.text import printable
 
 FOUND = 1

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from deadweight.laws.page import find_page
-from deadweight.report.terminal import make_console, print_laws, print_page
+from deadweight.report.audit_terminal import make_console, print_laws, print_page
 
 
 def explain(

@@ -10,12 +10,21 @@ import typer
 
 import deadweight
 from deadweight.cli import allocate, audit, compress, demo, evaluate, explain, reduce, saturation, sweep, train, verify
+from deadweight.cli.progress_and_output import complain
 from deadweight.cli.quiet import add_quiet
-from deadweight.cli.screen import complain
 from deadweight.errors import DeadweightError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-REQUIRED = {"torch", "transformers", "safetensors", "numpy", "psutil", "threadpoolctl", "jaxtyping"}  # pyproject.toml
+REQUIRED = {
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "psutil",
+    "threadpoolctl",
+    "tomli_w",
+    "jaxtyping",
+}  # pyproject.toml
 PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing create millions of objects and little garbage
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

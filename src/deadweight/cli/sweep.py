@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deadweight.cli.progress_and_output import counting_bar, plain
 from deadweight.cli.quiet import is_quiet
-from deadweight.cli.screen import counting_bar, plain
 from deadweight.errors import DeadweightError
-from deadweight.report.json_report import as_text
-from deadweight.report.terminal import make_console
+from deadweight.report.audit_json import as_text
+from deadweight.report.audit_terminal import make_console
 
 if TYPE_CHECKING:
     from deadweight.train.sweep import RunResult

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deadweight.cli.options import Json
+from deadweight.cli.progress_and_output import JsonReport, counting_bar, plain
 from deadweight.cli.quiet import is_quiet
-from deadweight.cli.screen import JsonReport, counting_bar, plain
 from deadweight.errors import DeadweightError
-from deadweight.report.terminal import make_console
-from deadweight.source.kinds import Setting
+from deadweight.report.audit_terminal import make_console
+from deadweight.source.type_aliases import Setting
 
 if TYPE_CHECKING:  # help imports nothing that it does not show
     from deadweight.train import Listener, Run, Trained, Update

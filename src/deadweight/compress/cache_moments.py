@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadweight.compress.attention_calls import AttentionCall
+from deadweight.compress.head_moments import is_finite, second
 from deadweight.compress.locate import Heads
-from deadweight.compress.moments import is_finite, second
-from deadweight.compress.observe import AttentionCall
-from deadweight.compress.rotary import turn
+from deadweight.compress.rotary_layout import turn
 from deadweight.compress.streaming import NotAloneError
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import side_by_side

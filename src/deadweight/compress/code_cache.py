@@ -6,34 +6,33 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.basis import Structure
+from deadweight.compress.attention_calls import attend_alike
+from deadweight.compress.cache_bases import Structure
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
-from deadweight.compress.cache_result import CacheCompression, CurvePoint, cache_card, cache_data
+from deadweight.compress.cache_result import CacheCompression, CurvePoint
+from deadweight.compress.cache_support import expect_own_caches, expect_same_decoded
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
-from deadweight.compress.coding import Allocation, allocate, bytes_for_codes, with_coded_cache
-from deadweight.compress.decoding import expect_own_caches, expect_same_decoded
-from deadweight.compress.heal import heal_or_undo, healing_place
+from deadweight.compress.coded_model import Allocation, allocate, bytes_for_codes, with_coded_cache
+from deadweight.compress.deadweight_json import cache_card, cache_data
+from deadweight.compress.head_moments import measure
+from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
+from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads, locate
-from deadweight.compress.moments import measure
-from deadweight.compress.observe import attend_alike
 from deadweight.compress.result import Judgement
-from deadweight.compress.rotary import expect_constant_rates, measure_rates
+from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
 from deadweight.compress.settings import LARGEST, Settings
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress
-from deadweight.save.compressed import write_compressed
+from deadweight.save.compressed_folder import CompressedModel, write_compressed
 from deadweight.slim.format import SlimSpec
-from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
 USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
@@ -44,7 +43,7 @@ HELD, JUDGED = "held-back calibration text", "judgement text"
 
 
 @dataclass(frozen=True)
-class Work:
+class MeasuredModel:
     """A model whose cache was measured, and what it is judged by."""
 
     source: Source
@@ -83,22 +82,15 @@ def expect_cache(source: Source) -> None:
     expect_constant_rates(source.config)
 
 
-def measured(source: Source, model: Any, settings: Settings, precision: torch.dtype, progress: Progress) -> Work:
+def measure_model(job: CompressionJob) -> MeasuredModel:
     """Locate every attention and measure what it caches."""
+    source, settings, progress = job.source, job.settings, job.progress
     expect_cache(source)
     progress("looking for heads", 0, 0)
     attentions = locate(source)
     expect_own_caches(source)
     attend_alike(source.module)
-    text = cache_calibration(
-        source,
-        model,
-        text=settings.text,
-        inputs=settings.inputs,
-        windows=settings.windows,
-        length=settings.length,
-        batch=settings.batch,
-    )
+    text = cache_calibration(source, job.model, settings.calibration)
     rates = measure_rates(source.module, attentions, text.measure[0])
     known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
     of = len(text.measure)
@@ -113,9 +105,9 @@ def measured(source: Source, model: Any, settings: Settings, precision: torch.dt
     texts = {HELD: text.judge}
     if settings.judge_text is not None:
         length = int(text.measure[0]["input_ids"].shape[1])
-        texts[JUDGED] = judge_batches(source, model, settings.judge_text, settings.windows, length)
+        texts[JUDGED] = judge_batches(source, job.model, settings.judge_text, settings.windows, length)
     caches = tuple(known.pop(path).measured() for path in list(known))
-    return Work(source, caches, settings.keys, text, texts, precision)
+    return MeasuredModel(source, caches, settings.keys, text, texts, job.precision)
 
 
 def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
@@ -125,7 +117,7 @@ def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
     return CacheMoments.empty(heads, rates, heads.key_heads // together)
 
 
-def coded(work: Work, share: float) -> Coded:
+def coded(work: MeasuredModel, share: float) -> Coded:
     """The model with a cache of this share, judged."""
     plan = allocate(work.caches, min(share, 1.0), work.tokens, work.structure)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
@@ -147,7 +139,7 @@ def worst_rise(point: CurvePoint) -> float:
     return max(j.increase for j in point.judgements.values())
 
 
-def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
+def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> Coded:
     """The smallest cache whose measured loss stays within the limit on every text, by bisection."""
     shares = possible_shares(work)
     low, high, tries = 0, len(shares) - 1, 0
@@ -169,12 +161,12 @@ def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
     return best
 
 
-def possible_shares(work: Work) -> list[float]:
+def possible_shares(work: MeasuredModel) -> list[float]:
     """Those of which something is left for codes."""
     return [s for s in SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
 
 
-def curve(work: Work, progress: Progress) -> list[Coded]:
+def curve(work: MeasuredModel, progress: Progress) -> list[Coded]:
     """What caches of many sizes cost, the smallest first."""
     shares = possible_shares(work)
     points = []
@@ -184,12 +176,11 @@ def curve(work: Work, progress: Progress) -> list[Coded]:
     return points
 
 
-def compress_cache(
-    source: Source, model: Any, target: Path | None, settings: Settings, precision: torch.dtype, progress: Progress
-) -> CacheCompression:
+def compress_cache(job: CompressionJob) -> CacheCompression:
     """Measure the cache of a model once, code it to the size that was asked for, judge, heal and write it."""
     start = time.perf_counter()
-    work = measured(source, model, settings, precision, progress)
+    source, target, settings, progress = job.source, job.target, job.settings, job.progress
+    work = measure_model(job)
     if settings.curve:
         points = curve(work, progress)
         expect_same_decoded(source.module, points[-1].module, work.calibration.judge[0], source.name)
@@ -203,7 +194,7 @@ def compress_cache(
     unhealed = choice.point
     notes: tuple[str, ...] = ()
     if settings.heal:
-        choice, notes = healed(work, choice, model, target, settings, progress)
+        choice, notes = heal(job, work, choice)
     result = described(work, [choice], settings, time.perf_counter() - start)
     result = replace(
         result,
@@ -213,26 +204,25 @@ def compress_cache(
     )
     if target is not None and first_process():
         progress("writing", 0, 0)
-        write(source, model, target, choice, result, precision, settings.overwrite)
+        write(job, choice, result, target)
     return replace(result, module=choice.module if target is None else None, seconds=time.perf_counter() - start)
 
 
-def healed(
-    work: Work, choice: Coded, model: Any, target: Path | None, settings: Settings, progress: Progress
-) -> tuple[Coded, tuple[str, ...]]:
+def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded, tuple[str, ...]]:
     """Distil from the original with codes in the loop: rounding passes gradients as if it did nothing."""
-    original = work.source.module
-    batches = text_to_heal_on(work.source, model, settings.text, settings.heal_text, work.calibration, settings.heal)
-    same = (settings.heal, settings.heal_rate, choice.slim.to_json())
-    place = None if target is None else healing_place(target, original, batches, same)
-    undone = heal_or_undo(
-        original, choice.module, batches, settings.heal, rate=settings.heal_rate, place=place, progress=progress
+    original, settings = work.source.module, job.settings
+    batches = text_to_heal_on(
+        work.source, job.model, settings.text, settings.heal_text, work.calibration, settings.heal
     )
+    same = (settings.heal, settings.heal_rate, choice.slim.to_json())
+    folder = None if job.target is None else healing_folder(job.target, original, batches, same)
+    healing = Healing(settings.heal, settings.heal_rate, folder=folder)
+    undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
     judgements = {name: judge(original, choice.module, batches) for name, batches in work.texts.items()}
     return replace(choice, point=replace(choice.point, judgements=judgements)), undone
 
 
-def described(work: Work, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
+def described(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
     asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL
     return CacheCompression(
         model=work.source.name,
@@ -246,7 +236,7 @@ def described(work: Work, points: Sequence[Coded], settings: Settings, seconds: 
     )
 
 
-def notes_on(work: Work, asked: float | None) -> list[str]:
+def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
     notes = []
     blind = [c.heads for c in work.caches if c.heads.blind]
     if blind:
@@ -259,19 +249,16 @@ def notes_on(work: Work, asked: float | None) -> list[str]:
     return notes
 
 
-def write(
-    source: Source, model: Any, target: Path, choice: Coded, result: CacheCompression, precision: Any, overwrite: bool
-) -> None:
+def write(job: CompressionJob, choice: Coded, result: CacheCompression, target: Path) -> None:
+    source = job.source
+    model = CompressedModel(
+        choice.module, type(source.module), choice.slim, source.config, changes=None, precision=job.precision
+    )
     write_compressed(
-        choice.module,
-        choice.slim,
-        cache_data(result),
-        partial(cache_card, result),
+        model,
         target,
-        folder=local_folder(str(model)) if isinstance(model, (str, Path)) else None,
-        config=source.config,
-        changes=None,
-        cls=type(source.module),
-        precision=precision,
-        overwrite=overwrite,
+        folder=job.folder,
+        manifest=cache_data(result),
+        card=cache_card(result).text,
+        overwrite=job.settings.overwrite,
     )

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,40 +29,48 @@ from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.slim.coder import Coder
 from deadweight.slim.heads import HeadPacking
-from deadweight.source.private import own_parameters
+from deadweight.source.private_api import own_parameters
 from deadweight.train.launch import make_accelerator
+from deadweight.train.schedule import warm_cosine
 from deadweight.train.state import load_state, save_state
 
 SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
 BLOCKWISE = 200  # steps, at most; of few, a quarter
 
 
+@dataclass(frozen=True)
+class Healing:
+    """How long to heal and at which learning rate; `folder` keeps the state until the end, to go on after a stop."""
+
+    steps: int
+    rate: float = RATE
+    seed: int = 0  # of the order of batches
+    folder: Path | None = None
+
+
 def heal_or_undo(
     original: nn.Module,
     compressed: nn.Module,
     batches: Sequence[Batch],
-    steps: int,
-    *,
-    rate: float = RATE,
-    place: Path | None = None,
+    healing: Healing,
     progress: Progress = silent,
 ) -> tuple[str, ...]:
     """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
     own_weights(original, compressed)
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
     before = judge(original, compressed, batches[-1:]).error
-    healed(original, compressed, batches[:-1] or batches, steps, rate=rate, place=place, progress=progress)
+    distil(original, compressed, batches[:-1] or batches, healing, progress)
     after = judge(original, compressed, batches[-1:]).error
     if after <= before:
         return ()
     compressed.load_state_dict(kept)
     return (
-        f"healing for {steps} steps was undone: on a batch set aside the error rose from {before:.2e} to {after:.2e}; "
-        "it may take more steps, or more text",
+        f"healing for {healing.steps} steps was undone: on a batch set aside the error rose from {before:.2e} to "
+        f"{after:.2e}; it may take more steps, or more text",
     )
 
 
-def healing_place(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
+def healing_folder(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
     """Where healing keeps its state until it is done: beside OUT, and only for the same weights, text and settings."""
     tensors = [*original.state_dict().values(), *(x for batch in batches for x in batch.values())]
     sums = [(x.shape, float(x.double().sum())) for x in tensors if isinstance(x, Tensor)]
@@ -69,18 +78,14 @@ def healing_place(target: Path, original: nn.Module, batches: Sequence[Batch], s
     return target.with_name(f".{target.name}.healing-{key}")
 
 
-def healed(
+def distil(
     original: nn.Module,
     compressed: nn.Module,
     batches: Sequence[Batch],
-    steps: int,
-    *,
-    rate: float = RATE,
-    seed: int = 0,
-    place: Path | None = None,
+    healing: Healing,
     progress: Progress = silent,
 ) -> None:
-    """Train the compressed model in place. What was done is kept in `place` until the end, to go on after a stop.
+    """Train the compressed model in place to put out what the original puts out.
 
     A stock model is trained as a whole, for its blocks may have heads of another size; what is zero there stays zero.
     """
@@ -95,13 +100,14 @@ def healed(
         p.requires_grad_(True)
     fused = trained[0].is_cuda
     held = [p != 0 for p in trained] if stock else []
-    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    optimizer = torch.optim.AdamW(trained, lr=healing.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    steps, place = healing.steps, healing.folder
     first = 0 if place is None else load_state(place, compressed, optimizer)
     saved = time.monotonic()
     for step in range(first, steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate * scheduled(step, steps)
-        batch = batch_of(batches, step, seed, accelerator)
+            group["lr"] = healing.rate * warm_cosine(step, steps, max(1, steps // 20), final_share=0.1)
+        batch = batch_of(batches, step, healing.seed, accelerator)
         loss = one_step(original, compressed, blocks, batch, not stock and step < min(BLOCKWISE, steps / 4))
         if not math.isfinite(loss):
             raise DeadweightError(
@@ -137,14 +143,6 @@ def own_weights(original: nn.Module, compressed: nn.Module) -> None:
                 own_parameters(part)[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
     gathered(original)
     gathered(compressed)
-
-
-def scheduled(step: int, steps: int) -> float:
-    """Warm-up over a twentieth, then a cosine to a tenth."""
-    warm = max(1, steps // 20)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
 def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.observe import AttentionCall, observing
+from deadweight.compress.attention_calls import AttentionCall, observing
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
-from deadweight.save.layout import is_linear
+from deadweight.save.slim_layout import is_linear
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 
 FEWEST, MOST = 12, 64  # examples; two numbers are taken for the same if they agree in all of them
 ANGLE = 1e-3  # radians at the farthest position: what turns less than this stands still
@@ -90,7 +90,7 @@ class Seen:
 
 
 @dataclass
-class Run:
+class ForwardRecord:
     """The attentions of one run in their order, with the layers around them."""
 
     seen: dict[str, Seen] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def locate(source: Source) -> tuple[Heads, ...]:
     return tuple(heads_of(path, source.module, near, far) for path in near[0].seen)
 
 
-def runs(source: Source, *, far: bool) -> list[Run]:
+def runs(source: Source, *, far: bool) -> list[ForwardRecord]:
     """The model on examples drawn at random, as many as are needed; those of words alone in one batch."""
     generator = torch.Generator().manual_seed(0)
     found = [one_run(source, *source.inputs.draw(generator), far=far)]
@@ -141,8 +141,8 @@ def runs(source: Source, *, far: bool) -> list[Run]:
 
 
 @torch.no_grad()
-def one_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool) -> Run:
-    run = Run()
+def one_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool) -> ForwardRecord:
+    run = ForwardRecord()
     args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
     kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
     try:
@@ -153,7 +153,7 @@ def one_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, fa
     return run
 
 
-def enough(run: Run) -> int:
+def enough(run: ForwardRecord) -> int:
     """How many examples give, for every attention, twice as many vectors as a head has dimensions."""
     needed = [-(-2 * s.query.shape[-1] // (s.query.shape[0] * s.query.shape[1])) for s in run.seen.values()]
     return min(MOST, max([FEWEST, *needed]))
@@ -171,7 +171,7 @@ def far_positions(source: Source, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def watching(model: nn.Module, run: Run) -> Iterator[None]:
+def watching(model: nn.Module, run: ForwardRecord) -> Iterator[None]:
     """Tell a run what goes into and comes out of every layer that has no layers inside."""
     hooks = []
     for name, module in model.named_modules():
@@ -187,7 +187,7 @@ def watching(model: nn.Module, run: Run) -> Iterator[None]:
             hook.remove()
 
 
-def heads_of(path: str, model: nn.Module, near: list[Run], far: list[Run]) -> Heads:
+def heads_of(path: str, model: nn.Module, near: list[ForwardRecord], far: list[ForwardRecord]) -> Heads:
     first = near[0].seen[path]
     heads, key_heads = first.query.shape[1], first.key.shape[1]
     sides = {side: traced(side, path, model, near) for side in ("query", "key", "value")}
@@ -231,7 +231,7 @@ def as_rows(output: Tensor, like: Tensor) -> Tensor | None:
     return output.reshape(batch, tokens, -1) if output.numel() % (batch * tokens) == 0 else None
 
 
-def traced(side: str, path: str, model: nn.Module, found: list[Run]) -> Rows | None:
+def traced(side: str, path: str, model: nn.Module, found: list[ForwardRecord]) -> Rows | None:
     """The layer among those before an attention whose rows are one side of its heads.
 
     They are compared at all tokens, or at the first, which rotary positions do not turn.
@@ -284,7 +284,7 @@ def one_to_one(alike: Tensor) -> Tensor | None:
     return torch.tensor(found)
 
 
-def before_turning(rows: Rows, side: str, path: str, run: Run) -> tuple[Tensor, Tensor]:
+def before_turning(rows: Rows, side: str, path: str, run: ForwardRecord) -> tuple[Tensor, Tensor]:
     """One side's numbers before and after positions turned them, each (b, t, heads, size)."""
     seen = run.seen[path]
     after = getattr(seen, side)
@@ -294,7 +294,7 @@ def before_turning(rows: Rows, side: str, path: str, run: Run) -> tuple[Tensor, 
     return before.double(), after.transpose(1, 2).double()
 
 
-def still_everywhere(rows: Rows, side: str, path: str, found: list[Run]) -> bool:
+def still_everywhere(rows: Rows, side: str, path: str, found: list[ForwardRecord]) -> bool:
     for run in found:
         before, after = before_turning(rows, side, path, run)
         scale = float(after.abs().max()) or 1.0
@@ -303,7 +303,7 @@ def still_everywhere(rows: Rows, side: str, path: str, found: list[Run]) -> bool
     return True
 
 
-def planes_of(rows: Rows, path: str, found: list[Run]) -> tuple[tuple[tuple[int, int], ...], str | None]:
+def planes_of(rows: Rows, path: str, found: list[ForwardRecord]) -> tuple[tuple[tuple[int, int], ...], str | None]:
     """The pairs of places that a far position turns together, from the linear map between before and after.
 
     Two positions are looked at: one may be a whole number of half turns of some plane.

@@ -13,19 +13,19 @@ from torch import nn
 
 from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.code_cache import compress_cache
-from deadweight.compress.heads import compress_heads, n_parameters
-from deadweight.compress.job import Job
+from deadweight.compress.job import CompressionJob
 from deadweight.compress.result import Compression
 from deadweight.compress.settings import Settings
+from deadweight.compress.smaller_heads import compress_heads, n_parameters
 from deadweight.compress.streaming import device_of, float_of, gathered, stream
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.save.folder import check_out, followed
+from deadweight.save.atomic_folder import check_out, followed
 from deadweight.slim.format import SlimSpec
 from deadweight.slim.load import is_slim, slim_class
 from deadweight.source.model import Source, open_complete
 from deadweight.source.plain_text import check_text, read_text
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.threads import threads_for
 
 
@@ -52,10 +52,11 @@ def compress(
             check_text(read_text(text), text)
     source, precision = opened(model, settings.device, settings.trust_remote_code)
     with threads_for(n_parameters(source.module)):
+        job = CompressionJob(source, model, target, settings, precision, progress)
         if not settings.wants_heads and (settings.wants_cache or hasattr(source.module, "generate")):
-            cache = compress_cache(source, model, target, settings, precision, progress)
+            cache = compress_cache(job)
             return replace(cache, module=finished(cache.module, SlimSpec(caches=cache.caches), target))
-        heads = compress_heads(Job(source, model, target, settings, precision, progress))
+        heads = compress_heads(job)
         return replace(heads, module=finished(heads.module, heads.slim, target))
 
 

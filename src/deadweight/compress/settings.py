@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deadweight.compress.basis import STRUCTURES, Structure
+from deadweight.compress.cache_bases import STRUCTURES, Structure
+from deadweight.compress.calibration import CalibrationRequest
 from deadweight.errors import DeadweightError
 
 RATE = 2e-4  # learning rate of healing
@@ -102,6 +103,10 @@ class Settings:
     def wants_cache(self) -> bool:
         """Whether a smaller cache is asked for, whether or not the model has one."""
         return self.share is not None or self.max_loss is not None or self.curve
+
+    @property
+    def calibration(self) -> CalibrationRequest:
+        return CalibrationRequest(self.text, self.inputs, self.windows, self.length, self.batch)
 
     @property
     def share(self) -> float | None:

@@ -5,6 +5,10 @@ runs, its weights are put where they are computed with, in the precision that is
 pass that asks for gradients keeps of every block what it was given and nothing else: it runs a second time on the way
 back. So what is in memory is one block, and what passes between blocks. A block that is given or gives more than
 tensors and plain values, or that others have hooked into, is not run again: what it does besides would be lost.
+
+Why not a library: accelerate's hooks move weights in the precision in which they are stored, and take them away after
+the forward pass, so no gradient can pass through. torch.utils.checkpoint runs a block again, but its weights have to be
+in memory until the backward pass is over.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from deadweight.source.private import forward_hooks, forward_pre_hooks, own_buffers, own_parameters
+from deadweight.source.private_api import forward_hooks, forward_pre_hooks, own_buffers, own_parameters
 
 NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -166,7 +170,7 @@ class Watcher(Protocol):
     ) -> Sequence[Tensor | None]: ...
 
 
-class Block:
+class StreamedBlock:
     """A block that is called as before, but keeps for gradients what it was given and nothing else."""
 
     def __init__(self, module: nn.Module, watcher: Watcher) -> None:
@@ -255,7 +259,7 @@ def run_again(model: nn.Module, paths: Sequence[str], watcher: Watcher) -> Itera
 
     Gives what goes back from a loss, through all blocks that ran, also those that the loss does not depend on.
     """
-    blocks = {id(m): Block(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
+    blocks = {id(m): StreamedBlock(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
     before = {key: block.module.__dict__.get("forward") for key, block in blocks.items()}
     for block in blocks.values():
         block.module.forward = block

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.source.kinds import Options, PreTrained, Tokenizer
 from deadweight.source.plain_text import boundary, check_text, read_text
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 from deadweight.source.tokens import encoded, tokenizer_of
+from deadweight.source.type_aliases import Options, PreTrained, Tokenizer
 
 LONGEST = 1024  # tokens in a window, unless asked for more
 DECODED = 64  # tokens that are generated to measure the speed

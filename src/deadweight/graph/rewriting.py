@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref, substitute
 from deadweight.graph.operations import ADD, MUL, RESHAPE
 from deadweight.graph.outputs import add_output_nodes
-from deadweight.source.private import schema
+from deadweight.source.private_api import schema
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

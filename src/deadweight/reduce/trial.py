@@ -13,11 +13,7 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, independent, require_finite
-from deadweight.reduce.job import ReductionJob
-from deadweight.reduce.parts import Made
-from deadweight.reduce.pipeline import in_order
-from deadweight.reduce.plan import Skipped
-from deadweight.reduce.verify import (
+from deadweight.reduce.comparison import (
     FLOORS,
     ComparedModel,
     Error,
@@ -29,11 +25,15 @@ from deadweight.reduce.verify import (
     noise_floor,
     relative,
 )
+from deadweight.reduce.job import ReductionJob
+from deadweight.reduce.ordered_threads import in_order
+from deadweight.reduce.plan import Skipped
+from deadweight.reduce.stored_tensors import Made
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.save.facts import Fact
-from deadweight.save.layout import layout as slim_layout
+from deadweight.save.slim_layout import layout as slim_layout
 from deadweight.slim.layers import install
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.threads import workers
 
 Say = Callable[[str], None]

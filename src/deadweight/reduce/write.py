@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deadweight.reduce.comparison import require_same
+from deadweight.reduce.deadweight_json import manifest, model_card
 from deadweight.reduce.job import ReductionJob, summarise_applied
-from deadweight.reduce.manifest import card, manifest
-from deadweight.reduce.parts import Stream
 from deadweight.reduce.result import Reduction
-from deadweight.reduce.verify import require_same
-from deadweight.save.beside import how_to_load, lay_beside
-from deadweight.save.folder import complete_or_absent
-from deadweight.save.stream import PER_TENSOR, Writer
+from deadweight.reduce.stored_tensors import Stream
+from deadweight.save.atomic_folder import complete_or_absent
+from deadweight.save.safetensors_writer import PER_TENSOR, Writer
+from deadweight.save.side_files import how_to_load, lay_beside
 from deadweight.slim.format import SlimSpec
 
 
@@ -52,7 +52,7 @@ def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str
         accompany(job, draft, slim)
         loading = loading_words(job, out)
         (draft / "deadweight.json").write_text(json.dumps(manifest(done), indent=1) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(card(done, loading), encoding="utf-8")
+        (draft / "README.md").write_text(model_card(done).text(loading), encoding="utf-8")
     return done
 
 

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, outcome_line, perplexity_rise
 from deadweight.report.figure import Axes, Figure, pyplot, save
-from deadweight.slim.codes import WIDTHS
-from deadweight.slim.format import CodeSpec
+from deadweight.slim.format import WIDTHS, CodeSpec
 
 BLOCKS = " ▁▂▃▄▅▆▇█"  # a coordinate with 0, 1, … 8 bits
 COLUMNS = 24  # characters that show the coordinates of a layer, the costliest first

@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.compress.cache_result import CacheCompression, cache_data
-from deadweight.compress.manifest import as_data as heads_data
-from deadweight.compress.manifest import outcome
-from deadweight.compress.result import Compression
+from deadweight.compress.cache_result import CacheCompression
+from deadweight.compress.deadweight_json import cache_data, heads_data
+from deadweight.compress.result import Compression, outcome
 from deadweight.errors import DeadweightError
 from deadweight.report.cache import plot_cache, print_cache
 

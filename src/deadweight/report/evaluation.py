@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadweight.evaluate.run import Evaluation
-from deadweight.source.kinds import JsonObject
+from deadweight.source.type_aliases import JsonObject
 
 ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
     ("parameters", lambda e: f"{e.parameters:,}"),

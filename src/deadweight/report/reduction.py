@@ -10,10 +10,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deadweight.reduce.comparison import FLOORS, Verification
 from deadweight.reduce.result import AppliedRewrite, Reduction
-from deadweight.reduce.verify import FLOORS, Verification
-from deadweight.report.pattern import collapse
-from deadweight.report.terminal import PROSE
+from deadweight.report.audit_terminal import PROSE
+from deadweight.report.name_pattern import collapse
 from deadweight.report.text import count, one_line, percent, plural, printable
 from deadweight.version import __version__
 

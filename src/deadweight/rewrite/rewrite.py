@@ -13,7 +13,7 @@ from torch import Tensor
 from deadweight.claims.claim import Claim
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.save.facts import Fact
 
 

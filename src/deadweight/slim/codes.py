@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .format import WIDTHS
 from .scratch import SCRATCH
 
-WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)  # the order of runs in a row
 PARTS = (8, 4, 2, 1)  # bits that are stored together
-GROUP = 8  # coordinates: the counts of runs are multiples of this
 
 # Level of code c with b bits, for a normal variable of unit variance: u·(p₁ + p₂u² + p₃u⁴), u = (2c − 2ᵇ + 1) / 2ᵇ.
 # These minimise the mean squared error within this family; LEVEL_ERRORS holds that error for widths 0 to 8.
@@ -65,7 +64,7 @@ def reach(width: int) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """How the codes of one token lie in bytes: `runs` says how many coordinates have 8, 7, … 1 bits.
+    """How the codes of one token lie in bytes: `runs` says how many coordinates have each of `WIDTHS` bits.
 
     Coordinates are taken as (…, kept, tokens): what is done to one coordinate is done to a long stretch of memory.
     """
@@ -193,6 +192,6 @@ def constants(runs: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
 
 @cache
 def row(runs: tuple[int, ...]) -> Row:
-    """The row of coordinates of which so many have 8, 7, … 1 bits."""
+    """The row of coordinates of which so many have each of `WIDTHS` bits."""
     each = [width for width, n in zip(WIDTHS, runs, strict=True) for _ in range(n)]
     return Row(runs, torch.tensor(each, dtype=torch.long, device="cpu"))  # also while a model is built without memory

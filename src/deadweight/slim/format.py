@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Union
 
 VERSION = 4
+WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)  # bits per coordinate, in the order of `CodeSpec.runs` and of the codes in a row
+GROUP = 8  # coordinates: the counts of runs are multiples of this
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
 
@@ -105,7 +107,7 @@ class CodeSpec:
     """Coordinates of one stage of coding, as they lie in the cache: one row of bytes for each token.
 
     The key heads are divided into sets. Of every set `inputs` numbers are transformed as one vector, and `runs` says
-    how many of its coordinates have 8, 7, … 1 bits; the other coordinates are not stored.
+    how many of its coordinates have each of `WIDTHS` bits; the other coordinates are not stored.
     """
 
     inputs: int
@@ -114,8 +116,10 @@ class CodeSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", tuple(tuple(run) for run in self.runs))
         expect_counts(inputs=self.inputs, **{f"run {n}": n for run in self.runs for n in run})
-        most = self.inputs + -self.inputs % 8
-        if not self.runs or any(len(run) != 8 or min(run) < 0 or any(n % 8 for n in run) for run in self.runs):
+        most = self.inputs + -self.inputs % GROUP
+        if not self.runs or any(
+            len(run) != len(WIDTHS) or min(run) < 0 or any(n % GROUP for n in run) for run in self.runs
+        ):
             raise ValueError(f"found runs {self.runs}; expected eight multiples of 8 for every set of heads")
         if any(sum(run) > most for run in self.runs):
             raise ValueError(f"found runs {self.runs}; expected at most {most} coordinates, for {self.inputs} numbers")
@@ -123,7 +127,7 @@ class CodeSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of one token: one for its scale, and its codes; none where nothing is stored."""
-        codes = sum(sum(width * n for width, n in zip(range(8, 0, -1), run, strict=True)) // 8 for run in self.runs)
+        codes = sum(sum(width * n for width, n in zip(WIDTHS, run, strict=True)) // 8 for run in self.runs)
         return codes + 1 if codes else 0
 
 

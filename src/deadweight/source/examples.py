@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
+from deadweight.source.example_makers import COMPANIONS, MAKERS, PARTNERS, SIGNALS, Example, Need, first, setting
 from deadweight.source.inputs import Inputs
-from deadweight.source.kinds import Config, Leaf
-from deadweight.source.makers import COMPANIONS, MAKERS, PARTNERS, SIGNALS, Example, Need, first, setting
-from deadweight.source.text import reason
+from deadweight.source.printable import reason
+from deadweight.source.type_aliases import Config, Leaf
 
 LENGTH = 5
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from deadweight.errors import DeadweightError
-from deadweight.source.copies import share_tensors
-from deadweight.source.hugging import Built, eager
-from deadweight.source.kinds import ExampleInputs, Leaf
-from deadweight.source.text import printable, reason
+from deadweight.source.hugging_face import Built, eager
+from deadweight.source.module_copies import share_tensors
+from deadweight.source.printable import printable, reason
+from deadweight.source.type_aliases import ExampleInputs, Leaf
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 

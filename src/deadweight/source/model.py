@@ -12,15 +12,15 @@ from torch.utils import _pytree as pytree
 
 from deadweight import embedded
 from deadweight.errors import DeadweightError
-from deadweight.source import factory, hugging
+from deadweight.source import factory, hugging_face
 from deadweight.source.blocks import Blocks, Record, collapse
-from deadweight.source.copies import copy_tensors, share_tensors
+from deadweight.source.checkpoint_files import refuse_pickle
 from deadweight.source.examples import example_inputs, left_out, run
-from deadweight.source.files import refuse_pickle
 from deadweight.source.inputs import Inputs, as_inputs
-from deadweight.source.kinds import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike
-from deadweight.source.text import printable, reason
-from deadweight.source.trial import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
+from deadweight.source.module_copies import copy_tensors, share_tensors
+from deadweight.source.printable import printable, reason
+from deadweight.source.trial_run import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
+from deadweight.source.type_aliases import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def open_complete(model: ModelLike, *, trust_remote_code: bool = False) -> Sourc
     return ModelSpec(model, trust_remote_code=trust_remote_code).open_complete()
 
 
-def _open(built: hugging.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
+def _open(built: hugging_face.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
     shapes = {name: tuple(p.shape) for name, p in built.module.named_parameters()}
     if not collapsed:
         return replace(as_source(built, spec), shapes=shapes)
@@ -149,18 +149,20 @@ def call_model(module: nn.Module, source: Source, watch: AbstractContextManager[
         return module(*args, **kwargs)
 
 
-def _build(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
+def _build(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging_face.Built:
     if isinstance(model, nn.Module):
         return factory.from_module(model)
     if not isinstance(model, (str, Path)) or not str(model):
         raise DeadweightError(f"found {printable(repr(model))} as the model; expected a path, a hub id or an nn.Module")
     refuse_impossible_path(model)
     if str(model) == "demo" and not Path(model).exists():
-        return replace(hugging.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo")
+        return replace(
+            hugging_face.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo"
+        )
     if factory.looks_like(str(model)) and not Path(model).exists():
         return factory.from_spec(str(model))
     refuse_pickle(Path(model))
-    return hugging.from_spec(str(model), weights=weights, trust_remote_code=trust_remote_code)
+    return hugging_face.from_spec(str(model), weights=weights, trust_remote_code=trust_remote_code)
 
 
 def refuse_impossible_path(path: str | Path) -> None:
@@ -174,7 +176,7 @@ def refuse_impossible_path(path: str | Path) -> None:
         ) from error
 
 
-def as_source(built: hugging.Built, spec: ModelSpec) -> Source:
+def as_source(built: hugging_face.Built, spec: ModelSpec) -> Source:
     """The source of a module, with the user's inputs or with examples."""
     module, config = built.module.train(spec.training), built.config
     notes, refusal = built.notes, None

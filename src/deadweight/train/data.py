@@ -20,7 +20,7 @@ from torch import Tensor
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.source.plain_text import boundary, check_text, read_text
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.train.settings import Data
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from deadweight.errors import DeadweightError
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.train.grid import SweepRun
 from deadweight.train.loop import train
 from deadweight.train.settings import as_toml
