@@ -15,16 +15,9 @@ from deadweight.cli.quiet import add_quiet
 from deadweight.errors import DeadweightError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-REQUIRED = {
-    "torch",
-    "transformers",
-    "safetensors",
-    "numpy",
-    "psutil",
-    "threadpoolctl",
-    "tomli_w",
-    "jaxtyping",
-}  # pyproject.toml
+REQUIRED = {  # what pyproject.toml requires, by the names that are imported
+    *("torch", "transformers", "safetensors", "numpy", "psutil", "yaml", "threadpoolctl", "tomli_w", "jaxtyping")
+}
 PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing create millions of objects and little garbage
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -30,6 +30,7 @@ class CacheCompression:
     calibration_tokens: int
     points: tuple[CurvePoint, ...]  # one, or those of a curve
     caches: dict[str, CacheSpec]  # of the last point, by attention
+    beside: tuple[CurvePoint, ...] = ()  # other sizes: tried on the way to the chosen one, or only predicted
     notes: tuple[str, ...] = ()
     healed: int = 0
     before_healing: CurvePoint | None = None

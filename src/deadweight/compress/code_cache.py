@@ -35,6 +35,7 @@ from deadweight.source.model import Source
 from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
+NEIGHBOURS = (0.1, 0.125, 0.19, 0.25, 0.375, 0.53)  # sizes that a model card compares
 USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
 SHARES = (0.08, 0.1, 0.125, 0.16, 0.19, 0.22, 0.25, 0.31, 0.375, 0.44, 0.53)  # of a curve, and of what --max-loss tries
 WIDEST = 256  # keys of a set of heads, whose values are predicted together
@@ -139,16 +140,18 @@ def worst_rise(point: CurvePoint) -> float:
     return max(j.increase for j in point.judgements.values())
 
 
-def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> Coded:
-    """The smallest cache whose measured loss stays within the limit on every text, by bisection."""
+def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> tuple[Coded, list[CurvePoint]]:
+    """The smallest cache whose measured loss stays within the limit on every text, by bisection; and what was tried."""
     shares = possible_shares(work)
     low, high, tries = 0, len(shares) - 1, 0
     best: Coded | None = None
+    tried = []
     while low <= high:
         middle = (low + high) // 2
         tries += 1
         progress("trying sizes", tries, 4)
         attempt = coded(work, shares[middle])
+        tried.append(attempt.point)
         if worst_rise(attempt.point) <= limit:
             best, high = attempt, middle - 1
         else:
@@ -158,12 +161,19 @@ def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> Coded:
             f"found --max-loss {limit}; a cache of 8 bits costs {worst_rise(attempt.point):.4f} nats per token: "
             "expected more, or leave the cache as it is"
         )
-    return best
+    return best, [point for point in tried if point is not best.point]
 
 
 def possible_shares(work: MeasuredModel) -> list[float]:
     """Those of which something is left for codes."""
     return [s for s in SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
+
+
+def predict_sizes(work: MeasuredModel, chosen: float) -> list[CurvePoint]:
+    """What caches of other sizes would cost by prediction alone, which takes no run of the model."""
+    shares = [share for share in possible_shares(work) if share in NEIGHBOURS and abs(share - chosen) > 0.01]
+    plans = [allocate(work.caches, share, work.tokens, work.structure) for share in shares]
+    return [CurvePoint(plan.share, plan.predicted, {}) for plan in plans]
 
 
 def curve(work: MeasuredModel, progress: Progress) -> list[Coded]:
@@ -186,10 +196,11 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
         expect_same_decoded(source.module, points[-1].module, work.calibration.judge[0], source.name)
         return described(work, points, settings, time.perf_counter() - start)
     if settings.max_loss is not None:
-        choice = by_loss(work, settings.max_loss, progress)
+        choice, beside = by_loss(work, settings.max_loss, progress)
     else:
         progress("judging", 0, 0)
         choice = coded(work, USUAL if settings.share is None else settings.share)
+        beside = [] if target is None else predict_sizes(work, choice.point.share)
     expect_same_decoded(source.module, choice.module, work.calibration.judge[0], source.name)
     unhealed = choice.point
     notes: tuple[str, ...] = ()
@@ -198,6 +209,7 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
     result = described(work, [choice], settings, time.perf_counter() - start)
     result = replace(
         result,
+        beside=tuple(beside),
         notes=(*result.notes, *notes),
         healed=0 if notes else settings.heal,
         before_healing=unhealed if settings.heal else None,
@@ -259,6 +271,6 @@ def write(job: CompressionJob, choice: Coded, result: CacheCompression, target: 
         target,
         folder=job.folder,
         manifest=cache_data(result),
-        card=cache_card(result).text,
+        card=cache_card(result),
         overwrite=job.settings.overwrite,
     )

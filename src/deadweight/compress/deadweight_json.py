@@ -7,7 +7,8 @@ from typing import Any
 
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, outcome_line, perplexity_rise
 from deadweight.compress.result import Compression, Judgement, outcome
-from deadweight.save.model_card import CodedCacheCard, SmallerHeadsCard
+from deadweight.save.model_card import CodedCacheCard, CurveRow, SmallerHeadsCard
+from deadweight.save.original_card import shown_source
 from deadweight.version import __version__
 
 
@@ -15,7 +16,7 @@ def heads_data(result: Compression) -> dict[str, Any]:
     """Everything as plain data, for deadweight.json and --json."""
     return {
         "deadweight": __version__,
-        "source": result.model,
+        "source": shown_source(result.model),
         "layout": result.layout,
         "budget": {"what": "attention", "asked": result.asked, "share": result.share},
         "kv_numbers_per_token": {"before": result.kv_before, "after": result.kv_after},
@@ -53,12 +54,13 @@ def cache_data(result: CacheCompression) -> dict[str, Any]:
     before, after = result.bytes_per_token
     return {
         "deadweight": __version__,
-        "source": result.model,
+        "source": shown_source(result.model),
         "cache": "coded",
         "budget": {"asked": result.asked, "share": result.point.share, "tokens": result.tokens},
         "bytes_per_token": {"before": before, "after": after},
         "calibration_tokens": result.calibration_tokens,
         "points": [point_data(point) for point in result.points],
+        "beside": [point_data(point) for point in result.beside],
         "before_healing": None if result.before_healing is None else point_data(result.before_healing),
         "healed_steps": result.healed,
         "caches": {path: asdict(spec) for path, spec in result.caches.items()},
@@ -95,4 +97,18 @@ def heads_card(result: Compression) -> SmallerHeadsCard:
 def cache_card(result: CacheCompression) -> CodedCacheCard:
     """The numbers of the model card; its sentences are in `save/model_card.py`."""
     outcomes = (outcome_line(name, judgement) for name, judgement in result.point.judgements.items())
-    return CodedCacheCard(result.model, result.bytes_per_token, result.tokens, result.point.share, tuple(outcomes))
+    return CodedCacheCard(
+        result.model,
+        result.bytes_per_token,
+        result.tokens,
+        result.point.share,
+        tuple(outcomes),
+        tuple(CurveRow(p.share, p.predicted, measured_words(p)) for p in (*result.beside, *result.points)),
+    )
+
+
+def measured_words(point: CurvePoint) -> str:
+    """What a size costs on every text that it was judged by; empty if it was not tried."""
+    return ", ".join(
+        f"{name}: perplexity {perplexity_rise(j):+.2%}, KL {j.error:.1e}" for name, j in point.judgements.items()
+    )

@@ -131,7 +131,7 @@ def write(job: CompressionJob, choice: Chosen, result: Compression, target: Path
         target,
         folder=job.folder,
         manifest=heads_data(result),
-        card=heads_card(result).text,
+        card=heads_card(result),
         overwrite=job.settings.overwrite,
     )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from deadweight.laws.page import pages
 from deadweight.reduce.comparison import Verification
 from deadweight.reduce.result import Reduction
 from deadweight.save.model_card import ErrorRow, LawRow, ReducedCard
+from deadweight.save.original_card import shown_source
 from deadweight.source.type_aliases import JsonObject
 from deadweight.version import __version__
 
@@ -16,7 +18,7 @@ def manifest(reduction: Reduction) -> JsonObject:
     """The whole result as plain data."""
     return {
         "deadweight": __version__,
-        "source": reduction.model,
+        "source": shown_source(reduction.model),
         "layout": reduction.layout,
         "parameters": {"before": reduction.parameters_before, "after": reduction.parameters_after},
         "bytes": {"before": reduction.bytes_before, "after": reduction.bytes_after},
@@ -64,11 +66,14 @@ def model_card(reduction: Reduction) -> ReducedCard:
     counts, saves = Counter((s.code, s.law) for s in reduction.steps), Counter[tuple[str, str]]()
     for step in reduction.steps:
         saves[step.code, step.law] += step.saves
-    verification = reduction.verification
+    verification, sentences = reduction.verification, {page.code: page.summary for page in pages()}
     return ReducedCard(
         source=reduction.model,
+        layout=reduction.layout,
         parameters=(reduction.parameters_before, reduction.parameters_after),
-        laws=tuple(LawRow(f"{code} {law}", n, saves[code, law]) for (code, law), n in counts.items()),
+        laws=tuple(
+            LawRow(f"{code} {law}", n, saves[code, law], sentences.get(code, "")) for (code, law), n in counts.items()
+        ),
         inputs=None if verification is None else verification.inputs,
         errors=()
         if verification is None

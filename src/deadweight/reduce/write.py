@@ -17,6 +17,7 @@ from deadweight.reduce.job import ReductionJob, summarise_applied
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.save.atomic_folder import complete_or_absent
+from deadweight.save.model_card import write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
 from deadweight.save.side_files import how_to_load, lay_beside
 from deadweight.slim.format import SlimSpec
@@ -52,7 +53,7 @@ def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str
         accompany(job, draft, slim)
         loading = loading_words(job, out)
         (draft / "deadweight.json").write_text(json.dumps(manifest(done), indent=1) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(model_card(done).text(loading), encoding="utf-8")
+        write_card(draft, model_card(done), job.folder, loading, slim=job.layout == "slim")
     return done
 
 

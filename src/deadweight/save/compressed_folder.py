@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.save.atomic_folder import check_space, complete_or_absent
+from deadweight.save.model_card import Card, write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
 from deadweight.save.side_files import how_to_load, lay_beside
 from deadweight.slim.format import SlimSpec
@@ -37,10 +38,10 @@ def write_compressed(
     *,
     folder: Path | None,
     manifest: JsonObject,
-    card: Callable[[str], str],
+    card: Card,
     overwrite: bool,
 ) -> None:
-    """OUT with everything, or nothing; `folder` is the original's. `card` makes the README, given how to load OUT."""
+    """OUT with everything, or nothing; `folder` is the original's."""
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in named_tensors(model)}
     check_space(out, sum(sizes.values()))
     with complete_or_absent(out, overwrite=overwrite) as draft:
@@ -53,7 +54,7 @@ def write_compressed(
             change_config(draft / "config.json", model.changes)
         loading = how_to_load(out.name, model.cls, model.config, slim=model.slim is not None)
         (draft / "deadweight.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(card(loading), encoding="utf-8")
+        write_card(draft, card, folder, loading, slim=model.slim is not None)
 
 
 def change_config(file: Path, changes: JsonObject) -> None:
