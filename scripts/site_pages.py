@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 from deadweight.laws.page import Page, pages
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from catalogue_pages import make_pages
+from catalogue_record import Record
 from law_pictures import draw_law
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ PROJECT = {
     "README.md": "start.md",  # a link to README leads to the first page
 }  # files of the root, and where the site has them
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".md": "markdown"}
+CATALOGUE = "benchmarks/results/catalogue.json"
 LARGEST = 200_000  # characters of a file that is shown whole
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 
@@ -70,6 +74,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (stored := files.get_file_from_path(uri)) is not None:
             files.remove(stored)
         files.append(File.generated(config, uri, content=text))
+    for name, text in make_pages(Record.load(ROOT / CATALOGUE)).items():  # plain HTML, copied as it is
+        files.append(File.generated(config, f"catalogue/{name}", content=text))
     return files
 
 
@@ -80,6 +86,8 @@ def made_pages() -> dict[str, str]:
     made |= split_index(resolve_links(index, ROOT / "docs" / "index.md", "index.md"))
     laws = resolve_links((ROOT / "docs" / "laws.md").read_text(encoding="utf-8"), ROOT / "docs" / "laws.md", "laws.md")
     made["laws.md"] = re.sub(r"^\| (DW\d{3}) \|", r"| [\1](laws/\1.md) |", laws, flags=re.M)
+    catalogue = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    made["catalogue.md"] = catalogue.replace("`catalogue/index.html`", "[open it](catalogue/index.html)")
     for name, uri in PROJECT.items():
         if uri.startswith("project/"):
             made[uri] = resolve_links((ROOT / name).read_text(encoding="utf-8"), ROOT / name, uri)

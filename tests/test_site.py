@@ -121,7 +121,7 @@ def site(tmp_path: Path) -> Path:
     """A copy of what the site is made of, in which a test may break something."""
     pytest.importorskip("material", reason="the site needs mkdocs-material: pip install deadweight[docs]")
     pytest.importorskip("mkdocstrings")
-    for name in ("docs", "scripts", "src"):
+    for name in ("docs", "scripts", "src", "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     for file in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LOG.md"):
         shutil.copy(ROOT / file, tmp_path / file)
@@ -145,6 +145,14 @@ def test_the_site_builds_strictly_and_fetches_nothing(site: Path) -> None:
     ]
     assert not fetched
     assert len([page for page in html if page.parent.name == "laws"]) == len(pages())
+    dead = {
+        (page.name, link)
+        for page, text in html.items()
+        if "catalogue" in page.parts  # MkDocs checks the links of its own pages
+        for link in re.findall(r"href=\"([^\"#:]+)[\"#]", text)
+        if not (page.parent / link).exists()
+    }
+    assert not dead
 
 
 @pytest.mark.parametrize(
