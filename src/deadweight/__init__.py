@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from deadweight.compress.run import compress
     from deadweight.errors import DeadweightError
     from deadweight.evaluate.run import evaluate
-    from deadweight.reduce.comparison import Verification
+    from deadweight.reduce.noise_floor import Verification
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
     from deadweight.reduce.verify import verify

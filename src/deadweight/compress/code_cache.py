@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.attention_calls import attend_alike
+from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.cache_bases import Structure
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
@@ -44,7 +44,7 @@ HELD, JUDGED = "held-back calibration text", "judgement text"
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A model whose cache was measured, and what it is judged by."""
+    """A model whose cache was measured, and the texts on which its loss is judged."""
 
     source: Source
     caches: tuple[MeasuredCache, ...]
@@ -55,7 +55,7 @@ class MeasuredModel:
 
     @property
     def tokens(self) -> int:
-        """Length of a sequence that shares are about: that of the calibration windows."""
+        """The sequence length for which shares of the cache are computed: that of the calibration windows."""
         return int(self.calibration.measure[0]["input_ids"].shape[1])
 
 
@@ -70,7 +70,7 @@ class Coded:
 
 
 def expect_cache(source: Source) -> None:
-    """Say why the cache of a model cannot be coded."""
+    """Raise if the cache of a model cannot be coded."""
     name = printable(source.name)
     if not hasattr(source.module, "generate"):
         raise DeadweightError(f"{name} has no cache, which --keep-kv is about; use --keep-attention")
@@ -89,7 +89,7 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     progress("looking for heads", 0, 0)
     attentions = locate(source)
     expect_own_caches(source)
-    attend_alike(source.module)
+    use_our_attention(source.module)
     text = cache_calibration(source, job.model, settings.calibration)
     rates = measure_rates(source.module, attentions, text.measure[0])
     known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
@@ -111,13 +111,13 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
 
 
 def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
-    """Nothing measured yet; as many key heads form a set as have at most `WIDEST` numbers in their keys."""
+    """Sums of zero tokens. The keys of a set of heads have at most `WIDEST` dimensions together."""
     divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
     together = max([m for m in divisors if m * heads.d_qk <= WIDEST], default=1)
     return CacheMoments.empty(heads, rates, heads.key_heads // together)
 
 
-def coded(work: MeasuredModel, share: float) -> Coded:
+def code_and_judge(work: MeasuredModel, share: float) -> Coded:
     """The model with a cache of this share, judged."""
     plan = allocate(work.caches, min(share, 1.0), work.tokens, work.structure)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
@@ -139,7 +139,7 @@ def worst_rise(point: CurvePoint) -> float:
     return max(j.increase for j in point.judgements.values())
 
 
-def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> Coded:
+def smallest_within_loss(work: MeasuredModel, limit: float, progress: Progress) -> Coded:
     """The smallest cache whose measured loss stays within the limit on every text, by bisection."""
     shares = possible_shares(work)
     low, high, tries = 0, len(shares) - 1, 0
@@ -148,7 +148,7 @@ def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> Coded:
         middle = (low + high) // 2
         tries += 1
         progress("trying sizes", tries, 4)
-        attempt = coded(work, shares[middle])
+        attempt = code_and_judge(work, shares[middle])
         if worst_rise(attempt.point) <= limit:
             best, high = attempt, middle - 1
         else:
@@ -162,17 +162,17 @@ def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> Coded:
 
 
 def possible_shares(work: MeasuredModel) -> list[float]:
-    """Those of which something is left for codes."""
+    """The shares of `SHARES` that leave bytes for codes, after the first tokens and the scales."""
     return [s for s in SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
 
 
-def curve(work: MeasuredModel, progress: Progress) -> list[Coded]:
-    """What caches of many sizes cost, the smallest first."""
+def judge_many_sizes(work: MeasuredModel, progress: Progress) -> list[Coded]:
+    """Models with caches of many sizes, judged, the smallest first."""
     shares = possible_shares(work)
     points = []
     for n, share in enumerate(shares):
         progress("judging sizes", n, len(shares))
-        points.append(coded(work, share))
+        points.append(code_and_judge(work, share))
     return points
 
 
@@ -182,20 +182,20 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
     source, target, settings, progress = job.source, job.target, job.settings, job.progress
     work = measure_model(job)
     if settings.curve:
-        points = curve(work, progress)
+        points = judge_many_sizes(work, progress)
         expect_same_decoded(source.module, points[-1].module, work.calibration.judge[0], source.name)
-        return described(work, points, settings, time.perf_counter() - start)
+        return describe(work, points, settings, time.perf_counter() - start)
     if settings.max_loss is not None:
-        choice = by_loss(work, settings.max_loss, progress)
+        choice = smallest_within_loss(work, settings.max_loss, progress)
     else:
         progress("judging", 0, 0)
-        choice = coded(work, USUAL if settings.share is None else settings.share)
+        choice = code_and_judge(work, USUAL if settings.share is None else settings.share)
     expect_same_decoded(source.module, choice.module, work.calibration.judge[0], source.name)
     unhealed = choice.point
     notes: tuple[str, ...] = ()
     if settings.heal:
         choice, notes = heal(job, work, choice)
-    result = described(work, [choice], settings, time.perf_counter() - start)
+    result = describe(work, [choice], settings, time.perf_counter() - start)
     result = replace(
         result,
         notes=(*result.notes, *notes),
@@ -209,7 +209,7 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
 
 
 def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded, tuple[str, ...]]:
-    """Distil from the original with codes in the loop: rounding passes gradients as if it did nothing."""
+    """Distil from the original with a coded cache; gradients pass rounding unchanged (straight-through)."""
     original, settings = work.source.module, job.settings
     batches = text_to_heal_on(
         work.source, job.model, settings.text, settings.heal_text, work.calibration, settings.heal
@@ -222,7 +222,7 @@ def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded
     return replace(choice, point=replace(choice.point, judgements=judgements)), undone
 
 
-def described(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
+def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
     asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL
     return CacheCompression(
         model=work.source.name,
@@ -238,11 +238,11 @@ def described(work: MeasuredModel, points: Sequence[Coded], settings: Settings, 
 
 def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
     notes = []
-    blind = [c.heads for c in work.caches if c.heads.blind]
-    if blind:
+    unclear = [c.heads for c in work.caches if c.heads.keys_unclear]
+    if unclear:
         notes.append(
-            f"{len(blind)} attentions, {blind[0].path} among them, are coded behind positions: {blind[0].blind}; that "
-            "costs more"
+            f"the keys of {len(unclear)} attentions, {unclear[0].path} among them, are coded with their rotary "
+            f"positions: {unclear[0].keys_unclear}; that costs more"
         )
     if asked is not None and asked > LARGEST:
         notes.append("8 bits are as good as 16 here: no coordinate has more")

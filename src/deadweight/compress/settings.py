@@ -1,4 +1,4 @@
-"""What a compression is asked for."""
+"""The options of `compress`: their defaults, and the errors for values that do not go together."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class Settings:
             raise DeadweightError(
                 f"found {self.judge_text!r} both to learn from and to judge by; expected another text to judge by"
             )
-        self.expect_read()
+        self.refuse_cache_options()
 
-    def expect_read(self) -> None:
+    def refuse_cache_options(self) -> None:
         """Refuse options about coded caches where heads are to get smaller instead."""
         about_caches = {
             "--keep-kv": self.keep_kv is not None,

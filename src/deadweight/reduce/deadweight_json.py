@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from deadweight.reduce.comparison import Verification
+from deadweight.reduce.noise_floor import Verification
 from deadweight.reduce.result import Reduction
 from deadweight.save.model_card import ErrorRow, LawRow, ReducedCard
 from deadweight.source.type_aliases import JsonObject
