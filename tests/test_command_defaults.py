@@ -10,10 +10,15 @@ from importlib import import_module
 
 import pytest
 
-import deadweight
 from deadweight.compress.settings import Settings
 
-COMMANDS = ("audit", "reduce", "verify", "evaluate", "saturation")
+HOMES = {
+    "audit": "audit.run",
+    "reduce": "reduce.run",
+    "verify": "reduce.verify",
+    "evaluate": "evaluate.run",
+    "saturation": "saturation.run",
+}
 
 
 def defaults(function: object) -> dict[str, object]:
@@ -28,10 +33,11 @@ def differing(command: Mapping[str, object], library: Mapping[str, object]) -> s
     return {name for name in common if command[name] != library[name]}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", HOMES)
 def test_a_command_has_the_defaults_of_its_function(name: str) -> None:
     command = getattr(import_module(f"deadweight.cli.{name}"), name)
-    assert differing(defaults(command), defaults(getattr(deadweight, name))) == set()
+    function = getattr(import_module(f"deadweight.{HOMES[name]}"), name)
+    assert differing(defaults(command), defaults(function)) == set()
 
 
 def test_compress_has_the_defaults_of_its_settings() -> None:

@@ -40,7 +40,7 @@ _HOME = {
     "Unknown": "deadweight.audit.result",
     "DeadweightError": "deadweight.errors",
     "Reduction": "deadweight.reduce.result",
-    "Verification": "deadweight.reduce.comparison",
+    "Verification": "deadweight.reduce.noise_floor",
     "load": "deadweight.save.load",
     "verify": "deadweight.reduce.verify",
 }  # public name -> the module that defines it, imported on first use

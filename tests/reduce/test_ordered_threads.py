@@ -27,7 +27,7 @@ from deadweight.save import safetensors_writer
 from deadweight.save.safetensors_writer import Writer
 from deadweight.source.model import ModelSpec
 
-from .test_windows import deep as deep
+from .test_layer_windows import deep as deep
 
 
 def ours() -> list[str]:
