@@ -47,7 +47,7 @@ def test_the_rows_found_make_up_what_attention_sees(make: Callable[[str], Any]) 
     assert torch.equal(heads.query.places, torch.arange(32).view(4, 8))
 
 
-def test_a_column_that_is_another_one_turned_round_is_no_match() -> None:
+def test_a_negated_column_is_no_match() -> None:
     rows = torch.randn(40, 6, dtype=torch.float64)
     assert match(rows[:, [2, 0]] * 3, rows, torch.float32) is not None
     twice = rows[:, [0, 1, 1]]

@@ -148,13 +148,13 @@ def test_hooks_of_others_count_once(where: str, make: Callable, words: Any) -> N
 
 @dataclasses.dataclass
 class Carried:
-    """What no library knows how to look into."""
+    """An object that pytree does not look into."""
 
     x: Tensor
 
 
 class Strange(nn.Module):
-    """A block that gives and takes in a way of its own."""
+    """A block with unusual arguments and results."""
 
     def __init__(self, block: nn.Module, way: str) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Strange(nn.Module):
 
 
 class Caller(nn.Module):
-    """What calls it, or its parts."""
+    """A model that calls a block, or its parts."""
 
     def __init__(self, block: nn.Module, way: str) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
 
 
 def test_blocks_run_again_in_a_thread_of_autograd(make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: what was set for the caller alone is not set there."""
+    """As on a GPU, where context variables of the caller are not set."""
     plain = streaming.backward
 
     def elsewhere(*args: Any) -> None:
@@ -254,7 +254,7 @@ def test_a_model_that_reads_weights_of_parts_it_does_not_call_is_not_streamed(ma
     assert converted(source.module) == len(list(source.module.parameters()))
 
 
-def test_a_stock_student_does_not_teach_its_teacher(
+def test_healing_a_stock_model_does_not_change_the_original(
     make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[Any] = []
@@ -270,7 +270,7 @@ def test_a_stock_student_does_not_teach_its_teacher(
     assert changed == [[]]
 
 
-def test_blocks_are_what_is_called() -> None:
+def test_blocks_are_modules_that_are_called() -> None:
     def layer() -> nn.Linear:
         return nn.Linear(2, 2)
 
@@ -284,7 +284,7 @@ def test_blocks_are_what_is_called() -> None:
 
 
 class Aside(nn.Module):
-    """Two blocks, of which the loss depends on the first; the second makes what nobody reads."""
+    """Two blocks; the loss depends on the first alone, and nothing reads the second."""
 
     def __init__(self) -> None:
         super().__init__()
