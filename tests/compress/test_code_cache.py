@@ -12,9 +12,9 @@ import transformers
 from transformers import DynamicCache, StaticCache
 
 import deadweight
-from deadweight.compress.cache_bases import STRUCTURES
 from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.run import compress
+from deadweight.compress.settings import STRUCTURES
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
 from deadweight.slim.coder import Coder

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.cache_moments import FIRST
+from deadweight.compress.settings import EXEMPT_TOKENS
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
@@ -17,7 +17,7 @@ from deadweight.slim.coder import Coder
 from deadweight.source.model import Source
 from deadweight.source.printable import printable, reason
 
-TOKENS = FIRST + 4  # that are decoded one by one: some are read as they are, some as codes
+TOKENS = EXEMPT_TOKENS + 4  # that are decoded one by one: some are read as they are, some as codes
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)  # of a model's own code
 APART = 0.05  # of the largest logit: a code that falls to the other side of a boundary is far below this
 

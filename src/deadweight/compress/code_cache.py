@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.compress.attention_calls import use_our_attention
-from deadweight.compress.cache_bases import Structure
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
 from deadweight.compress.cache_support import expect_own_caches, expect_same_decoded
@@ -26,7 +25,7 @@ from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads, locate
 from deadweight.compress.result import Judgement
 from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
-from deadweight.compress.settings import LARGEST, Settings
+from deadweight.compress.settings import CURVE_SHARES, LARGEST, USUAL_CACHE, Settings, Structure
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress
 from deadweight.save.compressed_folder import CompressedModel, write_compressed
@@ -35,8 +34,6 @@ from deadweight.source.model import Source
 from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
-USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
-SHARES = (0.08, 0.1, 0.125, 0.16, 0.19, 0.22, 0.25, 0.31, 0.375, 0.44, 0.53)  # of a curve, and of what --max-loss tries
 WIDEST = 256  # keys of a set of heads, whose values are predicted together
 GRADED = 1  # one in so many batches is asked for gradients
 HELD, JUDGED = "held-back calibration text", "judgement text"
@@ -162,8 +159,8 @@ def smallest_within_loss(work: MeasuredModel, limit: float, progress: Progress) 
 
 
 def possible_shares(work: MeasuredModel) -> list[float]:
-    """The shares of `SHARES` that leave bytes for codes, after the first tokens and the scales."""
-    return [s for s in SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
+    """The shares of `CURVE_SHARES` that leave bytes for codes, after the first tokens and the scales."""
+    return [s for s in CURVE_SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
 
 
 def judge_many_sizes(work: MeasuredModel, progress: Progress) -> list[Coded]:
@@ -189,7 +186,7 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
         choice = smallest_within_loss(work, settings.max_loss, progress)
     else:
         progress("judging", 0, 0)
-        choice = code_and_judge(work, USUAL if settings.share is None else settings.share)
+        choice = code_and_judge(work, USUAL_CACHE if settings.share is None else settings.share)
     expect_same_decoded(source.module, choice.module, work.calibration.judge[0], source.name)
     unhealed = choice.point
     notes: tuple[str, ...] = ()
@@ -223,7 +220,7 @@ def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded
 
 
 def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
-    asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL
+    asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL_CACHE
     return CacheCompression(
         model=work.source.name,
         asked=asked,

@@ -13,13 +13,13 @@ from deadweight.compress.bit_allocation import allocate_bits, group_losses, runs
 from deadweight.compress.cache_bases import (
     Basis,
     SharedBasis,
-    Structure,
     ValuesBasis,
     blocks_of,
     shared_basis,
     values_basis,
 )
-from deadweight.compress.cache_moments import FIRST, MeasuredCache
+from deadweight.compress.cache_moments import MeasuredCache
+from deadweight.compress.settings import EXEMPT_TOKENS, Structure
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.coded_attention import install_caches
@@ -88,7 +88,7 @@ def spec_of(cache: MeasuredCache, joint: bool, shared: Sequence[Runs], values: S
     own = heads.key_heads * heads.d_v // len(values)
     inputs = heads.key_heads * heads.d_qk // len(shared) + (own if joint else 0)
     stages = CodeSpec(inputs, tuple(shared)), CodeSpec(own, tuple(values))
-    return CacheSpec(heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, FIRST, *stages)
+    return CacheSpec(heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, EXEMPT_TOKENS, *stages)
 
 
 def usual_structure(cache: MeasuredCache, share: float) -> Structure:
@@ -139,8 +139,8 @@ def allocate(
     if budget <= 0:
         fixed = fixed_share(caches, structures, tokens)
         raise DeadweightError(
-            f"found --keep-kv {share}; at {tokens:,} tokens the first {FIRST} of a sequence, which are not coded, and "
-            f"the scales of the others take {fixed:.3f} of the cache: expected more"
+            f"found --keep-kv {share}; at {tokens:,} tokens the first {EXEMPT_TOKENS} of a sequence, which are not "
+            f"coded, and the scales of the others take {fixed:.3f} of the cache: expected more"
         )
     pairs = list(zip(caches, structures, strict=True))
     shared = [shared_basis(own, blocks_for(cache, kind)) for cache, kind in pairs for own in cache.sets]

@@ -5,12 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deadweight.compress.cache_bases import STRUCTURES, Structure
 from deadweight.compress.calibration import CalibrationRequest
 from deadweight.errors import DeadweightError
 
 RATE = 2e-4  # learning rate of healing
+USUAL_CACHE = 0.25  # share of a 16-bit cache, if no size is asked for
+USUAL_ATTENTION = 0.75  # share of the attention weights, if no size is asked for
+CURVE_SHARES = (
+    0.08,
+    0.1,
+    0.125,
+    0.16,
+    0.19,
+    0.22,
+    0.25,
+    0.31,
+    0.375,
+    0.44,
+    0.53,
+)  # of --curve and --max-loss
+EXEMPT_TOKENS = 4  # at the start of a sequence, not coded: much attention goes to them, and their keys are unusual
 LARGEST = 8 / 16  # of a 16-bit cache that codes of 8 bits take: more bits are not needed
+Structure = Literal["joint", "all", "head", "block", "pair", "scale"]  # which numbers of keys one transform mixes
+STRUCTURES: tuple[Structure, ...] = ("joint", "all", "head", "block", "pair", "scale")
 EXPECTED = "expected one of keep_kv, bits, keep_attention and max_loss"
 
 

@@ -21,6 +21,7 @@ from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge, run_model
 from deadweight.compress.locate import Heads, locate
 from deadweight.compress.result import Compression, Judgement
+from deadweight.compress.settings import USUAL_ATTENTION
 from deadweight.compress.streaming import device_of
 from deadweight.compress.truncate import HeadSpaces
 from deadweight.compress.weight_budget import cached_numbers
@@ -28,8 +29,6 @@ from deadweight.errors import DeadweightError
 from deadweight.save.compressed_folder import CompressedModel, write_compressed
 from deadweight.source.printable import printable, reason
 from deadweight.train.launch import first_process
-
-USUAL = 0.75  # of the attention weights, if nothing else is asked for
 
 
 def compress_heads(job: CompressionJob) -> Compression:
@@ -42,7 +41,7 @@ def compress_heads(job: CompressionJob) -> Compression:
     text = head_calibration(job.source, job.model, settings.calibration)
     forward = forward_seconds(original, text)
     work = measure_heads(job, attentions, text)
-    choice = choose_by_share(work, USUAL if settings.keep_attention is None else settings.keep_attention)
+    choice = choose_by_share(work, USUAL_ATTENTION if settings.keep_attention is None else settings.keep_attention)
     job.progress("judging", 0, 0)
     result = describe(work, choice, judge(original, choice.module, text.judge))
     if settings.heal:
