@@ -29,8 +29,8 @@ from deadweight.compress.calibration import Batch, token_windows
 from deadweight.compress.code_cache import MeasuredModel, empty_moments, measure_model
 from deadweight.compress.coded_model import allocate, with_coded_cache
 from deadweight.compress.job import CompressionJob
-from deadweight.compress.judge import called
-from deadweight.compress.run import opened
+from deadweight.compress.judge import run_model
+from deadweight.compress.run import open_streamed
 from deadweight.compress.settings import Settings
 from deadweight.progress import silent
 from deadweight.report import record
@@ -64,7 +64,7 @@ def loss_of(model: Any, batches: tuple[Batch, ...]) -> float:
     """Nats per token."""
     total = tokens = 0.0
     for batch in batches:
-        logits = called(model, batch).logits[:, :-1].float().flatten(0, 1)
+        logits = run_model(model, batch).logits[:, :-1].float().flatten(0, 1)
         goal = batch["input_ids"][:, 1:].flatten()
         total += float(F.cross_entropy(logits, goal, reduction="sum"))
         tokens += len(goal)
@@ -104,7 +104,7 @@ def run(
 ) -> None:
     rows = [Row(**r) for r in record.read_rows(results)[1]] if results.exists() else []
     done = {row.key for row in rows}
-    source, precision = opened(model, None)
+    source, precision = open_streamed(model, None)
     start = time.perf_counter()
     job = CompressionJob(source, model, None, Settings(text=text, length=length), precision, silent)
     work = measure_model(job)
@@ -150,7 +150,7 @@ def remeasured(work: MeasuredModel) -> dict[str, CacheMoments]:
     known = {c.heads.path: empty_moments(c.heads, c.rates) for c in work.caches}
     with observing(work.source.module, CacheRecorder(known)), torch.no_grad():
         for batch in work.calibration.measure:
-            called(work.source.module, batch, words=False)
+            run_model(work.source.module, batch, words=False)
     for moments in known.values():
         moments.graded = max(moments.graded, 1)
     return known

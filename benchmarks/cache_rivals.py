@@ -17,7 +17,7 @@ from torch import Tensor
 from deadweight.compress.attention_calls import AttentionCall
 from deadweight.compress.bit_allocation import allocate_bits
 from deadweight.compress.cache_moments import CacheMoments
-from deadweight.compress.rotary_layout import turn
+from deadweight.compress.rotary_layout import rotate
 from deadweight.slim.codes import LEVEL_ERRORS, levels, middles, reach
 
 BLOCK = 32  # numbers, or tokens, that share a scale
@@ -169,7 +169,7 @@ def turned(moments: CacheMoments, key: Tensor) -> Tensor:
     if moments.rates is None:
         return key
     positions = torch.arange(key.shape[2], dtype=torch.float64)[:, None]
-    return turn(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.planes)
+    return rotate(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.rotary_pairs)
 
 
 def first_kept(exact: Tensor, coded: Tensor, first: int = 4) -> Tensor:

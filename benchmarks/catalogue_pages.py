@@ -72,7 +72,11 @@ def summary_page(record: Record) -> str:
     for page in law_pages():
         counts = Counter(e.kind for e in proved if page.code in law_codes(e))
         lines.append(f"| {page.code} {page.law} | " + " | ".join(str(counts[kind]) for kind in kinds) + " |")
-    lines += ["", "Number of types for which the law holds somewhere. Written by `benchmarks/catalogue.py`."]
+    lines += [
+        "",
+        "Number of types for which the law holds somewhere. DW016 is about probabilities; here logits are the output. "
+        "Written by `benchmarks/catalogue.py`.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -25,15 +25,15 @@ import typer
 
 from deadweight.compress.calibration import Calibration, CalibrationRequest, head_calibration, text_to_heal_on
 from deadweight.compress.head_moments import HeadMoments, measure
-from deadweight.compress.head_spaces import spaces_of
+from deadweight.compress.head_spaces import find_head_spaces
 from deadweight.compress.heal import Healing, distil
 from deadweight.compress.judge import judge
 from deadweight.compress.linear_map import LinearMap
 from deadweight.compress.locate import locate
-from deadweight.compress.slim_form import assembled
+from deadweight.compress.slim_form import assemble_slim
 from deadweight.compress.subspace import best_subspace
 from deadweight.compress.truncate import HeadSpaces, KeptDimensions, kept_whole, truncate_model
-from deadweight.compress.weight_budget import attention_weights, priced_spaces, ranked
+from deadweight.compress.weight_budget import attention_weights, choose_ranks, priced_spaces
 from deadweight.report.figure import pyplot, save
 from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.source.model import Source, open_complete
@@ -94,13 +94,13 @@ class Trial:
     def measured(self) -> list[HeadSpaces]:
         attentions, model = locate(self.source), self.source.module
         moments = measure(model, {h.path: HeadMoments.empty(h) for h in attentions}, self.calibration.measure)
-        return [spaces_of(h, moments[h.path].mean(), model) for h in attentions]
+        return [find_head_spaces(h, moments[h.path].mean(), model) for h in attentions]
 
     def outcome(self, spaces: Sequence[HeadSpaces], kept: dict[str, KeptDimensions], *, heal: bool) -> Data:
         """KL and loss on held-out text; with `heal`, also after fine-tuning, for every seed."""
 
         def fresh() -> torch.nn.Module:
-            return assembled(truncate_model(self.source.module, spaces, kept, bias=True))[0]
+            return assemble_slim(truncate_model(self.source.module, spaces, kept, bias=True))[0]
 
         first = judge(self.source.module, fresh(), self.calibration.judge)
         told: Data = {"kl": first.error, "loss": first.increase, "healed": []}
@@ -143,7 +143,7 @@ def run(
             row[method] = trial.outcome(spaces, with_sizes(spaces, every), heal=True)
         slots = [slot for s in own for slot in priced_spaces(s, trial.source.module, 2)]
         total = attention_weights(attentions, trial.source.module)
-        ranks = ranked(slots, attentions, size / attentions[0].d_v, total, "knapsack")
+        ranks = choose_ranks(slots, attentions, size / attentions[0].d_v, total, "knapsack")
         row[SPREAD] = trial.outcome(own, ranks.kept, heal=True)
         record["whole"].append(row)
         typer.echo(f"all heads {size}: " + ", ".join(f"{m} {row[m]['kl']:.2e}" for m in (PLAIN, CALIBRATED, SPREAD)))

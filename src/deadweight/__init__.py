@@ -40,7 +40,7 @@ _HOME = {
     "Unknown": "deadweight.audit.result",
     "DeadweightError": "deadweight.errors",
     "Reduction": "deadweight.reduce.result",
-    "Verification": "deadweight.reduce.comparison",
+    "Verification": "deadweight.reduce.noise_floor",
     "load": "deadweight.save.load",
     "verify": "deadweight.reduce.verify",
 }  # public name -> the module that defines it, imported on first use
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from deadweight.compress.run import compress
     from deadweight.errors import DeadweightError
     from deadweight.evaluate.run import evaluate
-    from deadweight.reduce.comparison import Verification
+    from deadweight.reduce.noise_floor import Verification
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
     from deadweight.reduce.verify import verify

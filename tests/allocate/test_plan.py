@@ -76,7 +76,7 @@ def test_later_layers_shrink_and_early_ones_grow() -> None:
         ({"rules": Rules(sharing=3)}, "found 4 heads with 3 per key head"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+def test_an_impossible_plan_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(DeadweightError, match=words):
         plan(SMALL, PROFILE, **options)
 

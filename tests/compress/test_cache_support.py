@@ -1,4 +1,4 @@
-"""Models whose cache is not what their attention reads are refused; what is coded decodes to what was judged."""
+"""Models whose cache is not what their attention reads are refused; decoding with codes gives the judged logits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_cache_of_another_kind_is_refused_and_nothing_is_written(kind: str, wo
     assert not list(tmp_path.iterdir())
 
 
-def test_a_coder_that_reads_otherwise_than_it_writes_is_noticed(make: Callable, words: Any) -> None:
+def test_a_coder_that_does_not_read_what_it_wrote_is_refused(make: Callable, words: Any) -> None:
     result = compress(make("llama"), inputs=words, keep_kv=0.4)
     assert isinstance(result, CacheCompression)
     small: Any = result.module
@@ -74,7 +74,7 @@ def test_a_coder_that_reads_otherwise_than_it_writes_is_noticed(make: Callable, 
 
 
 def test_a_model_that_never_decodes_to_the_same_is_not_refused_for_it() -> None:
-    """Its cache is as good as it was."""
+    """Already its original decodes to other logits: that is not the fault of codes."""
 
     class Drifting(torch.nn.Module):
         def forward(self, input_ids: Any, use_cache: bool, past_key_values: Any = None) -> Any:
@@ -104,7 +104,7 @@ def test_gradients_may_be_switched_off_by_the_caller(make: Callable, words: Any)
         ({"keep_kv": 0.4, "heal": 3, "heal_text": "a.txt", "judge_text": "a.txt"}, "both to learn from and to judge"),
     ],
 )
-def test_options_that_would_not_be_read_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DeadweightError, match=message):
         compress("demo", **options)
 

@@ -1,4 +1,4 @@
-"""Labels are drawn as they are predicted, and what is not a number is found."""
+"""Labels are drawn by their predicted probabilities, and NaN and infinity are found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_labels_are_drawn_by_their_probabilities() -> None:
     assert ((found - wanted).abs() <= 4 * (wanted * (1 - wanted) / rows).sqrt() + 1e-9).all()
 
 
-def test_rare_words_do_not_fall_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_labels_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a sum near 1, in float32, neighbours of 1e-8 have the same sum, and all but one would never be drawn."""
     logits = torch.full((100_000,), math.log(1e-8))
     logits[0] = math.log(0.999)
@@ -30,7 +30,7 @@ def test_rare_words_do_not_fall_together(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("sure", [0, 3, 6])
-def test_what_is_certain_is_drawn(sure: int) -> None:
+def test_a_label_of_probability_one_is_always_drawn(sure: int) -> None:
     logits = torch.full((700, 7), -1e9)
     logits[:, sure] = 0.0
     assert (drawn(logits, torch.Generator().manual_seed(1)) == sure).all()
@@ -43,7 +43,7 @@ def test_the_same_seed_draws_the_same() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_one_number_that_is_none_is_found(bad: float) -> None:
+def test_a_single_nan_is_found(bad: float) -> None:
     x = torch.ones(4, 5)
     assert is_finite(x)
     x[2, 3] = bad

@@ -50,8 +50,8 @@ def test_every_kind_of_model_learns_block_by_block_and_as_a_whole(family: str, m
     assert judge(model, small, batch).error < 0.9 * before
 
 
-def test_healing_that_makes_it_worse_is_undone_and_said() -> None:
-    """Little was lost, and two steps at full rate are no way to win it back."""
+def test_healing_that_raises_the_error_is_undone_and_reported() -> None:
+    """The compressed model is close to the original, and two steps at a high rate take it away."""
     options: dict[str, Any] = {"keep_attention": 0.9, "windows": 16, "length": 64, "text": "embedded"}
     plain, found = compress("demo", **options), compress("demo", heal=2, **options)
     assert found.judgement.error == pytest.approx(plain.judgement.error, rel=1e-6)
@@ -101,7 +101,7 @@ def test_a_state_belongs_to_its_weights_its_text_and_its_settings(make: Callable
         ({"heal": 2, "heal_text": "nosuch.txt"}, "nosuch.txt"),
     ],
 )
-def test_what_is_wrong_about_healing_is_said_before_anything_is_measured(
+def test_bad_healing_options_are_refused_before_any_work(
     options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deadweight.compress.smaller_heads.locate", lambda *_: pytest.fail("it went on"))
@@ -139,7 +139,7 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_two_processes_heal_together_and_write_once(tmp_path: Path) -> None:
+def test_two_processes_share_the_healing_and_one_writes(tmp_path: Path) -> None:
     options = [
         "--keep-attention",
         "0.25",

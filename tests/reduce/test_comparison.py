@@ -1,4 +1,4 @@
-"""verify: what is the same is called the same, and what is not is not."""
+"""verify: equal functions are called the same, and different ones are not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def changed(folder: Path, to: Path, name: str, by: float) -> Path:
     return to
 
 
-def test_a_checkpoint_is_itself(gpt2: Path) -> None:
+def test_a_checkpoint_equals_itself(gpt2: Path) -> None:
     result = deadweight.verify(gpt2, gpt2)
     assert result.same and result.errors[0].float64 == 0
 
@@ -126,7 +126,7 @@ def test_a_model_with_fewer_positions_is_compared_on_those_that_both_have(tmp_pa
             assert deadweight.verify(*pair).same is not bool(moved)
 
 
-def test_nan_is_the_same_as_nothing(gpt2: Path, tmp_path: Path) -> None:
+def test_nan_equals_no_other_value(gpt2: Path, tmp_path: Path) -> None:
     broken = changed(gpt2, tmp_path / "broken", "transformer.h.0.mlp.c_fc.weight", float("nan"))
     assert not deadweight.verify(gpt2, broken).same
     with pytest.raises(deadweight.DeadweightError, match="returns NaN"):

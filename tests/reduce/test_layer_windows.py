@@ -1,4 +1,4 @@
-"""A model that does not fit into memory beside itself is checked a few layers at a time, and as strictly."""
+"""A model that does not fit into memory twice is compared a few layers at a time, and as strictly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import deadweight
 from deadweight.graph import evaluate
 from deadweight.reduce import layer_windows, run
-from deadweight.reduce.comparison import DifferentError
+from deadweight.reduce.noise_floor import DifferentError
 
 from .conftest import randomise
 
@@ -71,7 +71,7 @@ def test_a_wrong_weight_is_found_and_nothing_is_written(
     assert [p.name for p in tmp_path.iterdir()] == ["deep"]
 
 
-def test_what_cannot_be_compared_is_said(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_compared_says_so(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "open_windows", lambda *_: None)
     result = deadweight.reduce(deep, tmp_path / "out")
     assert result.verification is None and any("NOT compared" in note for note in result.notes)

@@ -27,7 +27,7 @@ from deadweight.save import safetensors_writer
 from deadweight.save.safetensors_writer import Writer
 from deadweight.source.model import ModelSpec
 
-from .test_windows import deep as deep
+from .test_layer_windows import deep as deep
 
 
 def ours() -> list[str]:
@@ -48,7 +48,7 @@ def test_results_come_in_the_order_of_the_jobs(threads: int) -> None:
     assert result == [f"{i}.{j}" for i in range(8) for j in range(3)] and not ours()
 
 
-def test_what_nobody_has_taken_yet_fits_into_the_room() -> None:
+def test_waiting_results_hold_no_more_than_the_given_bytes() -> None:
     made: list[int] = []
 
     def job(number: int) -> Iterator[int]:
@@ -74,7 +74,7 @@ def test_an_error_is_raised_once_in_its_turn_and_no_thread_is_left(threads: int)
     assert result in ([], ["0.0", "0.1", "0.2", "before"]) and not ours()
 
 
-def test_who_stops_listening_stops_the_threads() -> None:
+def test_closing_the_iterator_stops_the_threads() -> None:
     with closing(in_order([partial(counting, i) for i in range(100)], 4, len, 9)) as results:
         assert next(results) == "0.0"
     assert not ours()
@@ -153,7 +153,7 @@ def test_an_interrupt_leaves_no_folder_and_no_thread(
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_a_window_that_fails_is_heard(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_window_is_raised(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: layer_windows.Window, name: str) -> Tensor:
         raise DeadweightError("the disk is gone")
 

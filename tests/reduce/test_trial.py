@@ -9,9 +9,10 @@ import torch
 import transformers
 
 import deadweight
-from deadweight.reduce import comparison, run
+from deadweight.reduce import comparison, noise_floor, run
 from deadweight.reduce.apply import Rewrites
-from deadweight.reduce.comparison import Error, Noise, relative
+from deadweight.reduce.comparison import relative
+from deadweight.reduce.noise_floor import Error, Noise
 from deadweight.reduce.plan import Request
 from deadweight.reduce.trial import Trial, Tried
 from deadweight.rewrite.bases import BasisRewrite
@@ -118,7 +119,7 @@ def test_what_is_known_is_a_value() -> None:
 
 def test_the_report_says_by_how_much_rounding_grows(gpt2: Path, tmp_path: Path) -> None:
     result = deadweight.reduce(gpt2, tmp_path / "out")
-    (error,) = (result.verification or comparison.Verification(())).errors
-    assert error.noise is not None and 0.3 < error.noise.growth <= comparison.FLOORS
+    (error,) = (result.verification or noise_floor.Verification(())).errors
+    assert error.noise is not None and 0.3 < error.noise.growth <= noise_floor.FLOORS
     again = deadweight.verify(gpt2, tmp_path / "out")
     assert again.same and again.errors[0].noise is not None

@@ -97,7 +97,7 @@ def test_stock_loads_with_transformers_alone_and_gives_the_same_logits(original:
 
 
 def test_a_slim_folder_is_refused_by_transformers_alone(gpt2: Path, tmp_path: Path) -> None:
-    """It would make up the weights that it does not find, and only warn."""
+    """It would initialise missing weights at random, and only warn."""
     deadweight.reduce(gpt2, tmp_path / "slim")
     for cls in (transformers.AutoModelForCausalLM, transformers.GPT2LMHeadModel):
         with pytest.raises(RuntimeError, match="mismatch"):

@@ -1,4 +1,4 @@
-"""Saturation: what is measured is what the model's own attention has; slopes and verdicts are what they should be."""
+"""Saturation: the measured numbers are those of the model's own attention; slopes and verdicts are checked by hand."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-def test_the_command_tells_draws_writes_and_feeds_a_plan(run: Callable[..., Said], tmp_path: Path) -> None:
+def test_the_command_prints_plots_and_writes_what_a_plan_reads(run: Callable[..., Said], tmp_path: Path) -> None:
     data, plot = tmp_path / "s.json", tmp_path / "s.svg"
     words = ["saturation", "demo", "--length", 16, "--windows", 2, "--rows", 4]
     code, out, err = run(*words, "--json", data, "--plot", plot)
@@ -246,7 +246,7 @@ def test_the_command_tells_draws_writes_and_feeds_a_plan(run: Callable[..., Said
         ("vit", "vit does not take input_ids; expected a language model"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_status_two(
+def test_an_impossible_request_is_one_line_and_exit_status_two(
     run: Callable[..., Said],
     arguments: str,
     words: str,

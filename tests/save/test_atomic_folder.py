@@ -19,7 +19,7 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     with complete_or_absent(tmp_path / "out") as draft:
         (draft / "a").write_text("x")
         assert not (tmp_path / "out").exists()
@@ -27,7 +27,7 @@ def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [DeadweightError("no"), KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_it_leaves_nothing_behind_when_something_fails(tmp_path: Path, error: BaseException) -> None:
+def test_a_failure_leaves_no_folder_behind(tmp_path: Path, error: BaseException) -> None:
     expected = DeadweightError if isinstance(error, OSError) else type(error)
     with pytest.raises(expected), complete_or_absent(tmp_path / "out") as draft:
         (draft / "a").write_text("x")
@@ -35,7 +35,7 @@ def test_it_leaves_nothing_behind_when_something_fails(tmp_path: Path, error: Ba
     assert leftovers(tmp_path) == []
 
 
-def test_an_old_folder_stays_unless_it_may_go(tmp_path: Path) -> None:
+def test_an_existing_folder_stays_without_overwrite(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     with pytest.raises(DeadweightError, match="exists"), complete_or_absent(tmp_path / "out"):

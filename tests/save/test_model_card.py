@@ -11,7 +11,15 @@ from huggingface_hub import ModelCard
 
 import deadweight
 from deadweight import embedded
-from deadweight.save.model_card import CodedCacheCard, CurveRow, LawRow, ReducedCard, card_text
+from deadweight.save.model_card import (
+    CodedCacheCard,
+    CurveRow,
+    ErrorRow,
+    LawRow,
+    ReducedCard,
+    SmallerHeadsCard,
+    card_text,
+)
 from deadweight.save.original_card import OriginalCard, cached_id, hub_id, read_original, shown_source, split_front
 
 BODY = "# My model\n\nIt speaks like a *pirate*.\n\n## Usage\n\n```python\nprint('arr')\n```\n"
@@ -159,3 +167,43 @@ def test_a_path_is_shown_by_its_last_part(tmp_path: Path, monkeypatch: pytest.Mo
         "y",
     ]
     assert hub_id("a/b") is None and hub_id("org/name") == "org/name"
+
+
+LOADING = 'model = deadweight.load("out")'
+CARDS = {
+    "reduced": ReducedCard("org/model", "slim", (1000, 900), (LawRow("DW002 key-bias", 4, 100, "Why."),), None),
+    "heads": SmallerHeadsCard("org/model", (64, 32), (1000, 900), "perplexity 2.00 → 2.10"),
+    "cache": CodedCacheCard("org/model", (512, 128), 1024, 0.27, ("one text: +1 %", "another text: +2 %")),
+}
+
+
+def shown(name: str) -> str:
+    return card_text(CARDS[name], OriginalCard(), LOADING)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_has_a_header_a_title_and_the_code_that_loads_the_model(name: str) -> None:
+    text = shown(name)
+    assert text.startswith("---\n") and "\n---\n# model, " in text
+    assert f"```python\n{LOADING}\n```" in text and text.endswith("\n")
+
+
+def test_a_reduced_card_counts_what_is_gone_law_by_law() -> None:
+    text = shown("reduced")
+    assert "100 of 1,000 parameters gone (10.00%)" in text
+    assert "| DW002 key-bias | Why. | 4 | 100 |\n| all | | 4 | 100 |" in text
+
+
+def test_errors_are_listed_only_if_they_were_measured() -> None:
+    assert "How it was checked" not in shown("reduced")
+    checked = ReducedCard("m", "slim", (10, 9), (), "6 random inputs", (ErrorRow("logits", 1e-15, None, 3e-6),))
+    assert "| logits | 1.0e-15 | not measured | 3.0e-06 |" in card_text(checked, OriginalCard(), LOADING)
+
+
+def test_a_compressed_card_says_that_the_function_is_another_one_and_what_it_costs() -> None:
+    assert all("not the same function" in shown(name) for name in ("heads", "cache"))
+    assert "32 of 64" in shown("heads") and "perplexity 2.00 → 2.10." in shown("heads")
+    assert "128 bytes of cache per token in place of 512" in shown("cache") and "27.0% of a 16-bit cache" in shown(
+        "cache"
+    )
+    assert "- one text: +1 %\n- another text: +2 %" in shown("cache")

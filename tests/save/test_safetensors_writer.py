@@ -18,7 +18,7 @@ SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=8))
-def test_what_is_written_is_read(tmp_path: Path, tensors: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
+def test_written_tensors_are_read_back(tmp_path: Path, tensors: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
     wanted = {f"layer.{i}.weight": (torch.randn(shape) * 9).to(dtype) for i, (shape, dtype) in enumerate(tensors)}
     writer = Writer(tmp_path, room=8192)
     for name, tensor in wanted.items():

@@ -1,4 +1,4 @@
-"""The queue: who works on what and when, with processes that are played here, and once with real ones."""
+"""The queue: which process runs which job, with simulated processes, and once with real ones."""
 
 from __future__ import annotations
 

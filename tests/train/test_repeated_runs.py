@@ -1,4 +1,4 @@
-"""A shape that is trained again and again is trained as it would be alone, from weights that shapes share."""
+"""Repeated runs of one shape have the losses of single runs; shapes start from the same weights."""
 
 from __future__ import annotations
 

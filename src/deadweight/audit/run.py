@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from deadweight.audit.checker import structure
+from deadweight.audit.evidence import TOLERANCE
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
 from deadweight.audit.measure import measure
 from deadweight.audit.result import Audit, Finding, Unknown
@@ -27,8 +28,6 @@ from deadweight.source.materialise import with_values
 from deadweight.source.model import ModelSpec, Source
 from deadweight.source.type_aliases import ExampleInputs, ModelLike
 from deadweight.threads import one_thread
-
-TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live direction gives about 1
 
 
 def audit(

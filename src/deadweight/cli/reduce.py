@@ -55,8 +55,8 @@ def reduce(
     if out is None and not dry_run:
         raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
     report = JsonReport(json)
-    from deadweight.reduce.comparison import DifferentError
     from deadweight.reduce.deadweight_json import manifest
+    from deadweight.reduce.noise_floor import DifferentError
     from deadweight.report.reduction import print_reduction
 
     with progress_bar() as progress:

@@ -1,4 +1,4 @@
-"""Looking into attention while a model runs, through the one interface by which transformers calls it."""
+"""Observing the attention of a running model, through the interface by which transformers calls it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OBSERVED = "deadweight-observed"
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention of a run: where it is, and what it is given."""
+    """One call of an attention: the path of its module, and its inputs."""
 
     path: str
     query: Tensor  # (b, heads, t, d_qk)
@@ -73,7 +73,7 @@ def observing(model: Any, observer: Observer) -> Iterator[None]:
             config._attn_implementation = name
 
 
-def attend_alike(model: Any) -> None:
+def use_our_attention(model: Any) -> None:
     """From now on its attention is computed by the code of compressed heads: what then differs is the heads alone.
 
     It is also faster than attention that is spelled out, and as exact. For models that were observed.

@@ -16,19 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from deadweight.compress.cache_moments import SetMoments
+from deadweight.compress.settings import Structure
 
 RIDGE = 1e-3  # of the mean squared gradient, added to every direction: what calibration never asked for still counts
 TINY = 1e-12  # of the unit variance of coordinates: a coordinate without bits predicts nothing, and is divided by this
 LEAST = 1e-8  # of the largest cost: coordinates that cost less are not scaled up to unit variance
 
-Structure = Literal["joint", "all", "head", "block", "pair", "scale"]
-STRUCTURES: tuple[Structure, ...] = ("joint", "all", "head", "block", "pair", "scale")
 BLOCK = 16  # dimensions of a block: of eight rotary pairs
 
 

@@ -1,4 +1,4 @@
-"""What must hold of a model for its cache to be coded, asked of the model itself by running it."""
+"""Whether the cache of a model can be coded: found out by running the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.cache_moments import FIRST
+from deadweight.compress.settings import EXEMPT_TOKENS
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
@@ -17,7 +17,7 @@ from deadweight.slim.coder import Coder
 from deadweight.source.model import Source
 from deadweight.source.printable import printable, reason
 
-TOKENS = FIRST + 4  # that are decoded one by one: some are read as they are, some as codes
+TOKENS = EXEMPT_TOKENS + 4  # that are decoded one by one: some are read as they are, some as codes
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)  # of a model's own code
 APART = 0.05  # of the largest logit: a code that falls to the other side of a boundary is far below this
 
@@ -36,7 +36,7 @@ class Given:
 
 @torch.no_grad()
 def expect_own_caches(source: Source) -> None:
-    """Refuse models that cache something else than what an attention is given, or one cache for several of them."""
+    """Raise if the cache holds anything else than the keys and values of each attention, or is shared by several."""
     given, name, owners = Given(), printable(source.name), dict[int, str]()
     args, kwargs = source.inputs.on(device_of(source.module), float_of(source.module))
     try:
@@ -72,7 +72,7 @@ def holds(layer: Any, states: tuple[Tensor, Tensor]) -> bool:
 
 
 def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], name: str) -> None:
-    """Refuse a coded model that does not decode, token by token with its own cache, to what it was judged by."""
+    """Raise if decoding token by token with the coded cache gives other logits than those that were judged."""
     if not set(batch) <= {"input_ids", "attention_mask"}:
         return  # tokens alone would be another input
     ids, name = batch["input_ids"][:1, :TOKENS], printable(name)
@@ -98,7 +98,7 @@ def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], 
 
 @torch.no_grad()
 def decoded_apart(model: Any, ids: Tensor) -> tuple[float, Any]:
-    """How far tokens that come one by one are from the whole, as a share of the largest logit; and the cache."""
+    """The largest difference between decoding and one forward pass, relative to the largest logit; and the cache."""
     whole, past, steps = model(input_ids=ids, use_cache=False).logits, None, []
     for token in ids.split(1, 1):
         output = model(input_ids=token, use_cache=True, **({} if past is None else {"past_key_values": past}))

@@ -14,7 +14,7 @@ from torch import Tensor
 from deadweight.compress.calibration_mixture import SHARES, mixture
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
-from deadweight.source.hugging_face import local_folder
+from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import Source
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.source.printable import printable, reason
@@ -216,7 +216,7 @@ def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list
 
 
 def evenly(rows: int, batch: int) -> int:
-    """The size of batches: as asked, but two of them at least."""
+    """The size of batches: as asked, but at least two batches."""
     return min(batch, max(1, rows // 2))
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.attention_calls import attend_alike
-from deadweight.compress.cache_bases import Structure
+from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
 from deadweight.compress.cache_support import expect_own_caches, expect_same_decoded
@@ -26,7 +25,7 @@ from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads, locate
 from deadweight.compress.result import Judgement
 from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
-from deadweight.compress.settings import LARGEST, Settings
+from deadweight.compress.settings import CURVE_SHARES, LARGEST, USUAL_CACHE, Settings, Structure
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress
 from deadweight.save.compressed_folder import CompressedModel, write_compressed
@@ -36,8 +35,6 @@ from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
 NEIGHBOURS = (0.1, 0.125, 0.19, 0.25, 0.375, 0.53)  # sizes that a model card compares
-USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
-SHARES = (0.08, 0.1, 0.125, 0.16, 0.19, 0.22, 0.25, 0.31, 0.375, 0.44, 0.53)  # of a curve, and of what --max-loss tries
 WIDEST = 256  # keys of a set of heads, whose values are predicted together
 GRADED = 1  # one in so many batches is asked for gradients
 HELD, JUDGED = "held-back calibration text", "judgement text"
@@ -45,7 +42,7 @@ HELD, JUDGED = "held-back calibration text", "judgement text"
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A model whose cache was measured, and what it is judged by."""
+    """A model whose cache was measured, and the texts on which its loss is judged."""
 
     source: Source
     caches: tuple[MeasuredCache, ...]
@@ -56,7 +53,7 @@ class MeasuredModel:
 
     @property
     def tokens(self) -> int:
-        """Length of a sequence that shares are about: that of the calibration windows."""
+        """The sequence length for which shares of the cache are computed: that of the calibration windows."""
         return int(self.calibration.measure[0]["input_ids"].shape[1])
 
 
@@ -71,7 +68,7 @@ class Coded:
 
 
 def expect_cache(source: Source) -> None:
-    """Say why the cache of a model cannot be coded."""
+    """Raise if the cache of a model cannot be coded."""
     name = printable(source.name)
     if not hasattr(source.module, "generate"):
         raise DeadweightError(f"{name} has no cache, which --keep-kv is about; use --keep-attention")
@@ -90,7 +87,7 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     progress("looking for heads", 0, 0)
     attentions = locate(source)
     expect_own_caches(source)
-    attend_alike(source.module)
+    use_our_attention(source.module)
     text = cache_calibration(source, job.model, settings.calibration)
     rates = measure_rates(source.module, attentions, text.measure[0])
     known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
@@ -112,13 +109,13 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
 
 
 def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
-    """Nothing measured yet; as many key heads form a set as have at most `WIDEST` numbers in their keys."""
+    """Sums of zero tokens. The keys of a set of heads have at most `WIDEST` dimensions together."""
     divisors = [m for m in range(1, heads.key_heads + 1) if heads.key_heads % m == 0]
     together = max([m for m in divisors if m * heads.d_qk <= WIDEST], default=1)
     return CacheMoments.empty(heads, rates, heads.key_heads // together)
 
 
-def coded(work: MeasuredModel, share: float) -> Coded:
+def code_and_judge(work: MeasuredModel, share: float) -> Coded:
     """The model with a cache of this share, judged."""
     plan = allocate(work.caches, min(share, 1.0), work.tokens, work.structure)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
@@ -140,7 +137,7 @@ def worst_rise(point: CurvePoint) -> float:
     return max(j.increase for j in point.judgements.values())
 
 
-def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> tuple[Coded, list[CurvePoint]]:
+def smallest_within_loss(work: MeasuredModel, limit: float, progress: Progress) -> tuple[Coded, list[CurvePoint]]:
     """The smallest cache whose measured loss stays within the limit on every text, by bisection; and what was tried."""
     shares = possible_shares(work)
     low, high, tries = 0, len(shares) - 1, 0
@@ -150,7 +147,7 @@ def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> tuple[Code
         middle = (low + high) // 2
         tries += 1
         progress("trying sizes", tries, 4)
-        attempt = coded(work, shares[middle])
+        attempt = code_and_judge(work, shares[middle])
         tried.append(attempt.point)
         if worst_rise(attempt.point) <= limit:
             best, high = attempt, middle - 1
@@ -165,8 +162,8 @@ def by_loss(work: MeasuredModel, limit: float, progress: Progress) -> tuple[Code
 
 
 def possible_shares(work: MeasuredModel) -> list[float]:
-    """Those of which something is left for codes."""
-    return [s for s in SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
+    """The shares of `CURVE_SHARES` that leave bytes for codes, after the first tokens and the scales."""
+    return [s for s in CURVE_SHARES if bytes_for_codes(work.caches, s, work.tokens, work.structure) > 0] or [LARGEST]
 
 
 def predict_sizes(work: MeasuredModel, chosen: float) -> list[CurvePoint]:
@@ -176,13 +173,13 @@ def predict_sizes(work: MeasuredModel, chosen: float) -> list[CurvePoint]:
     return [CurvePoint(plan.share, plan.predicted, {}) for plan in plans]
 
 
-def curve(work: MeasuredModel, progress: Progress) -> list[Coded]:
-    """What caches of many sizes cost, the smallest first."""
+def judge_many_sizes(work: MeasuredModel, progress: Progress) -> list[Coded]:
+    """Models with caches of many sizes, judged, the smallest first."""
     shares = possible_shares(work)
     points = []
     for n, share in enumerate(shares):
         progress("judging sizes", n, len(shares))
-        points.append(coded(work, share))
+        points.append(code_and_judge(work, share))
     return points
 
 
@@ -192,21 +189,21 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
     source, target, settings, progress = job.source, job.target, job.settings, job.progress
     work = measure_model(job)
     if settings.curve:
-        points = curve(work, progress)
+        points = judge_many_sizes(work, progress)
         expect_same_decoded(source.module, points[-1].module, work.calibration.judge[0], source.name)
-        return described(work, points, settings, time.perf_counter() - start)
+        return describe(work, points, settings, time.perf_counter() - start)
     if settings.max_loss is not None:
-        choice, beside = by_loss(work, settings.max_loss, progress)
+        choice, beside = smallest_within_loss(work, settings.max_loss, progress)
     else:
         progress("judging", 0, 0)
-        choice = coded(work, USUAL if settings.share is None else settings.share)
+        choice = code_and_judge(work, USUAL_CACHE if settings.share is None else settings.share)
         beside = [] if target is None else predict_sizes(work, choice.point.share)
     expect_same_decoded(source.module, choice.module, work.calibration.judge[0], source.name)
     unhealed = choice.point
     notes: tuple[str, ...] = ()
     if settings.heal:
         choice, notes = heal(job, work, choice)
-    result = described(work, [choice], settings, time.perf_counter() - start)
+    result = describe(work, [choice], settings, time.perf_counter() - start)
     result = replace(
         result,
         beside=tuple(beside),
@@ -221,7 +218,7 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
 
 
 def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded, tuple[str, ...]]:
-    """Distil from the original with codes in the loop: rounding passes gradients as if it did nothing."""
+    """Distil from the original with a coded cache; gradients pass rounding unchanged (straight-through)."""
     original, settings = work.source.module, job.settings
     batches = text_to_heal_on(
         work.source, job.model, settings.text, settings.heal_text, work.calibration, settings.heal
@@ -234,8 +231,8 @@ def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded
     return replace(choice, point=replace(choice.point, judgements=judgements)), undone
 
 
-def described(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
-    asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL
+def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
+    asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL_CACHE
     return CacheCompression(
         model=work.source.name,
         asked=asked,
@@ -250,11 +247,11 @@ def described(work: MeasuredModel, points: Sequence[Coded], settings: Settings, 
 
 def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
     notes = []
-    blind = [c.heads for c in work.caches if c.heads.blind]
-    if blind:
+    unclear = [c.heads for c in work.caches if c.heads.keys_unclear]
+    if unclear:
         notes.append(
-            f"{len(blind)} attentions, {blind[0].path} among them, are coded behind positions: {blind[0].blind}; that "
-            "costs more"
+            f"the keys of {len(unclear)} attentions, {unclear[0].path} among them, are coded with their rotary "
+            f"positions: {unclear[0].keys_unclear}; that costs more"
         )
     if asked is not None and asked > LARGEST:
         notes.append("8 bits are as good as 16 here: no coordinate has more")

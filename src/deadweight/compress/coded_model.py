@@ -1,4 +1,4 @@
-"""From what was measured to a model with a coded cache: bases, bits, coders."""
+"""From measured moments to a model with a coded cache: its bases, bits and coders."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deadweight.compress.bit_allocation import allocate_bits, group_losses, runs
 from deadweight.compress.cache_bases import (
     Basis,
     SharedBasis,
-    Structure,
     ValuesBasis,
     blocks_of,
     shared_basis,
     values_basis,
 )
-from deadweight.compress.cache_moments import FIRST, MeasuredCache
+from deadweight.compress.cache_moments import MeasuredCache
+from deadweight.compress.settings import EXEMPT_TOKENS, Structure
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.coded_attention import install_caches
@@ -36,7 +36,7 @@ ROUNDS = 3  # of allocation: bits of keys decide what they say about values, whi
 
 @dataclass(frozen=True)
 class Maps:
-    """What one stage of one set stores: runs of widths, and its coordinates in that order."""
+    """The maps of one stage of one set of heads: coordinates per bit width, and which ones, in that order."""
 
     runs: Runs
     order: Tensor  # of the coordinates, as indices into those of the basis; −1 fills up the last group of eight
@@ -84,11 +84,11 @@ class Allocation:
 def spec_of(cache: MeasuredCache, joint: bool, shared: Sequence[Runs], values: Sequence[Runs]) -> CacheSpec:
     """The format of a cache whose sets have these runs of shared codes and of value codes."""
     heads = cache.heads
-    pairs = len(heads.planes) if cache.rates is not None else 0
+    pairs = len(heads.rotary_pairs) if cache.rates is not None else 0
     own = heads.key_heads * heads.d_v // len(values)
     inputs = heads.key_heads * heads.d_qk // len(shared) + (own if joint else 0)
     stages = CodeSpec(inputs, tuple(shared)), CodeSpec(own, tuple(values))
-    return CacheSpec(heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, FIRST, *stages)
+    return CacheSpec(heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, EXEMPT_TOKENS, *stages)
 
 
 def usual_structure(cache: MeasuredCache, share: float) -> Structure:
@@ -104,11 +104,11 @@ def blocks_for(cache: MeasuredCache, structure: Structure) -> list[list[list[int
     heads, own = cache.heads, cache.sets[0]
     if structure in ("joint", "all"):
         return [[list(range(len(own.mean) if structure == "joint" else own.keys))]]
-    return [blocks_of(structure, heads.d_qk, heads.planes)] * (own.keys // heads.d_qk)
+    return [blocks_of(structure, heads.d_qk, heads.rotary_pairs)] * (own.keys // heads.d_qk)
 
 
 def fixed_share(caches: Sequence[MeasuredCache], structures: Sequence[Structure], tokens: int) -> float:
-    """What the first tokens of a sequence and the scales of the others take of a 16-bit cache."""
+    """The share of a 16-bit cache that the uncoded first tokens and the scale exponents take."""
     taken = before = 0
     for cache, structure in zip(caches, structures, strict=True):
         spec = spec_of(cache, structure == "joint", [NOTHING] * len(cache.sets), [NOTHING] * len(cache.sets))
@@ -125,7 +125,7 @@ def structures_for(caches: Sequence[MeasuredCache], structure: Structure | None,
 def bytes_for_codes(
     caches: Sequence[MeasuredCache], share: float, tokens: int, structure: Structure | None = None
 ) -> int:
-    """What a share of a 16-bit cache leaves for the codes of a token; 0 or less if it is too small."""
+    """Bytes per token that a share of a 16-bit cache leaves for codes; 0 or less if the share is too small."""
     fixed = fixed_share(caches, structures_for(caches, structure, share), tokens)
     return int((share - fixed) * sum(2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches))
 
@@ -139,8 +139,8 @@ def allocate(
     if budget <= 0:
         fixed = fixed_share(caches, structures, tokens)
         raise DeadweightError(
-            f"found --keep-kv {share}; at {tokens:,} tokens the first {FIRST} of a sequence, which are not coded, and "
-            f"the scales of the others take {fixed:.3f} of the cache: expected more"
+            f"found --keep-kv {share}; at {tokens:,} tokens the first {EXEMPT_TOKENS} of a sequence, which are not "
+            f"coded, and the scales of the others take {fixed:.3f} of the cache: expected more"
         )
     pairs = list(zip(caches, structures, strict=True))
     shared = [shared_basis(own, blocks_for(cache, kind)) for cache, kind in pairs for own in cache.sets]
@@ -153,7 +153,7 @@ def allocate(
 
 
 def allocate_stages(shared: Sequence[SharedBasis], budget: int) -> tuple[list[SetPlan], float]:
-    """Bits of both stages of all sets; some rounds of it, because what shared codes predict depends on their bits."""
+    """Bits of both stages of all sets, in several rounds: what shared codes predict depends on their own bits."""
     first = [torch.cat([group_losses(basis.cost) for basis in own.sets]) for own in shared]
     rounding = [torch.zeros(sum(len(b.cost) for b in own.sets), dtype=torch.float64) for own in shared]
     for _ in range(ROUNDS):  # the first as if keys were exact
@@ -233,20 +233,20 @@ def fill(coder: Coder, plan: CachePlan) -> None:
         coder.predict(i).copy_(own.predict)
         fill_stage(coder.values, i, own.values)
     if plan.cache.rates is not None:
-        places = [pair[i] for i in range(2) for pair in heads.planes]
+        places = [pair[i] for i in range(2) for pair in heads.rotary_pairs]
         coder.pair_places.copy_(torch.tensor(places, dtype=torch.int32))
         coder.rates.copy_(plan.cache.rates.float().view(torch.int32))
 
 
 def pair_order(cache: MeasuredCache) -> Tensor:
     """The dimensions of a key head as a coder has them: first ones of rotary pairs, second ones, those in no pair."""
-    pairs = cache.heads.planes if cache.rates is not None else ()
+    pairs = cache.heads.rotary_pairs if cache.rates is not None else ()
     turned = [pair[i] for i in range(2) for pair in pairs]
     return torch.tensor([*turned, *(i for i in range(cache.heads.d_qk) if i not in set(turned))])
 
 
 def in_sets(order: Tensor, keys: int) -> Tensor:
-    """The same for so many numbers of neighbouring heads."""
+    """The same order for the concatenated dimensions of several neighbouring heads."""
     return (torch.arange(0, keys, len(order))[:, None] + order).flatten()
 
 

@@ -1,4 +1,4 @@
-"""From measured spaces to a smaller model, for a share of the attention weights."""
+"""Which dimensions heads keep for a share of the attention weights, and the model with these heads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from deadweight.compress.calibration import Calibration
 from deadweight.compress.locate import Heads
 from deadweight.compress.settings import Settings
-from deadweight.compress.slim_form import assembled
-from deadweight.compress.stock_heads import computes_the_same, is_expressible, of_one_size, packed
+from deadweight.compress.slim_form import assemble_slim
+from deadweight.compress.stock_heads import choose_one_size, computes_the_same, is_expressible, pack_model
 from deadweight.compress.streaming import float_of
 from deadweight.compress.truncate import HeadSpaces, truncate_model
-from deadweight.compress.weight_budget import PricedSpace, Ranks, attention_weights, priced_spaces, ranked
+from deadweight.compress.weight_budget import PricedSpace, Ranks, attention_weights, choose_ranks, priced_spaces
 from deadweight.slim.format import SlimSpec
 from deadweight.source.model import Source
 from deadweight.source.type_aliases import JsonObject
@@ -57,30 +57,30 @@ class Chosen:
     config: JsonObject | None = None
 
 
-def by_share(work: MeasuredHeads, share: float) -> Chosen:
+def choose_by_share(work: MeasuredHeads, share: float) -> Chosen:
     """The model with the least predicted loss that keeps this share of its attention weights."""
     original, stock = work.source.module, work.settings.layout == "stock"
     if stock and is_expressible(work.source.config, work.spaces):
         whole = work.attentions[0].d_qk
         step = max(2, whole // STOCK_STEPS)
         size = int(share * whole) // step * step
-        if size and (choice := in_smaller_heads(work, size)) is not None:
+        if size and (choice := choose_stock_heads(work, size)) is not None:
             return choice
     total = attention_weights(work.attentions, original)
-    ranks = ranked(work.priced, work.attentions, share, total, work.settings.method)
+    ranks = choose_ranks(work.priced, work.attentions, share, total, work.settings.method)
     if stock:
         padded = truncate_model(original, work.spaces, ranks.kept, bias=False, precision=float_of(original))
         return Chosen(padded.module, ranks)
-    module, slim = assembled(truncate_model(original, work.spaces, ranks.kept, bias=True))
+    module, slim = assemble_slim(truncate_model(original, work.spaces, ranks.kept, bias=True))
     return Chosen(module, ranks, slim)
 
 
-def in_smaller_heads(work: MeasuredHeads, size: int) -> Chosen | None:
+def choose_stock_heads(work: MeasuredHeads, size: int) -> Chosen | None:
     """All heads of one dimension, in a config that plain transformers reads; None if that is not the same function."""
     original = work.source.module
-    one = of_one_size(work.spaces, work.pair_moments, size)
+    one = choose_one_size(work.spaces, work.pair_moments, size)
     padded = truncate_model(original, one.spaces, one.kept, bias=False, precision=float_of(original)).module
-    module, changes = packed(padded, one)
+    module, changes = pack_model(padded, one)
     if not computes_the_same(padded, module, work.calibration.judge[0]):
         return None
     return Chosen(module, Ranks(one.kept, one.loss, size / work.attentions[0].d_qk), config=changes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.judge import AT_A_TIME, called, main_output
+from deadweight.compress.judge import AT_A_TIME, main_output, run_model
 from deadweight.compress.locate import Heads
 from deadweight.compress.streaming import NotAloneError, run_again
 from deadweight.errors import DeadweightError
@@ -40,7 +40,7 @@ GRADED = 4096  # tokens that are enough for gradients, of which a third of all b
 
 @dataclass
 class HeadMoments:
-    """Sums over the tokens that passed one attention. What has a gradient in it sums up fewer tokens."""
+    """Sums over the tokens of one attention. Sums with gradients are over fewer tokens."""
 
     heads: Heads
     out: Tensor  # (h, d_v, d_v): of what a query head gathers
@@ -54,8 +54,8 @@ class HeadMoments:
 
     @classmethod
     def empty(cls, heads: Heads) -> HeadMoments:
-        h, v, s = heads.heads, heads.d_v, len(heads.still)
-        derivatives = heads.groups * 2 * len(heads.planes)
+        h, v, s = heads.heads, heads.d_v, len(heads.non_rotary)
+        derivatives = heads.groups * 2 * len(heads.rotary_pairs)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.float64)
@@ -71,22 +71,22 @@ class HeadMoments:
         )
 
     def add(self, query: Tensor, out: Tensor) -> None:
-        """Queries, and what they gathered."""
+        """Add queries, and the outputs of the heads."""
         query, out = query.detach().float(), out.detach().float()
         self.check(query, out)
         self.tokens += out.shape[0] * out.shape[2]
         self.out += second(out)
         self.out_mean += out.sum((0, 2)).double().cpu()
-        self.query += second(query[..., list(self.heads.still)])
+        self.query += second(query[..., list(self.heads.non_rotary)])
 
     def grade(self, query: Tensor, dq: Tensor, dout: Tensor) -> None:
-        """Gradients with respect to queries, and to what they gathered."""
+        """Add gradients with respect to queries and to the outputs of the heads."""
         query, dq, dout = query.detach().float(), dq.float(), dout.float()
         self.check(dq, dout)
         self.graded += dout.shape[0] * dout.shape[2]
         self.out_gradient += second(dout)
-        self.query_gradient += second(dq[..., list(self.heads.still)])
-        if self.heads.planes:
+        self.query_gradient += second(dq[..., list(self.heads.non_rotary)])
+        if self.heads.rotary_pairs:
             self.pairs += second(pair_derivatives(query, dq, self.heads))
 
     def check(self, *tensors: Tensor) -> None:
@@ -119,7 +119,7 @@ def pair_derivatives(query: Tensor, gradient: Tensor, heads: Heads) -> Tensor:
     Stretching pair (i, j) by 1 + a and turning it by the angle b changes q by a·q + b·Jq. The result is
     (b, g, t, groups·2·P).
     """
-    i, j = (torch.tensor(side, device=query.device) for side in zip(*heads.planes, strict=True))
+    i, j = (torch.tensor(side, device=query.device) for side in zip(*heads.rotary_pairs, strict=True))
     stretch = query[..., i] * gradient[..., i] + query[..., j] * gradient[..., j]
     turn = query[..., i] * gradient[..., j] - query[..., j] * gradient[..., i]
     both = torch.cat([stretch, turn], -1)  # b h t 2P
@@ -128,7 +128,7 @@ def pair_derivatives(query: Tensor, gradient: Tensor, heads: Heads) -> Tensor:
 
 @dataclass
 class Recorder:
-    """Adds up what every attention is given and puts out in one run.
+    """Sums the inputs and outputs of every attention over one run.
 
     If gradients are asked for, that waits until a block runs again: then it is kept until they are known. Unless blocks
     cannot run by themselves: then all is kept until the loss is known.
@@ -196,7 +196,7 @@ def measure(
             else:
                 plain = recorder(found)
                 with observing(model, plain), torch.no_grad():
-                    called(model, batch, words=False)
+                    run_model(model, batch, words=False)
             tick(number + 1)
     finally:
         for p in frozen:
@@ -214,7 +214,7 @@ def add_graded(
             stack.enter_context(observing(model, recorder))
             go_back = None if whole else stack.enter_context(run_again(model, list(found), recorder))
             with torch.enable_grad():
-                output = called(model, batch)
+                output = run_model(model, batch)
             loss = probe(output, generator)
             if go_back is None:
                 recorder.answer([loss], [torch.ones_like(loss)], [])

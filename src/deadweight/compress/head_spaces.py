@@ -1,4 +1,4 @@
-"""From what was measured of an attention to what its heads can drop, and what that costs."""
+"""Which dimensions and rotary pairs the heads of an attention can drop, and the predicted loss of each choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deadweight.compress.subspace import Subspace, best_subspace, orthogonal
 from deadweight.compress.truncate import HeadSpaces
 
 
-def spaces_of(heads: Heads, moments: HeadMoments, model: nn.Module, *, bias: bool = True) -> HeadSpaces:
+def find_head_spaces(heads: Heads, moments: HeadMoments, model: nn.Module, *, bias: bool = True) -> HeadSpaces:
     """The best basis and the best rotary pairs of every key head, for every number of kept dimensions, from averages.
 
     Means are left to a bias behind the heads, if there is one or, with `bias`, may be. Keys that pass a norm stay
@@ -28,16 +28,16 @@ def spaces_of(heads: Heads, moments: HeadMoments, model: nn.Module, *, bias: boo
         values = [best_subspace(centred[g], gradient[g]) for g in groups]
     non_rotary: list[Subspace | None] = [None] * heads.key_heads
     pairs: list[PairSpace | None] = [None] * heads.key_heads
-    if can_drop_keys(heads) and heads.still:
+    if can_drop_keys(heads) and heads.non_rotary:
         non_rotary = [orthogonal(best_subspace(moments.query_gradient[g], moments.query[g])) for g in groups]
-    if can_drop_keys(heads) and heads.planes:
-        pairs = [best_pairs(moment, heads.groups, len(heads.planes)) for moment in moments.pairs]
+    if can_drop_keys(heads) and heads.rotary_pairs:
+        pairs = [best_pairs(moment, heads.groups, len(heads.rotary_pairs)) for moment in moments.pairs]
     return HeadSpaces(heads, mean, tuple(values), tuple(non_rotary), tuple(pairs))
 
 
 def can_drop_keys(heads: Heads) -> bool:
-    """Whether linear layers make queries and keys, in a way that is understood."""
-    return heads.query is not None and heads.key is not None and not heads.blind
+    """Whether queries and keys are outputs of linear layers that were located."""
+    return heads.query is not None and heads.key is not None and not heads.keys_unclear
 
 
 def steady_gradient(gradient: Tensor, moment: Tensor, output: LinearMap) -> Tensor:
@@ -54,9 +54,9 @@ def steady_gradient(gradient: Tensor, moment: Tensor, output: LinearMap) -> Tens
 def reasons_left_whole(spaces: HeadSpaces) -> list[str]:
     """Why some of the dimensions of an attention cannot be dropped."""
     heads = spaces.heads
-    reasons = [heads.blind] if heads.blind else []
+    reasons = [heads.keys_unclear] if heads.keys_unclear else []
     if spaces.values[0] is None:
         reasons.append("its values are not made by a linear layer, or not read by one")
-    if not heads.blind and not can_drop_keys(heads):
+    if not heads.keys_unclear and not can_drop_keys(heads):
         reasons.append("its queries or keys pass a norm, and stay whole")
     return reasons

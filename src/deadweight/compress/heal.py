@@ -1,8 +1,8 @@
 """Healing: a compressed model learns from the original, first block by block, then as a whole.
 
-Block by block, every block of the small model is given what the original's block was given, and shall put out the same:
-errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small model's
-predictions shall be the original's (KL divergence), on the same text.
+Block by block, every block of the small model gets the inputs of the original's block, and learns its outputs:
+errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small model learns
+the predictions of the original (KL divergence), on the same text.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.compress.calibration import Batch
-from deadweight.compress.judge import called, judge, main_output
+from deadweight.compress.judge import judge, main_output, run_model
 from deadweight.compress.settings import RATE
-from deadweight.compress.streaming import gathered
+from deadweight.compress.streaming import gather_weights
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.slim.coder import Coder
@@ -56,7 +56,7 @@ def heal_or_undo(
     progress: Progress = silent,
 ) -> tuple[str, ...]:
     """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
-    own_weights(original, compressed)
+    separate_weights(original, compressed)
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
     before = judge(original, compressed, batches[-1:]).error
     distil(original, compressed, batches[:-1] or batches, healing, progress)
@@ -85,11 +85,11 @@ def distil(
     healing: Healing,
     progress: Progress = silent,
 ) -> None:
-    """Train the compressed model in place to put out what the original puts out.
+    """Train the compressed model in place to return what the original returns.
 
-    A stock model is trained as a whole, for its blocks may have heads of another size; what is zero there stays zero.
+    A stock model is trained as a whole, because its blocks may have heads of another size. Its zeros stay zero.
     """
-    own_weights(original, compressed)
+    separate_weights(original, compressed)
     accelerator = make_accelerator()
     stock = not any(isinstance(part, (HeadPacking, Coder)) for part in compressed.modules())
     blocks = repeated(compressed) if stock else blocks_of(compressed)
@@ -132,8 +132,8 @@ def distil(
         p.requires_grad_(True)
 
 
-def own_weights(original: nn.Module, compressed: nn.Module) -> None:
-    """Both models whole, and no weight of one that is the other's: only the second is to change."""
+def separate_weights(original: nn.Module, compressed: nn.Module) -> None:
+    """Load all weights of both models, and copy those that they share: only the compressed model may change."""
     known = {p.data_ptr() for p in original.parameters()}
     shared = {id(p) for p in compressed.parameters() if p.data_ptr() in known}
     fresh: dict[int, nn.Parameter] = {}
@@ -141,8 +141,8 @@ def own_weights(original: nn.Module, compressed: nn.Module) -> None:
         for name, p in own_parameters(part).items():
             if p is not None and id(p) in shared:
                 own_parameters(part)[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
-    gathered(original)
-    gathered(compressed)
+    gather_weights(original)
+    gather_weights(compressed)
 
 
 def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:
@@ -181,8 +181,8 @@ def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], 
 
 def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> float:
     with torch.no_grad():
-        goal, logits = main_output(called(original, batch))
-    found, _ = main_output(called(compressed, batch))
+        goal, logits = main_output(run_model(original, batch))
+    found, _ = main_output(run_model(compressed, batch))
     if logits:
         a, b = goal.float().log_softmax(-1), found.float().log_softmax(-1)
         loss = (a.exp() * (a - b)).sum(-1).mean()
@@ -195,7 +195,7 @@ def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> floa
 def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch) -> float:
     """Each block against the original's on the original's inputs, one at a time."""
     with torch.no_grad(), calls(original, blocks) as seen:
-        called(original, batch)
+        run_model(original, batch)
     total = 0.0
     for path in blocks:
         args, kwargs, goal = seen[path]
@@ -215,7 +215,7 @@ def first_tensor(output: Any) -> Tensor:
 
 @contextmanager
 def calls(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What every block was called with, and what it put out."""
+    """The arguments and the output of every block, in one run."""
     seen: dict[str, Any] = {}
 
     def watch(path: str) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""One compression, as it was asked for."""
+"""One compression: the model, the settings, and where the result goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from deadweight.compress.settings import Settings
 from deadweight.progress import Progress
-from deadweight.source.hugging_face import local_folder
+from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import Source
 
 

@@ -1,4 +1,4 @@
-"""How many dimensions each head keeps: the least predicted loss under one budget, exactly.
+"""The knapsack solver: one size for each space, with the least predicted loss under one budget, exactly.
 
 Each space (the values of a key head, its rotary pairs, its non-rotary dimensions) may keep any of some sizes, with a
 cost and a predicted loss for each. The best choice is a multiple-choice knapsack, solved by dynamic programming over

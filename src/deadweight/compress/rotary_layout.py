@@ -1,4 +1,4 @@
-"""How rotary positions turn the heads of an attention: so many radians per position for each pair of dimensions.
+"""Rotary positions of an attention: which dimensions form pairs, and by how many radians per position each rotates.
 
 Keys are coded before positions turn them. What is given here need not be exact: encoding turns keys back by these
 angles and decoding turns them forward again, so that an error only makes keys harder to code.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.judge import called
+from deadweight.compress.judge import run_model
 from deadweight.compress.locate import Heads, Rows
 from deadweight.errors import DeadweightError
 
@@ -30,8 +30,8 @@ def as_complex(states: Tensor, pairs: Pairs) -> Tensor:
     return torch.complex(first, second)
 
 
-def turn(states: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
-    """Heads (…, t, d) with every pair turned by its angle, (t, pairs)."""
+def rotate(states: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
+    """Heads (…, t, d) with every rotary pair rotated by its angle, (t, pairs)."""
     if not pairs:
         return states
     turned = as_complex(states, pairs) * torch.polar(torch.ones_like(angle), angle).to(states.device)
@@ -42,7 +42,7 @@ def turn(states: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
 
 
 def expect_constant_rates(config: Any) -> None:
-    """Refuse rotary positions whose rates depend on how long the text is: cached keys would need all of them."""
+    """Raise if rotary frequencies depend on the length of the sequence: cached keys would have to change with it."""
     for rope in rotary_settings(config.to_dict()):
         kind = rope.get("rope_type", rope.get("type"))
         if kind == "dynamic" or (kind == "longrope" and rope.get("short_factor") != rope.get("long_factor")):
@@ -85,7 +85,7 @@ class QueryRun:
 @torch.no_grad()
 def measure_rates(model: Any, attentions: Sequence[Heads], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Radians per position of every rotary pair of every attention that has some, by its path."""
-    makers = {h.path: h.query_maker for h in attentions if h.planes and h.query_maker is not None}
+    makers = {h.path: h.query_maker for h in attentions if h.rotary_pairs and h.query_maker is not None}
     run = QueryRun(makers)
     with ExitStack() as stack:
         stack.enter_context(observing(model, run))
@@ -94,20 +94,20 @@ def measure_rates(model: Any, attentions: Sequence[Heads], batch: Mapping[str, T
                 lambda m, a, out, name=name: run.outputs.__setitem__(name, out)
             )
             stack.callback(hook.remove)
-        called(model, {n: x[:1] if isinstance(x, Tensor) else x for n, x in batch.items()}, words=False)
+        run_model(model, {n: x[:1] if isinstance(x, Tensor) else x for n, x in batch.items()}, words=False)
     rates = {h.path: rates_of(*run.pairs[h.path], h) for h in attentions if h.path in run.pairs}
     return {path: first_alike(own, list(rates.values())) for path, own in rates.items()}
 
 
 def first_alike(rates: Tensor, known: Sequence[Tensor]) -> Tensor:
-    """The first of the known rates that are the same but for rounding: layers that turn alike then share a table."""
+    """The first of the known rates that equals these up to rounding, so that such layers share one table."""
     return next(r for r in known if r.shape == rates.shape and torch.allclose(r, rates, rtol=ALIKE, atol=ALIKE**2))
 
 
 def rates_of(before: Tensor, after: Tensor, heads: Heads) -> Tensor:
     """From heads (b, h, t, d) at positions 0, 1, …: a rate is below π, so position 1 tells it without doubt, and each
     position as far again makes it more exact."""
-    a, b = as_complex(before, heads.planes), as_complex(after, heads.planes)
+    a, b = as_complex(before, heads.rotary_pairs), as_complex(after, heads.rotary_pairs)
     angles = (b * a.conj()).sum((0, 1)).angle()
     rates = angles[1].clone() if len(angles) > 1 else angles[0]
     position = 2

@@ -63,14 +63,14 @@ def best_pairs(moment: Tensor, groups: int, count: int, order: Sequence[int] | N
 
 
 def surgeon_costs(inverse: Tensor, x: Tensor, target: Tensor, blocks: Tensor) -> Tensor:
-    """What fixing each of these blocks at its target would cost, with the rest at its best."""
+    """The increase of the loss if each of these blocks is fixed at its target and the others are optimised."""
     error = target[blocks] - x[blocks]
     weights = threads.inverse(inverse[blocks[:, :, None], blocks[:, None, :]])
     return (error * (weights @ error[..., None])[..., 0]).sum(1)
 
 
 def surgeon_step(inverse: Tensor, x: Tensor, target: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-    """x with a block at its target and the rest at its best, and the inverse with the block fixed."""
+    """x with a block at its target and the others optimised, and the inverse with the block fixed."""
     into = torch.linalg.solve(inverse[block][:, block], inverse[block])
     x = x + into.T @ (target[block] - x[block])
     inverse = inverse - inverse[:, block] @ into

@@ -1,4 +1,4 @@
-"""A truncated model in its small form: slim layers for what is zero, and a packing for every attention."""
+"""From a truncated model, which is padded with zeros, to slim layers and packed heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deadweight.slim.heads import install_heads
 from deadweight.slim.layers import install
 
 
-def assembled(truncated: TruncatedModel) -> tuple[nn.Module, SlimSpec]:
+def assemble_slim(truncated: TruncatedModel) -> tuple[nn.Module, SlimSpec]:
     """The module with small layers in place of the zero-padded ones, and the spec by which to build it again."""
     module, heads = truncated.module, truncated.heads
     form = layout(module, truncated.facts)

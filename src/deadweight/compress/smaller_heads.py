@@ -10,17 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.attention_calls import attend_alike
+from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.calibration import Calibration, head_calibration, text_to_heal_on
 from deadweight.compress.deadweight_json import heads_card, heads_data
-from deadweight.compress.head_choice import Chosen, MeasuredHeads, by_share, notes_on
+from deadweight.compress.head_choice import Chosen, MeasuredHeads, choose_by_share, notes_on
 from deadweight.compress.head_moments import HeadMoments, measure
-from deadweight.compress.head_spaces import reasons_left_whole, spaces_of
+from deadweight.compress.head_spaces import find_head_spaces, reasons_left_whole
 from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
-from deadweight.compress.judge import called, judge
+from deadweight.compress.judge import judge, run_model
 from deadweight.compress.locate import Heads, locate
 from deadweight.compress.result import Compression, Judgement
+from deadweight.compress.settings import USUAL_ATTENTION
 from deadweight.compress.streaming import device_of
 from deadweight.compress.truncate import HeadSpaces
 from deadweight.compress.weight_budget import cached_numbers
@@ -29,8 +30,6 @@ from deadweight.save.compressed_folder import CompressedModel, write_compressed
 from deadweight.source.printable import printable, reason
 from deadweight.train.launch import first_process
 
-USUAL = 0.75  # of the attention weights, if nothing else is asked for
-
 
 def compress_heads(job: CompressionJob) -> Compression:
     """Keep of every head the dimensions that matter most, measured on text, within one budget."""
@@ -38,11 +37,11 @@ def compress_heads(job: CompressionJob) -> Compression:
     original, settings = job.source.module, job.settings
     job.progress("looking for heads", 0, 0)
     attentions = locate(job.source)
-    attend_alike(original)
+    use_our_attention(original)
     text = head_calibration(job.source, job.model, settings.calibration)
     forward = forward_seconds(original, text)
     work = measure_heads(job, attentions, text)
-    choice = by_share(work, USUAL if settings.keep_attention is None else settings.keep_attention)
+    choice = choose_by_share(work, USUAL_ATTENTION if settings.keep_attention is None else settings.keep_attention)
     job.progress("judging", 0, 0)
     result = describe(work, choice, judge(original, choice.module, text.judge))
     if settings.heal:
@@ -63,7 +62,7 @@ def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibr
     for n, heads in enumerate(attentions):
         job.progress("finding the best dimensions", n, len(attentions))
         mean = moments.pop(heads.path).mean()
-        spaces.append(spaces_of(heads, mean, original, bias=not stock))
+        spaces.append(find_head_spaces(heads, mean, original, bias=not stock))
         if stock:
             pairs[heads.path] = mean.pairs
     if all(x is None for s in spaces for x in (*s.values, *s.non_rotary, *s.pairs)):
@@ -93,7 +92,7 @@ def heal(job: CompressionJob, work: MeasuredHeads, choice: Chosen, result: Compr
 
 
 def describe(work: MeasuredHeads, choice: Chosen, judgement: Judgement) -> Compression:
-    """What was chosen, and what it costs."""
+    """The result: what was kept, and what it costs."""
     kept = choice.ranks.kept
     return Compression(
         model=work.source.name,
@@ -141,10 +140,10 @@ def forward_seconds(module: nn.Module, text: Calibration) -> float:
     """How long a forward pass over all calibration inputs takes: one row is timed, when it runs for the second time."""
     row = {name: x[:1] if isinstance(x, Tensor) else x for name, x in text.measure[-1].items()}
     try:
-        called(module, row)
+        run_model(module, row)
         wait_for_gpu(module)
         start = time.perf_counter()
-        called(module, row)
+        run_model(module, row)
         wait_for_gpu(module)
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
         raise DeadweightError(

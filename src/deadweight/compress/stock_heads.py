@@ -2,7 +2,7 @@
 
 A LLaMA-type config holds the head dimension (`head_dim`) and, as rotary factors per pair (rope type "longrope"), any
 frequencies. So the pairs with the same dimensions may go from all heads of all layers, and as many dimensions of all
-values. The weights are packed; the queries make up for the scale of the scores, which follows the head dimension.
+values. The weights are packed; query weights are scaled, because the scale of the scores follows the head dimension.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.judge import called, main_output
+from deadweight.compress.judge import main_output, run_model
 from deadweight.compress.linear_map import LinearMap
 from deadweight.compress.locate import Heads, Rows
 from deadweight.compress.rotary_pairs import PairSpace, best_pairs
@@ -26,7 +26,7 @@ CLOSE = 1e-3  # of the largest logit: packed and padded weights are the same fun
 
 
 def is_expressible(config: Any, spaces: Sequence[HeadSpaces]) -> bool:
-    """Whether the config has what it takes, and every attention is laid out as it expects."""
+    """Whether a config of this type can describe smaller heads, and every attention has the layout it expects."""
     rope = getattr(config, "rope_parameters", None)
     if not isinstance(rope, dict) or rope.get("rope_type") != "default" or "rope_theta" not in rope:
         return False
@@ -38,13 +38,13 @@ def fits(heads: Heads) -> bool:
     half = heads.d_qk // 2
     sides = (heads.query, heads.key, heads.value)
     in_order = all(s is not None and torch.equal(s.places.flatten(), torch.arange(s.places.numel())) for s in sides)
-    halves = heads.planes == tuple((i, i + half) for i in range(half))
+    halves = heads.rotary_pairs == tuple((i, i + half) for i in range(half))
     return in_order and halves and heads.d_qk == heads.d_v and heads.output is not None
 
 
 def common_order(moments: Mapping[str, Tensor], spaces: Sequence[HeadSpaces]) -> tuple[int, ...]:
     """Rotary pairs by what dropping each from all heads would cost, the cheapest first."""
-    count = len(spaces[0].heads.planes)
+    count = len(spaces[0].heads.rotary_pairs)
     cost = torch.zeros(count, dtype=torch.float64)
     for s in spaces:
         shape = (s.heads.groups, 2, count)
@@ -71,14 +71,14 @@ class OneSize:
         return space.kept(self.size // 2)
 
 
-def of_one_size(spaces: Sequence[HeadSpaces], moments: Mapping[str, Tensor], size: int) -> OneSize:
+def choose_one_size(spaces: Sequence[HeadSpaces], moments: Mapping[str, Tensor], size: int) -> OneSize:
     """The best heads of one dimension; `moments` are those of rotary pairs, by attention."""
     order = common_order(moments, spaces)
     ordered, kept, loss = [], {}, 0.0
     for s in spaces:
         heads = s.heads
         pairs: tuple[PairSpace, ...] = tuple(
-            best_pairs(m, heads.groups, len(heads.planes), order) for m in moments[heads.path]
+            best_pairs(m, heads.groups, len(heads.rotary_pairs), order) for m in moments[heads.path]
         )
         ordered.append(replace(s, pairs=pairs))
         n = heads.key_heads
@@ -88,8 +88,8 @@ def of_one_size(spaces: Sequence[HeadSpaces], moments: Mapping[str, Tensor], siz
     return OneSize(size, tuple(ordered), kept, loss)
 
 
-def packed(padded: Any, one: OneSize) -> tuple[nn.Module, dict[str, Any]]:
-    """The padded model in a config of smaller heads, and what is new in that config."""
+def pack_model(padded: Any, one: OneSize) -> tuple[nn.Module, dict[str, Any]]:
+    """The padded model in a config of smaller heads, and the changes of that config."""
     changes = smaller_config(padded.config, one.pairs, one.spaces[0].heads.d_qk, one.size)
     config = copy.deepcopy(padded.config)
     for name, value in changes.items():
@@ -97,13 +97,13 @@ def packed(padded: Any, one: OneSize) -> tuple[nn.Module, dict[str, Any]]:
     module: Any = type(padded)(config).to(device_of(padded), float_of(padded))
     tensors = dict(padded.state_dict())
     for s in one.spaces:
-        tensors |= packed_weights(padded, s.heads, one.pairs, one.size)
+        tensors |= pack_weights(padded, s.heads, one.pairs, one.size)
     module.load_state_dict(tensors)
     return module.eval(), changes
 
 
 def smaller_config(config: Any, kept: Sequence[int], whole: int, size: int) -> dict[str, Any]:
-    """Pair j of the smaller heads turns like the j-th kept pair: 1 / (factor · base^(2j/size)) = base^(−2p/whole)."""
+    """Pair j of the smaller heads rotates like the j-th kept pair: 1 / (factor · base^(2j/size)) = base^(−2p/whole)."""
     base, longest = config.rope_parameters["rope_theta"], config.max_position_embeddings
     factors = [base ** (2 * p / whole - 2 * j / size) for j, p in enumerate(kept)]
     rope = {
@@ -118,7 +118,7 @@ def smaller_config(config: Any, kept: Sequence[int], whole: int, size: int) -> d
     return {"head_dim": size, "rope_parameters": rope}
 
 
-def packed_weights(model: nn.Module, heads: Heads, kept: Sequence[int], size: int) -> dict[str, Tensor]:
+def pack_weights(model: nn.Module, heads: Heads, kept: Sequence[int], size: int) -> dict[str, Tensor]:
     """The weights of one attention without the dimensions that are zero."""
     half, old = heads.d_qk // 2, heads.d_qk
     turned = torch.tensor([*kept, *(p + half for p in kept)])
@@ -145,6 +145,6 @@ def packed_weights(model: nn.Module, heads: Heads, kept: Sequence[int], size: in
 @torch.no_grad()
 def computes_the_same(padded: nn.Module, small: nn.Module, batch: dict[str, Tensor]) -> bool:
     """Whether the packed model computes what the padded one does."""
-    a, _ = main_output(called(padded, batch))
-    b, _ = main_output(called(small, batch))
+    a, _ = main_output(run_model(padded, batch))
+    b, _ = main_output(run_model(small, batch))
     return float((a - b).abs().max()) <= CLOSE * float(a.abs().max())

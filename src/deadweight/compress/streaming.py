@@ -40,7 +40,7 @@ class Streaming:
     precision: torch.dtype
 
     def arrive(self, part: nn.Module, args: Any) -> None:
-        """Weights that can be computed with, in the place of those that cannot."""
+        """Before a part runs: put copies on the device, in the right precision, in place of its stored weights."""
         away = part.__dict__.setdefault(AWAY, [])
         for module in part.modules():
             for name, weight in own_parameters(module).items():
@@ -49,7 +49,7 @@ class Streaming:
                     own_parameters(module)[name] = nn.Parameter(ready, False)
 
     def ready(self, tensor: Tensor) -> Tensor:
-        """The same where it is computed with; itself, if it is there."""
+        """The tensor on the device and in the precision of the model; itself if it is there already."""
         precision = self.precision if tensor.is_floating_point() else tensor.dtype
         here = tensor.device == self.device and tensor.dtype == precision
         return tensor if here else tensor.detach().to(self.device, precision)
@@ -60,7 +60,7 @@ class Streaming:
 
 
 def stream(model: nn.Module, device: torch.device, precision: torch.dtype) -> None:
-    """From now on the model computes there, in that precision; its weights stay what they are."""
+    """Make the model compute on this device, in this precision; its stored weights do not change."""
     if device.type == "cuda":
         size = sum(t.numel() * t.element_size() for t in model.parameters())
         if size < ROOM * torch.cuda.mem_get_info(device)[0]:
@@ -85,7 +85,7 @@ def is_hook(hook: Any) -> bool:
 
 
 def place_rest(model: nn.Module) -> None:
-    """What does not come and go is put where a streamed model computes, once: small weights, and buffers, which models
+    """Move what is not streamed to the device, once: small weights, and buffers, which models
     change. Weights that are tied stay so."""
     streaming = model.__dict__.get(NAME)
     if streaming is None:
@@ -106,8 +106,8 @@ def place_rest(model: nn.Module) -> None:
                 own_parameters(module)[name] = known[id(weight)]
 
 
-def gathered(model: nn.Module) -> nn.Module:
-    """A streamed model becomes one like any other, all of it where it computed."""
+def gather_weights(model: nn.Module) -> nn.Module:
+    """Make a streamed model a plain one: all weights on the device it computed on, in that precision."""
     streaming = model.__dict__.pop(NAME, None)
     if streaming is None:
         return model
@@ -120,13 +120,13 @@ def gathered(model: nn.Module) -> nn.Module:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where it computes."""
+    """The device that a model computes on, streamed or not."""
     streaming = model.__dict__.get(NAME)
     return next(model.parameters()).device if streaming is None else streaming.device
 
 
 def float_of(model: nn.Module) -> torch.dtype:
-    """In what precision it computes."""
+    """The precision that a model computes in, streamed or not."""
     streaming = model.__dict__.get(NAME)
     if streaming is not None:
         return streaming.precision
@@ -156,7 +156,7 @@ def holders(path: str) -> Iterator[str]:
 
 
 class NotAloneError(Exception):
-    """A block of which more is to be known than what it is given and gives: it cannot run again by itself."""
+    """A block that cannot be run again from its inputs alone."""
 
 
 class Watcher(Protocol):
@@ -171,7 +171,7 @@ class Watcher(Protocol):
 
 
 class StreamedBlock:
-    """A block that is called as before, but keeps for gradients what it was given and nothing else."""
+    """A block that keeps only its inputs for the backward pass, and runs again there."""
 
     def __init__(self, module: nn.Module, watcher: Watcher) -> None:
         hooks = (*forward_pre_hooks(module), *forward_hooks(module))
@@ -214,7 +214,7 @@ class StreamedBlock:
         return pytree.tree_unflatten(list(leaves), forms[0])
 
     def again(self, *args: Any, **kwargs: Any) -> Any:
-        """As a whole, with all that is called before and after."""
+        """Run the block again, with all its hooks."""
         self.inside = self.watcher.again = True
         try:
             return self.module(*args, **kwargs)
@@ -223,7 +223,7 @@ class StreamedBlock:
 
 
 def expect_plain(block: nn.Module, found: Sequence[Any]) -> None:
-    """Refuse what may hold tensors that nobody would know of."""
+    """Raise NotAloneError for a value that may hide tensors."""
     if strange := [type(x).__name__ for x in found if not isinstance(x, PLAIN)]:
         raise NotAloneError(f"a {type(block).__name__} that is given, or gives, a {strange[0]}")
 

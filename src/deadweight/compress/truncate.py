@@ -35,8 +35,8 @@ class HeadSpaces:
     def key_dimensions(self, head: int, kept: KeptDimensions) -> list[int]:
         """The dimensions of a key head that its keys keep."""
         heads, space = self.heads, self.pairs[head]
-        pairs = range(len(heads.planes)) if space is None else space.kept(kept.pairs[head])
-        return sorted([*heads.still[: kept.non_rotary[head]], *(d for p in pairs for d in heads.planes[p])])
+        pairs = range(len(heads.rotary_pairs)) if space is None else space.kept(kept.pairs[head])
+        return sorted([*heads.non_rotary[: kept.non_rotary[head]], *(d for p in pairs for d in heads.rotary_pairs[p])])
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class KeptDimensions:
 
 
 def kept_whole(heads: Heads) -> KeptDimensions:
-    """Everything."""
-    sizes = (heads.d_v, len(heads.still), len(heads.planes))
+    """All dimensions of every head."""
+    sizes = (heads.d_v, len(heads.non_rotary), len(heads.rotary_pairs))
     values, non_rotary, pairs = ((size,) * heads.key_heads for size in sizes)
     return KeptDimensions(values, non_rotary, pairs)
 
@@ -189,16 +189,16 @@ def key_changes(spaces: HeadSpaces, head: int, kept: KeptDimensions) -> tuple[Te
     heads, space, pairs = spaces.heads, spaces.non_rotary[head], spaces.pairs[head]
     keys = torch.zeros(heads.d_qk, heads.d_qk, dtype=torch.float64)
     queries = [keys.clone() for _ in range(heads.groups)]
-    at, r = torch.tensor(heads.still, dtype=torch.long), kept.non_rotary[head]
-    if space is None or r == len(heads.still):
+    at, r = torch.tensor(heads.non_rotary, dtype=torch.long), kept.non_rotary[head]
+    if space is None or r == len(heads.non_rotary):
         for change in (keys, *queries):
             change[at, at] = 1.0
     else:
         keys[at[:r, None], at] = space.basis[:r]
         for change, back in zip(queries, space.back(r), strict=True):
             change[at[:r, None], at] = back.T
-    for p in range(len(heads.planes)) if pairs is None else pairs.kept(kept.pairs[head]):
-        a, b = heads.planes[p]
+    for p in range(len(heads.rotary_pairs)) if pairs is None else pairs.kept(kept.pairs[head]):
+        a, b = heads.rotary_pairs[p]
         keys[a, a] = keys[b, b] = 1.0
         for i, change in enumerate(queries):
             stretch, turn = (0.0, 0.0) if pairs is None else pairs.change[kept.pairs[head]][i, :, p].tolist()

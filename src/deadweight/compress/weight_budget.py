@@ -1,4 +1,4 @@
-"""From measured heads and a budget of weights to how much each of them keeps."""
+"""What each dimension of a head costs in weights, and how many dimensions each head keeps within a budget."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def priced_spaces(spaces: HeadSpaces, model: nn.Module, step: int) -> list[Price
     heads = spaces.heads
     kinds: tuple[tuple[Kind, Sequence[Subspace | PairSpace | None], int, int], ...] = (
         ("values", spaces.values, heads.d_v, 1),
-        ("non_rotary", spaces.non_rotary, len(heads.still), 1),
-        ("pairs", spaces.pairs, len(heads.planes), 2),
+        ("non_rotary", spaces.non_rotary, len(heads.non_rotary), 1),
+        ("pairs", spaces.pairs, len(heads.rotary_pairs), 2),
     )
     priced = []
     for kind, members, whole, unit in kinds:
@@ -82,7 +82,7 @@ def key_weights(heads: Heads, model: nn.Module) -> int:
     return inputs_of(model, heads.key.module) + heads.groups * inputs_of(model, heads.query.module)
 
 
-def ranked(
+def choose_ranks(
     priced: Sequence[PricedSpace], attentions: Sequence[Heads], share: float, total: int, method: Method
 ) -> Ranks:
     """The sizes with the least predicted loss within a share of the total. What cannot be dropped counts as kept."""

@@ -84,7 +84,7 @@ class WholeProjection(BasisRewrite):
         site = self.reader()
         return [sorted(set(site.coordinate.tolist()) - {0})]
 
-    def milder(self) -> Iterator[Rewrite]:
+    def with_tighter_limits(self) -> Iterator[Rewrite]:
         yield from ()  # the whole matrix or none of it
 
     @property

@@ -1,4 +1,4 @@
-"""Vectors that are put beside those of a space: a learned key beside the keys, a class token beside the patches."""
+"""Concatenation in a basis proof: vectors beside those of the space, as a learned key or a class token."""
 
 from __future__ import annotations
 

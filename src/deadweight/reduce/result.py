@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from deadweight.proof.verdict import Tier
-from deadweight.reduce.comparison import Verification
+from deadweight.reduce.noise_floor import Verification
 from deadweight.reduce.plan import Layout, Skipped
 from deadweight.rewrite.rewrite import Rewrite
 

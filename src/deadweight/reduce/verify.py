@@ -9,8 +9,9 @@ from torch import nn
 from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
 from deadweight.progress import Progress, silent
-from deadweight.reduce.comparison import LENGTH, ComparedModel, Verification, compare, prepare_comparison
-from deadweight.source.hugging_face import local_folder
+from deadweight.reduce.comparison import LENGTH, ComparedModel, compare, prepare_comparison
+from deadweight.reduce.noise_floor import Verification
+from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec
 from deadweight.source.tokens import text_pieces
 from deadweight.source.type_aliases import ExampleInputs, ModelLike

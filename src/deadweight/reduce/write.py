@@ -11,15 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deadweight.reduce.comparison import require_same
 from deadweight.reduce.deadweight_json import manifest, model_card
 from deadweight.reduce.job import ReductionJob, summarise_applied
+from deadweight.reduce.noise_floor import require_same
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.save.atomic_folder import complete_or_absent
 from deadweight.save.model_card import write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
-from deadweight.save.side_files import how_to_load, lay_beside
+from deadweight.save.side_files import how_to_load, write_side_files
 from deadweight.slim.format import SlimSpec
 
 
@@ -77,14 +77,14 @@ def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
     wrong shape, so loading fails.
     """
     if job.source.config is not None:
-        for path in slim.stored_otherwise[:1]:
+        for path in slim.layers_in_other_form[:1]:
             name = f"{path}.weight"
             yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
 
 
 def accompany(job: ReductionJob, draft: Path, slim: SlimSpec) -> None:
     """Write the other files of the checkpoint."""
-    lay_beside(draft, job.folder, job.source.config, type(job.whole), slim if job.layout == "slim" else None)
+    write_side_files(draft, job.folder, job.source.config, type(job.whole), slim if job.layout == "slim" else None)
 
 
 def loading_words(job: ReductionJob, out: Path) -> str:

@@ -53,7 +53,7 @@ class BasisRewrite(Rewrite):
 
     growth: float = GROWTH[0]  # limit on the growth of rounding errors
 
-    def milder(self) -> Iterator[Rewrite]:
+    def with_tighter_limits(self) -> Iterator[Rewrite]:
         return (replace(self, growth=growth) for growth in GROWTH if growth < self.growth)
 
     def heads(self) -> list[list[int]]:

@@ -70,7 +70,7 @@ class Rewrite(ABC):
         """Whether the modules that it touches must be stored together, when all their weights are final."""
         return False
 
-    def milder(self) -> Iterator[Rewrite]:
+    def with_tighter_limits(self) -> Iterator[Rewrite]:
         """The same rewrite with tighter limits on the growth of rounding errors, the loosest first."""
         yield from ()
 

@@ -20,7 +20,7 @@ CHECKPOINT = ("config.json", "deadweight.json", "*.safetensors")  # a folder wit
 MARGIN = 64 << 20  # bytes left free on the disk
 
 
-def followed(out: str | Path) -> Path:
+def resolve_path(out: str | Path) -> Path:
     """OUT as a path, with links and .. resolved."""
     try:
         path = Path(out).expanduser()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deadweight.save.atomic_folder import check_space, complete_or_absent
 from deadweight.save.model_card import Card, write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
-from deadweight.save.side_files import how_to_load, lay_beside
+from deadweight.save.side_files import how_to_load, write_side_files
 from deadweight.slim.format import SlimSpec
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.checkpoint_files import read_json
@@ -49,7 +49,7 @@ def write_compressed(
         for name, tensor in named_tensors(model):
             writer.add(name, tensor)
         writer.close()
-        lay_beside(draft, folder, model.config, model.cls, model.slim)
+        write_side_files(draft, folder, model.config, model.cls, model.slim)
         if model.changes is not None:
             change_config(draft / "config.json", model.changes)
         loading = how_to_load(out.name, model.cls, model.config, slim=model.slim is not None)
@@ -69,5 +69,5 @@ def named_tensors(model: CompressedModel) -> Iterator[tuple[str, Tensor]]:
     for name in checkpoint.names:
         tensor = checkpoint.read(name).cpu()
         yield name, tensor.to(model.precision) if tensor.is_floating_point() else tensor
-    for path in [] if model.slim is None else model.slim.stored_otherwise[:1]:
+    for path in [] if model.slim is None else model.slim.layers_in_other_form[:1]:
         yield f"{path}.weight", torch.empty(0, dtype=model.precision)

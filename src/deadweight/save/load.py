@@ -13,7 +13,8 @@ from deadweight.slim.layers import install
 from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import FileCheckpoint
 from deadweight.source.checkpoint_files import read_json
-from deadweight.source.hugging_face import load_weights, local_folder, locate, read_config
+from deadweight.source.hugging_face import load_weights
+from deadweight.source.hugging_face_config import local_folder, locate, read_config
 from deadweight.source.model_classes import model_class, trusted_class
 from deadweight.source.printable import printable, reason
 from deadweight.source.type_aliases import Options, Setting

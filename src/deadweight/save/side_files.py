@@ -40,7 +40,9 @@ AUTOS = (
 )
 
 
-def lay_beside(draft: Path, folder: Path | None, config: Config, cls: type[nn.Module], slim: SlimSpec | None) -> None:
+def write_side_files(
+    draft: Path, folder: Path | None, config: Config, cls: type[nn.Module], slim: SlimSpec | None
+) -> None:
     """Write config, tokenizer and other files of the original folder; for slim, the code that builds its layers."""
     if folder is not None:
         for file in sorted(folder.rglob("*")):
@@ -72,11 +74,11 @@ def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: Sli
     more = {*(HEADS if slim.heads else ()), *(CACHE if slim.caches else ())}
     for name in (*RUNTIME, *sorted(more)):
         text = (PACKAGE / "slim" / f"{name}.py").read_text(encoding="utf-8")
-        (draft / f"deadweight_{name}.py").write_text(travelling(text), encoding="utf-8")
-    (draft / MODELING).write_text(modeling(cls, slim), encoding="utf-8")
+        (draft / f"deadweight_{name}.py").write_text(rename_imports(text), encoding="utf-8")
+    (draft / MODELING).write_text(modeling_code(cls, slim), encoding="utf-8")
 
 
-def travelling(text: str) -> str:
+def rename_imports(text: str) -> str:
     """The text of a file of slim/ for a checkpoint's folder, where these files have the prefix deadweight_."""
     return re.sub(r"from \.(\w+) import", r"from .deadweight_\1 import", text)
 
@@ -98,7 +100,7 @@ def autos_of(cls: type[nn.Module], config: Config) -> list[str]:
     return autos or ["AutoModel"]
 
 
-def modeling(cls: type[nn.Module], slim: SlimSpec) -> str:
+def modeling_code(cls: type[nn.Module], slim: SlimSpec) -> str:
     """The text of the file that defines the model class of a slim checkpoint."""
     home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
     imports = ["from .deadweight_format import SlimSpec", "from .deadweight_layers import install"]

@@ -250,7 +250,7 @@ class SlimSpec:
     caches: dict[str, CacheSpec] = field(default_factory=dict)
 
     @property
-    def stored_otherwise(self) -> list[str]:
+    def layers_in_other_form(self) -> list[str]:
         """Layers whose weight is stored in another form, under other names."""
         return [path for path, spec in self.layers.items() if isinstance(spec, (LinearSpec, EmbeddingSpec))]
 

@@ -1,4 +1,4 @@
-"""A model of the meta device with random parameters, for a trace that needs values."""
+"""A model on the meta device gets random parameters, for a trace that needs values."""
 
 from __future__ import annotations
 

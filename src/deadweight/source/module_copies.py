@@ -1,4 +1,4 @@
-"""Copies of a module that leave the user's own alone."""
+"""Copies of a module, so that the user's own is never changed."""
 
 from __future__ import annotations
 

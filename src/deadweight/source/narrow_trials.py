@@ -1,4 +1,4 @@
-"""A config as narrow as its architecture allows: settings stay wide where the model does not run with a narrow one.
+"""Which settings of a config may be narrow: found by trials, where the fully narrow config does not run.
 
 The table of names knows the names of most widths, not which of them must divide or equal each other. Where the fully
 narrow config does not run, its changes are applied in groups, and a group with which the model does not run is halved:
