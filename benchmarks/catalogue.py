@@ -51,6 +51,7 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "catalogue.json"
 CATALOGUED = ("causal", "masked", "base")  # the kinds of types that coverage.py counts
 PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended
+ENDING = 10  # seconds in which a process that has closed its pipe ends
 Row = dict[str, Any]
 
 
@@ -203,14 +204,12 @@ def finished_jobs(running: list[Job], patience: float) -> list[Job]:
 def collect(job: Job) -> Row:
     """What a process answered; what became of it, if it did not."""
     row: Row = {"kind": job.kind, "type": job.model_type}
+    late = not job.answer.poll() and job.process.is_alive()
     try:
-        if not job.answer.poll():
-            raise EOFError
-        row = job.answer.recv()
-    except EOFError:
-        alive = job.process.is_alive()
-        why = "no answer in time" if alive else f"its process ended with status {job.process.exitcode}"
-        row |= {"status": "timeout" if alive else "crash", "reason": why}
+        row = {**row, "status": "timeout", "reason": "no answer in time"} if late else job.answer.recv()
+    except EOFError:  # its end of the pipe is closed: it is ending
+        job.process.join(ENDING)
+        row |= {"status": "crash", "reason": f"its process ended with status {job.process.exitcode}"}
     job.process.kill()
     job.process.join()
     job.answer.close()
