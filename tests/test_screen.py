@@ -71,7 +71,7 @@ def test_progress_with_the_time_left_is_shown_on_a_terminal_and_not_with_quiet(t
     train = ["train", "--width", "16", "--layers", "1", "--heads", "2", "--context", "16", "--steps", "20"]
     shown = on_terminal([*train, str(tmp_path / "loud")])
     assert re.search(r"\d+/20", shown)
-    assert re.search(r"\d:\d\d:\d\d", shown), "the time left"
+    assert re.search(r"\d:\d\d:\d\d left", shown)
     quiet = on_terminal([*train, str(tmp_path / "quiet"), "--quiet"])
     assert not re.search(r"\d+/20|step \d+", quiet)
     assert "bits per byte" in quiet

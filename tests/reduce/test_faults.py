@@ -182,7 +182,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_work(gpt2: Path, small_d
     (small_disk / "somebody").write_bytes(bytes(40 << 20))
     said: list[str] = []
     with pytest.raises(DeadweightError, match="GB free"):
-        deadweight.reduce(gpt2, small_disk / "out", progress=said.append)
+        deadweight.reduce(gpt2, small_disk / "out", progress=lambda stage, *_: said.append(stage))
     assert "loading the weights" not in said
     (small_disk / "somebody").unlink()
     assert deadweight.reduce(gpt2, small_disk / "out").out is not None

@@ -141,7 +141,7 @@ def test_an_interrupt_leaves_no_folder_and_no_thread(
 ) -> None:
     on_threads(monkeypatch, threads)
 
-    def interrupt(said: str) -> None:
+    def interrupt(said: str, done: int = 0, total: int = 0) -> None:
         done, total = map(int, re.findall(r"\d+", said)) if "rewrites" in said else (0, 1)
         reached = {"first": done > 0, "middle": done > total / 2, "last": done == total}
         if reached.get(moment, said == moment):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
@@ -45,10 +46,10 @@ def progress_bar() -> Iterator[Progress]:
         now = ""
 
         def progress(stage: str, done: int = 0, total: int = 0, /) -> None:
-            nonlocal now
+            nonlocal now, task
             if stage != now:
-                bar.reset(task, total=total or None, description=one_line(stage))
-                now = stage
+                bar.remove_task(task)  # a task that is reset keeps its total
+                task, now = bar.add_task(one_line(stage), total=total or None), stage
             bar.update(task, completed=done)
 
         yield progress
@@ -56,8 +57,18 @@ def progress_bar() -> Iterator[Progress]:
 
 def counting_bar(console: Console) -> Bar:
     """A bar with what is done, of how much, and the time left; with --quiet one that shows nothing."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    return Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=is_quiet())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), CountAndTime())
+    return Bar(*columns, console=console, transient=True, disable=is_quiet())
+
+
+class CountAndTime(ProgressColumn):
+    """What is done, of how much, and the time left; the time gone where nothing can be counted."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text(f"{timedelta(seconds=int(task.elapsed or 0))}")
+        left = "-:--:--" if task.time_remaining is None else str(timedelta(seconds=int(task.time_remaining)))
+        return Text(f"{task.completed:.0f}/{task.total:.0f}, {left} left")
 
 
 class JsonReport:
