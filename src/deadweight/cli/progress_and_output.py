@@ -47,10 +47,12 @@ def progress_bar() -> Iterator[Progress]:
 
         def progress(stage: str, done: int = 0, total: int = 0, /) -> None:
             nonlocal now, task
-            if stage != now:
+            counts_on = done > 0 and total == bar.tasks[0].total  # one count over stages of several names
+            if stage != now and not counts_on:
                 bar.remove_task(task)  # a task that is reset keeps its total
-                task, now = bar.add_task(one_line(stage), total=total or None), stage
-            bar.update(task, completed=done)
+                task = bar.add_task(one_line(stage), total=total or None)
+            now = stage
+            bar.update(task, completed=done, description=one_line(stage))
 
         yield progress
 

@@ -44,7 +44,7 @@ class Catalogue:
         prover = Prover(graph)
         order = self.in_search_order()
         for number, (law, search) in enumerate(order):
-            progress("proving", number, len(order))
+            progress(" ".join(law.title), number, len(order))
             for claim in search.find(prover):
                 assert claim.law == law.title and claim.tier in law.tiers, (law.title, claim.law, claim.tier)
                 prover.claims.append(claim)
