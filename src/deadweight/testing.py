@@ -45,10 +45,18 @@ def assert_no_deadweight(
 
 def _message(model: str, groups: list[Group]) -> str:
     total = plural(sum(g.dof for g in groups), "redundant dimension")
-    rows = [f"  {g.code} {g.law}: {g.where} is {_verdict(g)}, {g.dof:,} dof" for g in groups]
+    rows = [line for g in groups for line in _lines(g)]
     laws = list(dict.fromkeys(g.code for g in groups))
     advice = f"`deadweight explain {laws[0]}` says why; ignore={laws!r} accepts what is listed here."
     return "\n".join([f"{model} has {total}:", *map(printable, rows), advice])
+
+
+def _lines(g: Group) -> list[str]:
+    """What is redundant, where it is built, and what to write instead."""
+    source = g.findings[0].source
+    where = f" ({source})" if source is not None else ""
+    row = f"  {g.code} {g.law}: {g.where} is {_verdict(g)}, {plural(g.dof, 'number')} too many{where}"
+    return [row, f"      fix: {g.fix}"] if g.fix else [row]
 
 
 def _verdict(g: Group) -> str:

@@ -35,6 +35,10 @@ class Group:
         return sum(f.dof for f in self.findings)
 
     @property
+    def fix(self) -> str:
+        return self.findings[0].fix
+
+    @property
     def into(self) -> list[Pattern]:
         return collapse(name for f in self.findings for name in f.into)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from deadweight.audit.finding import Audit, Completeness, Finding
+from deadweight.audit.finding import Audit, Completeness, Finding, SourceLine
 from deadweight.source.kinds import JsonObject
 from deadweight.version import __version__
 
@@ -55,7 +55,16 @@ def _finding(f: Finding) -> JsonObject:
         "proof": list(f.proof),
         "evidence": f.evidence if f.evidence is not None and math.isfinite(f.evidence) else None,
         "unreplayed": f.unreplayed,
+        "severity": f.severity,
+        "fix": f.fix,
+        "saves": {"parameters": f.payoff.parameters, "bytes": f.payoff.bytes, "flops_per_token": f.payoff.flops},
+        "source": None if f.source is None else source_data(f.source),
     }
+
+
+def source_data(source: SourceLine) -> JsonObject:
+    """A line of code; the file relative to the working directory where it lies inside."""
+    return {"file": source.path, "line": source.line, "role": source.role}
 
 
 def _completeness(c: Completeness | None) -> dict[str, int] | None:
