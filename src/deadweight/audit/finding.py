@@ -71,7 +71,7 @@ class Finding:
         return self.fails("gauge" if gauges else "folds")
 
     def fails(self, mildest: Verdict) -> bool:
-        """Whether a check fails for it that tolerates what is milder than this verdict: dead, then folds, then gauge."""
+        """Whether it has dof and is as severe as this verdict or more: dead, then folds, then gauge."""
         order = list(SEVERITIES)
         return self.dof > 0 and order.index(self.verdict) <= order.index(mildest)
 

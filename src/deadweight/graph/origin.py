@@ -56,4 +56,4 @@ def is_readable(file: str) -> bool:
 def is_library(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package."""
     roots = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return file.startswith(tuple(f"{root}/" for root in roots)) or file.startswith(OURS)
+    return file.startswith((*(f"{root}/" for root in roots), OURS))

@@ -42,7 +42,7 @@ def reduce_words(findings: Iterable[Finding], parameters: int) -> str:
     share = redundant / max(parameters, 1)
     verdict = "not worth it for size alone" if share < LITTLE else "a small gain" if share < SOME else "worth trying"
     return (
-        f"`deadweight reduce` removes at most {count(redundant)} numbers ({percent(redundant, parameters)}): {verdict}. "
+        f"`deadweight reduce` removes at most {count(redundant)} ({percent(redundant, parameters)}): {verdict}. "
         "The slim layout is smaller, not always faster, and loads with its own code; `--layout stock` keeps all shapes "
         "and sets redundant numbers to constants, for tools that need the original class."
     )

@@ -26,7 +26,7 @@ def to_json(audit: Audit) -> JsonObject:
         "model": audit.model,
         "parameters": audit.parameters,
         "redundant": audit.redundant,
-        "findings": [_finding(f) for f in audit.findings],
+        "findings": [finding_data(f) for f in audit.findings],
         "unknown": unknown,
         "completeness": _completeness(audit.completeness),
     }
@@ -41,7 +41,8 @@ def as_text(data: JsonObject) -> str:
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
-def _finding(f: Finding) -> JsonObject:
+def finding_data(f: Finding) -> JsonObject:
+    """A finding as plain JSON data."""
     return {
         "code": f.code,
         "law": f.law,

@@ -17,10 +17,12 @@ from deadweight.source.blocks import Blocks, Record, collapse
 from deadweight.source.copies import copy_tensors, share_tensors
 from deadweight.source.examples import example_inputs, left_out, run
 from deadweight.source.files import refuse_pickle
+from deadweight.source.guess import guess_inputs
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.kinds import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike
 from deadweight.source.text import printable, reason
 from deadweight.source.trial import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
+from deadweight.source.written_inputs import read_inputs
 
 
 @dataclass(frozen=True)
@@ -179,13 +181,13 @@ def as_source(built: hugging.Built, spec: ModelSpec) -> Source:
     module, config = built.module.train(spec.training), built.config
     notes, refusal = built.notes, None
     given = spec.inputs if spec.inputs is not None else built.inputs
-    if given is not None:
+    if isinstance(given, str):
+        inputs = read_inputs(given, module)
+    elif given is not None:
         inputs = as_inputs(given)
     elif config is None:
-        raise DeadweightError(
-            f"{printable(built.name)} is a {type(module).__name__} without example inputs; expected inputs too: "
-            "return (module, inputs) from the callable, or pass inputs="
-        )
+        inputs, guess = guess_inputs(module, built.name)
+        notes += (guess,)
     else:
         inputs, refusal = example_inputs(module, config, spec.length)
         absent = left_out(module, inputs)
