@@ -60,7 +60,7 @@ class OneAudit:
         if result.unaudited is not None:
             return f"{printable(result.model)} could not be audited: {printable(result.unaudited)}"
         groups = group_findings(f for f in result.findings if f.fails("dead"))
-        rows = [f"{g.code} {g.law}: {printable(g.where)}; {g.fix}" for g in groups]
+        rows = [f"{g.code} {g.law}: {printable(g.where)} ({g.fix})" for g in groups]
         total = plural(sum(g.dof for g in groups), "number")
         return "; ".join([f"{total} of {printable(result.model)} cannot learn", *rows]) if rows else ""
 
@@ -78,5 +78,6 @@ def example_of(model: nn.Module, batch: Any) -> ExampleInputs:
     if isinstance(rows, Tensor):
         return (rows,)
     raise DeadweightError(
-        f"found a batch of type {type(batch).__name__}; expected a tensor, a tuple or a dict: pass inputs= to the callback"
+        f"found a batch of type {type(batch).__name__}; expected a tensor, a tuple or a dict of forward's arguments: "
+        "pass inputs= to the callback"
     )
