@@ -38,7 +38,7 @@ class Compression:
     layout: str
     share: float  # of the attention weights that is kept
     kept: dict[str, Kept]  # by attention
-    head_sizes: dict[str, int]  # of the original, by attention
+    head_sizes: dict[str, tuple[int, int]]  # of the original, by attention: of a key head and of a value head
     kv_before: int  # keys and values per token
     kv_after: int
     parameters_before: int

@@ -19,7 +19,7 @@ from deadweight.reduce.verify import require_same
 from deadweight.save.beside import how_to_load, lay_beside
 from deadweight.save.folder import complete_or_absent
 from deadweight.save.stream import PER_TENSOR, Writer
-from deadweight.slim.format import SlimSpec
+from deadweight.slim.format import SIGN, SlimSpec
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,13 @@ def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
     """An empty tensor under the name of one weight that is stored in another form.
 
     Plain transformers initialises missing weights at random, with only a warning. This weight is there and has the
-    wrong shape, so loading fails.
+    wrong shape, so loading fails. A second one has a name that says in the list of what failed how to load it.
     """
     if job.source.config is not None:
         for path in slim.stored_otherwise[:1]:
             name = f"{path}.weight"
             yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
+            yield SIGN, torch.empty(0)
 
 
 def accompany(job: ReductionJob, draft: Path, slim: SlimSpec) -> None:

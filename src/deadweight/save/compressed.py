@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deadweight.save.beside import how_to_load, lay_beside
 from deadweight.save.folder import check_space, complete_or_absent
 from deadweight.save.stream import PER_TENSOR, Writer
-from deadweight.slim.format import SlimSpec
+from deadweight.slim.format import SIGN, SlimSpec
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.files import read_json
 from deadweight.source.kinds import Config, JsonObject
@@ -65,3 +65,4 @@ def named_tensors(module: nn.Module, slim: SlimSpec | None, precision: torch.dty
         yield name, tensor.to(precision) if tensor.is_floating_point() else tensor
     for path in [] if slim is None else slim.stored_otherwise[:1]:
         yield f"{path}.weight", torch.empty(0, dtype=precision)
+        yield SIGN, torch.empty(0)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Union
 
 VERSION = 4
+SIGN = "deadweight_slim_checkpoint__load_it_with_trust_remote_code"  # an empty tensor, for those who load it without
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
 
