@@ -138,3 +138,9 @@ def test_a_false_law_from_outside_is_contradicted(inputs: tuple[Tensor]) -> None
     result = deadweight.audit(Switched(2.0), inputs, laws=every_law().with_law(false))
     assert not [f for f in result.findings if f.code == "DW900"]
     assert [u.why for u in result.unknown if u.why.startswith("DW900: the proof does not replay")]
+
+
+def test_every_law_says_what_to_write_in_a_short_sentence_without_a_full_stop() -> None:
+    for law in every_law().laws:
+        assert 10 <= len(law.fix) <= 80 and not law.fix.endswith("."), law.title
+        assert not law.avoidable or not law.fix.startswith("nothing"), "what a flag avoids has a fix in code"

@@ -78,8 +78,8 @@ def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
     if job.source.config is not None:
         for path in slim.stored_otherwise[:1]:
             name = f"{path}.weight"
-            yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
-            yield SIGN, torch.empty(0)
+            dtype = job.checkpoint.dtype(job.stored_name(name))
+            yield from ((empty, torch.empty(0, dtype=dtype)) for empty in (name, SIGN))
 
 
 def accompany(job: ReductionJob, draft: Path, slim: SlimSpec) -> None:

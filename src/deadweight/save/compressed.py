@@ -64,5 +64,4 @@ def named_tensors(module: nn.Module, slim: SlimSpec | None, precision: torch.dty
         tensor = checkpoint.read(name).cpu()
         yield name, tensor.to(precision) if tensor.is_floating_point() else tensor
     for path in [] if slim is None else slim.stored_otherwise[:1]:
-        yield f"{path}.weight", torch.empty(0, dtype=precision)
-        yield SIGN, torch.empty(0)
+        yield from ((empty, torch.empty(0, dtype=precision)) for empty in (f"{path}.weight", SIGN))
