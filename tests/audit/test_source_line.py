@@ -68,7 +68,7 @@ def test_every_finding_of_an_audit_has_its_line_its_fix_and_its_savings() -> Non
     key = next(f for f in result.findings if f.parameter == "k.bias" and f.code == "DW002")
     assert key.source is not None and key.source.line == line_of("the key projection")
     assert (key.payoff.parameters, key.payoff.bytes, key.payoff.flops) == (8, 32, 8)
-    assert key.fix == "build the key projection with bias=False"
+    assert key.fix.startswith("build the key projection with bias=False")
     assert all(f.source is not None and f.fix for f in result.findings)
 
 

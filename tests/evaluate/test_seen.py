@@ -1,4 +1,4 @@
-"""An evaluation says whether the model was trained on the text, and refuses a text that is too short to say anything."""
+"""An evaluation says whether the model was trained on the text, and refuses a text that is too short."""
 
 from __future__ import annotations
 

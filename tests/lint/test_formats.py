@@ -36,7 +36,7 @@ def test_an_annotation_lands_on_the_line_that_builds_the_module(project, run) ->
         f"::error file={project.file.name},line={project.key_line},title=DW002 key-bias::k.bias of {project.target} is"
     )
     assert code == 1 and out.splitlines()[0].startswith(first)
-    assert "Fix: build the key projection with bias=False." in out.splitlines()[0]
+    assert "Fix: build the key projection with bias=False;" in out.splitlines()[0]
 
 
 def test_nothing_fails_and_nothing_is_annotated_once_it_is_repaired(project, run) -> None:

@@ -91,6 +91,14 @@ def test_an_audit_without_inputs_finds_what_an_audit_with_inputs_finds() -> None
     assert given.findings and not given.notes
 
 
+def test_a_deep_module_whose_blocks_are_cut_gets_inputs_too() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    result = deadweight.audit(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False))
+    assert {f.parameter for f in result.findings if f.code == "DW002"} == {
+        f"layers.{i}.self_attn.in_proj_bias" for i in range(4)
+    }
+
+
 def test_a_module_whose_inputs_cannot_be_guessed_says_how_to_write_them() -> None:
     with pytest.raises(DeadweightError, match=r"without example inputs.*--inputs 2x64:int"):
         open_model(nn.Bilinear(4, 3, 2))

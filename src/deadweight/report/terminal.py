@@ -81,7 +81,9 @@ def _parts(audit: Audit, console: Console, proofs: bool) -> Iterator[RenderableT
         yield _fixes_table(groups)
     yield _totals(audit, groups, "#" if console.options.ascii_only else "█")
     if proofs and groups:
-        yield _labelled_grid(PROOF_WORDS, style="dim")
+        text = " ".join(step for g in groups for step in g.findings[0].proof)
+        words = [(word, meaning) for word, meaning in PROOF_WORDS if word in f"{text} measured"]
+        yield _labelled_grid(words, style="dim")
         yield from (_proof(g) for g in groups)
     doubts = group_unknown(audit.unknown)
     yield from _unexplained_panel([d for d in doubts if d.blocked_by is None])

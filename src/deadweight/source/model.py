@@ -109,6 +109,9 @@ def open_complete(model: ModelLike, *, trust_remote_code: bool = False) -> Sourc
 
 def _open(built: hugging.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
     shapes = {name: tuple(p.shape) for name, p in built.module.named_parameters()}
+    if spec.inputs is None and built.inputs is None and built.config is None:
+        inputs, guess = guess_inputs(built.module.train(spec.training), built.name)
+        built = replace(built, inputs=inputs.args, notes=(*built.notes, guess))
     if not collapsed:
         return replace(as_source(built, spec), shapes=shapes)
     if spec.inputs is not None or built.inputs is not None:
@@ -185,9 +188,6 @@ def as_source(built: hugging.Built, spec: ModelSpec) -> Source:
         inputs = read_inputs(given, module)
     elif given is not None:
         inputs = as_inputs(given)
-    elif config is None:
-        inputs, guess = guess_inputs(module, built.name)
-        notes += (guess,)
     else:
         inputs, refusal = example_inputs(module, config, spec.length)
         absent = left_out(module, inputs)
