@@ -96,6 +96,7 @@ def test_the_settings_of_the_page_are_settings_and_check_both_targets(mypkg: Pat
     assert run("audit")[0] == 1
 
 
+@pytest.mark.slow  # the fixture is tried in test_where_people_lint.py
 def test_the_test_of_the_page_fails_for_the_dead_bias_and_passes_without(mypkg: Path) -> None:
     test = next(block for block in blocks("python") if "assert_no_deadweight" in block)
     head = "import torch\nfrom mypkg.model import {} as build_model\ntokens = torch.zeros(2, 5, dtype=torch.long)\n"
