@@ -36,6 +36,13 @@ def test_gauges_count_only_on_request(fake_audit: Install, gpt2_like: Audit) -> 
         assert_no_deadweight(object(), gauges=True)
 
 
+def test_what_folds_is_tolerated_where_only_the_dead_count(fake_audit: Install, gpt2_like: Audit) -> None:
+    fake_audit(replace(gpt2_like, findings=tuple(f for f in gpt2_like.findings if f.verdict != "dead")))
+    assert_no_deadweight(object(), fail_on="dead")
+    with pytest.raises(AssertionError, match="DW003"):
+        assert_no_deadweight(object())
+
+
 def test_a_finding_without_dof_wastes_nothing(fake_audit: Install, gpt2_like: Audit) -> None:
     fake_audit(replace(gpt2_like, findings=(replace(gpt2_like.findings[0], dof=0),)))
     assert_no_deadweight(object())

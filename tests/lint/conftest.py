@@ -6,13 +6,10 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from deadweight import cli
 
 ROOT = Path(__file__).parents[2]
 NUMBER = itertools.count()
@@ -80,17 +77,3 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions of a file within one second
     return made
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process: exit status, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["deadweight", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        code = exit_.value.code
-        return (0 if code is None else int(code), *capsys.readouterr())
-
-    return run

@@ -120,4 +120,4 @@ def test_the_callbacks_of_the_page_are_imported_as_it_says() -> None:
     made: dict[str, object] = {"Trainer": lambda *_, callbacks: callbacks}
     exec(compile(code, "docs/lint.md", "exec"), made)
     (callback,) = made["trainer"]  # type: ignore[misc]
-    assert callback.once.action == "stop"
+    assert callback.action == "stop"

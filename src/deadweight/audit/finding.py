@@ -66,10 +66,6 @@ class Finding:
     def severity(self) -> Severity:
         return SEVERITIES[self.verdict]
 
-    def counts(self, *, gauges: bool = False) -> bool:
-        """Whether a check fails for it: it could be left out. Gauges, which every transformer has, count on request."""
-        return self.fails("gauge" if gauges else "folds")
-
     def fails(self, mildest: Verdict) -> bool:
         """Whether it has dof and is as severe as this verdict or more: dead, then folds, then gauge."""
         order = list(SEVERITIES)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deadweight.callbacks.once import Action, OneAudit, example_of
+from deadweight.callbacks.once import OneAudit, example_of
 from deadweight.errors import DeadweightError
-from deadweight.source.kinds import ExampleInputs
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -23,25 +21,15 @@ else:
             ) from error
 
 
-class AuditCallback(Callback):
+class AuditCallback(OneAudit, Callback):
     """Audits the module before the first step, and warns (or stops) if parameters cannot learn.
 
     The example inputs are `inputs`, else the module's `example_input_array`, else a few rows of the first batch.
     """
 
-    def __init__(
-        self,
-        action: Action = "warn",
-        *,
-        inputs: ExampleInputs = None,
-        select: Sequence[str] = (),
-        ignore: Sequence[str] = (),
-    ) -> None:
-        self.once, self.inputs = OneAudit(action, select, ignore), inputs
-
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Lightning calls this before every step; the audit runs before the first."""
-        if self.once.result is not None or not trainer.is_global_zero:
-            return
+        if self.result is not None or (self.action == "warn" and not trainer.is_global_zero):
+            return  # one warning is enough; but every process must stop
         given = [i for i in (self.inputs, getattr(pl_module, "example_input_array", None)) if i is not None]
-        self.once.run(pl_module, given[0] if given else example_of(pl_module, batch))
+        self.audit_once(pl_module, given[0] if given else example_of(pl_module, batch))

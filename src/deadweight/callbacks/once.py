@@ -29,20 +29,21 @@ class DeadweightWarning(UserWarning):
     """A model that is about to be trained has parameters that cannot learn."""
 
 
-@dataclass
+@dataclass(eq=False)
 class OneAudit:
     """Audits the first model that it is shown, in training mode, and no other."""
 
     action: Action = "warn"
-    select: Sequence[str] = ()
-    ignore: Sequence[str] = ()
+    inputs: ExampleInputs = field(default=None, kw_only=True)  # None: a few rows of the data
+    select: Sequence[str] = field(default=(), kw_only=True)
+    ignore: Sequence[str] = field(default=(), kw_only=True)
     result: Audit | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.action not in ("warn", "stop"):
             raise DeadweightError(f"found action={self.action!r}; expected 'warn' or 'stop'")
 
-    def run(self, model: nn.Module, inputs: ExampleInputs) -> None:
+    def audit_once(self, model: nn.Module, inputs: ExampleInputs) -> None:
         """Warn, or raise DeadweightError, if parameters are dead: their gradient is zero whatever the data are."""
         if self.result is not None:
             return

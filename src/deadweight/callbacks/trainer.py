@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from deadweight.callbacks.once import ROWS, Action, OneAudit, example_of
-from deadweight.source.kinds import ExampleInputs
+from deadweight.callbacks.once import ROWS, OneAudit, example_of
 
 
-class AuditCallback(TrainerCallback):
+class AuditCallback(OneAudit, TrainerCallback):
     """Audits the model before the first step, and warns (or stops) if parameters cannot learn.
 
     The example inputs are a few rows of the first batch, unless `inputs` are given.
     """
 
-    def __init__(
-        self,
-        action: Action = "warn",
-        *,
-        inputs: ExampleInputs = None,
-        select: Sequence[str] = (),
-        ignore: Sequence[str] = (),
-    ) -> None:
-        self.once, self.inputs = OneAudit(action, select, ignore), inputs
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
         """transformers calls this with the model and its data."""
-        if not state.is_world_process_zero:
-            return
+        if self.action == "warn" and not state.is_world_process_zero:
+            return  # one warning is enough; but every process must stop
         model = options["model"]
         inputs = self.inputs if self.inputs is not None else example_of(model, first_batch(options["train_dataloader"]))
-        self.once.run(model, inputs)
+        self.audit_once(model, inputs)
 
 
 def first_batch(loader: Any) -> Any:

@@ -57,7 +57,7 @@ InputsOption = Annotated[
     ),
 ]
 TrainingOption = Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")]
-OutputOption = Annotated[Output | None, typer.Option("--output", help="What must stay the same; logits by default.")]
+OutputOption = Annotated[Output, typer.Option("--output", help="What must stay the same.")]
 CompleteOption = Annotated[
     bool, typer.Option("--complete", help="Count all redundant dimensions on a narrow clone; do laws explain them?")
 ]
@@ -95,7 +95,7 @@ def audit(
     inputs: InputsOption = None,
     json: Json = None,
     training: TrainingOption = False,
-    output: OutputOption = None,
+    output: OutputOption = Output.logits,
     complete: CompleteOption = False,
     check: CheckOption = False,
     gauges: GaugesOption = False,
@@ -135,7 +135,7 @@ def audit(
             model or "",
             ",".join(inputs) if inputs else None,
             training,
-            (output or Output.logits).value,
+            output.value,
             length,
             complete,
             trust_remote_code,
