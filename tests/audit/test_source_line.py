@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import deadweight
 from deadweight.audit.source_line import source_line
 from deadweight.graph.canonical import canonical
-from deadweight.graph.trace import trace
+from deadweight.graph.trace import build_graph, on_values, trace
 
 HERE = Path(__file__)
 LINES = HERE.read_text(encoding="utf-8").splitlines()
@@ -83,3 +84,34 @@ def test_an_audit_leaves_no_trace_of_torch_in_the_log(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.DEBUG):
         deadweight.audit(Attention(), torch.randn(2, 5, 8))
     assert not [record.name for record in caplog.records if record.name.startswith("torch")]
+
+
+class Branching(nn.Module):
+    """Python reads a value, so that the model is traced on the values of the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.read = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 0).any()):
+            x = (x @ self.k(x).mT).softmax(-1) @ x  # the branch
+        return self.read(x)
+
+
+def test_steps_of_a_model_that_is_traced_on_values_are_named_by_their_lines() -> None:
+    result = deadweight.audit(Branching(), torch.randn(2, 5, 8).abs(), select=["DW002"])
+    assert result.specialised is not None
+    line = f"{HERE.name}:{line_of('the branch')}"
+    assert any(step.startswith(f"{line} [softmax]") for step in result.findings[0].proof)
+
+
+def test_a_library_traced_on_values_is_not_blamed_on_the_line_that_audits_it() -> None:
+    config = MixtralConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=11, num_local_experts=2, max_position_embeddings=8,
+    )  # fmt: skip
+    model = MixtralForCausalLM(config)
+    graph = canonical(build_graph(model, on_values(model, (torch.tensor([[1, 2, 3]]),), {"use_cache": False})))
+    lines = {Path(node.origin.file).name for node in graph.nodes.values() if node.origin is not None}
+    assert "modeling_mixtral.py" in lines and HERE.name not in lines

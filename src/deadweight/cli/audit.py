@@ -45,7 +45,7 @@ class FailOn(StrEnum):
 
 
 ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help=f"{ANY_MODEL} Without it: the targets in {FILE}.")
+    str | None, typer.Argument(metavar="MODEL", help=f"{ANY_MODEL} Without it: the targets in {FILE}.")
 ]
 InputsOption = Annotated[
     list[str] | None,

@@ -19,15 +19,15 @@ OURS = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Origin:
-    """The path of a module (empty: the model itself) and a line of its code; line 0: not known."""
+    """The path of a module (empty: the model itself; None: not known) and a line of its code; line 0: not known."""
 
-    module: str
+    module: str | None
     file: str = ""
     line: int = 0
 
     def __str__(self) -> str:
-        name = self.module or "the model"
-        return f"{name}, {Path(self.file).name}:{self.line}" if self.line else name
+        names = [] if self.module is None else [self.module or "the model"]
+        return ", ".join([*names, f"{Path(self.file).name}:{self.line}"] if self.line else names)
 
 
 def origin_of(meta: Mapping[str, Any]) -> Origin | None:
@@ -36,7 +36,7 @@ def origin_of(meta: Mapping[str, Any]) -> Origin | None:
     file, line = innermost_line(meta.get("stack_trace") or "")
     if not modules and not line:
         return None
-    return Origin(str(modules[-1][0]) if modules else "", file, line)
+    return Origin(str(modules[-1][0]) if modules else None, file, line)
 
 
 def innermost_line(trace: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from deadweight.audit.finding import Audit, Finding, SourceLine
 from deadweight.errors import DeadweightError
@@ -143,7 +144,7 @@ def accepts(accepted: Accepted, finding: Finding) -> bool:
 
 def factory_line(spec: str) -> SourceLine | None:
     """Where the function that builds a model is defined; None for a model that is a file."""
-    if not factory.looks_like(spec):
+    if not factory.looks_like(spec) or Path(spec).exists():
         return None
     target = inspect.unwrap(factory.find_callable(spec))
     try:
