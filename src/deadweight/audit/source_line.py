@@ -31,7 +31,10 @@ def constructions(module: nn.Module, parameter: str) -> Iterator[SourceLine]:
     """Lines that assign the parameter, its module, the module around that, and so on, from the inside out."""
     words = parameter.split(".")
     for depth in reversed(range(len(words))):
-        owner = module.get_submodule(".".join(words[:depth]))
+        try:
+            owner = module.get_submodule(".".join(words[:depth]))
+        except AttributeError:  # a module that names its parameters in its own way
+            continue
         file_and_line = assignment(type(owner), words[depth])  # type: ignore[arg-type]
         if file_and_line is not None:
             yield SourceLine(*file_and_line, "constructed")

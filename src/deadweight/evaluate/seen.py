@@ -6,16 +6,17 @@ import hashlib
 import json
 from pathlib import Path
 
-RECORD = "trained.json"  # in the folder of a model that `deadweight train` wrote, and of what was made of it
+from deadweight.train.result import RESULT
 
 
 def seen_share(model: str, text: bytes, n_judged: int) -> float | None:
     """Which share of the first `n_judged` bytes the model was trained on; None without a record of its training.
 
-    A text is recognised if it begins with the whole training text, as a file does whose end was held out.
+    The record lies in the folder that `deadweight train` wrote, and is copied into what is made of it. A text is
+    recognised if it begins with the whole training text, as a file does whose end was held out.
     """
     try:
-        record = json.loads((Path(model) / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((Path(model) / RESULT).read_text(encoding="utf-8"))
         n_bytes, digest = int(record["text_bytes"]), str(record["text_sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
