@@ -12,27 +12,12 @@ from pathlib import Path
 import pytest
 
 import deadweight
-from deadweight import cli
 from deadweight.audit.result import Audit
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import pages
 from deadweight.progress import silent
 
 Install = Callable[[object], list[dict]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process: exit status, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["deadweight", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        code = exit_.value.code
-        return (0 if code is None else int(code), *capsys.readouterr())
-
-    return run
 
 
 def test_audit_prints_the_report_and_exits_with_zero(run, fake_audit: Install, gpt2_like: Audit) -> None:

@@ -3,7 +3,8 @@
     import deadweight
     result = deadweight.audit(model, inputs)    # every finding, with its proof
 
-Importing this package imports neither torch nor transformers; the first call that needs them does.
+Importing this package imports neither torch nor transformers; the first call that needs them does. Models that
+`deadweight train` wrote are known to transformers' Auto classes from then on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from deadweight.transformer.announce import announce_transformer
 from deadweight.version import __version__
 
 __all__ = [
@@ -60,6 +62,8 @@ class _Stage(ModuleType):
 
 for _name in ("allocate", "audit", "compress", "evaluate", "reduce", "saturation"):
     import_module(f"deadweight.{_name}").__class__ = _Stage
+
+announce_transformer()
 
 if TYPE_CHECKING:
     from deadweight.allocate.run import allocate

@@ -13,7 +13,7 @@ def test_the_report_has_exactly_the_documented_keys(gpt2_like: Audit) -> None:
     assert list(report) == ["deadweight", "model", "parameters", "redundant", "findings", "unknown", "completeness"]
     assert list(report["findings"][0]) == [
         "code", "law", "parameter", "slice", "elements", "dof", "verdict", "into", "tier", "proof", "evidence",
-        "unreplayed",
+        "unreplayed", "severity", "fix", "saves", "source",
     ]  # fmt: skip
     assert list(report["unknown"][0]) == ["parameter", "blocked_by", "why"]
     assert report["completeness"] == {"measured": 345, "explained": 345}

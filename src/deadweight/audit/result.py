@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from deadweight.proof.verdict import Tier, Verdict
 
 Pieces = tuple[tuple[int, int], ...]
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: dict[Verdict, Severity] = {"dead": "error", "folds": "warning", "gauge": "note"}  # the worst first
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """The line of code to look at for a parameter, and what happens there."""
+
+    file: str  # absolute
+    line: int
+    role: Literal["constructed", "used", "built"]  # the last: the function that builds the model
+
+    @property
+    def path(self) -> str:
+        """The file relative to the working directory, where it lies inside."""
+        path = Path(self.file)
+        return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """Numbers that need not be stored, their bytes in the model's own precision, and FLOPs per token."""
+
+    parameters: int = 0
+    bytes: int = 0
+    flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -26,10 +58,18 @@ class Finding:
     evidence: float | None = None  # largest |J·tangent| relative to a live direction; None: not measured
     unreplayed: int = 0  # steps of the proof that the checker did not replay: their values have too many elements
     note: str = ""  # a condition in words: "eval only: attention dropout is off"
+    fix: str = ""  # what to write in the model's code
+    source: SourceLine | None = None  # where to write it
+    payoff: Payoff = Payoff()
 
-    def counts(self, *, gauges: bool = False) -> bool:
-        """Whether a check fails for it: it could be left out. Gauges, which every transformer has, count on request."""
-        return self.dof > 0 and (gauges or self.verdict != "gauge")
+    @property
+    def severity(self) -> Severity:
+        return SEVERITIES[self.verdict]
+
+    def fails(self, mildest: Verdict) -> bool:
+        """Whether it has dof and is as severe as this verdict or more: dead, then folds, then gauge."""
+        order = list(SEVERITIES)
+        return self.dof > 0 and order.index(self.verdict) <= order.index(mildest)
 
 
 @dataclass(frozen=True)
@@ -76,3 +116,9 @@ class Audit:
     @property
     def redundant(self) -> int:
         return sum(f.dof for f in self.findings)
+
+
+def sum_payoffs(findings: Iterable[Finding]) -> Payoff:
+    """What leaving out all of them saves."""
+    payoffs = [f.payoff for f in findings]
+    return Payoff(sum(p.parameters for p in payoffs), sum(p.bytes for p in payoffs), sum(p.flops for p in payoffs))

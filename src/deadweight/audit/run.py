@@ -12,8 +12,10 @@ from deadweight.audit.checker import structure
 from deadweight.audit.evidence import TOLERANCE
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
 from deadweight.audit.measure import measure
+from deadweight.audit.payoff import payoff_of
 from deadweight.audit.result import Audit, Finding, Unknown
 from deadweight.audit.short_examples import shorten_example
+from deadweight.audit.source_line import source_line
 from deadweight.audit.unknowns import unknowns
 from deadweight.audit.untraced_evidence import untraced_evidence
 from deadweight.claims.claim import Claim
@@ -128,7 +130,14 @@ def make_audit(source: Source, graph: Graph, request: AuditRequest, say: Progres
     lost = [c for c in replayed if not (measured.evidence_of(c) or 0.0) <= TOLERANCE]
     kept = [c for c in replayed if not any(c is other for other in lost)]
     findings = [
-        replace(to_finding(graph, c), evidence=measured.evidence_of(c), unreplayed=measured.unreplayed_steps(c))
+        replace(
+            to_finding(graph, c),
+            evidence=measured.evidence_of(c),
+            unreplayed=measured.unreplayed_steps(c),
+            fix=request.laws.law_of(c).fix,
+            source=source_line(source.module, graph, c.node),
+            payoff=payoff_of(graph, c, request.laws.law_of(c)),
+        )
         for c in kept
     ]
     unknown = [*everywhere_unknown(source, unknowns(result.prover)), *measured.unexplained]

@@ -23,7 +23,7 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=HELP,

@@ -39,7 +39,7 @@ class Compression:
     layout: str
     share: float  # of the attention weights that is kept
     kept: dict[str, KeptDimensions]  # by attention
-    head_sizes: dict[str, int]  # of the original, by attention
+    head_sizes: dict[str, tuple[int, int]]  # of the original, by attention: of a key head and of a value head
     kv_before: int  # keys and values per token
     kv_after: int
     parameters_before: int

@@ -99,7 +99,7 @@ def describe(work: MeasuredHeads, choice: Chosen, judgement: Judgement) -> Compr
         layout=work.settings.layout,
         share=choice.ranks.share,
         kept=kept,
-        head_sizes={heads.path: heads.d_qk for heads in work.attentions},
+        head_sizes={heads.path: (heads.d_qk, heads.d_v) for heads in work.attentions},
         kv_before=cached_numbers(work.attentions),
         kv_after=sum(sum(k.keys) + sum(k.values) for k in kept.values()),
         parameters_before=n_parameters(work.source.module),

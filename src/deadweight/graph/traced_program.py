@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Argument, Graph, Node, Ref, Target, Value
+from deadweight.graph.origin import origin_of
 from deadweight.source.module_copies import address
 from deadweight.source.private_api import OpOverload
 
@@ -157,7 +158,8 @@ class GraphBuilder:
         dtype = value.dtype if isinstance(value, Tensor) else None
         args = tuple(self.convert(a) for a in fx_node.args)
         kwargs = {k: self.convert(v) for k, v in fx_node.kwargs.items() if k not in ("device", "pin_memory", "layout")}
-        self.nodes[fx_node.name] = Node(fx_node.name, op, target, args, kwargs, shape, dtype)
+        origin = origin_of(fx_node.meta)
+        self.nodes[fx_node.name] = Node(fx_node.name, op, target, args, kwargs, shape, dtype, origin)
 
     def convert(self, value: Argument) -> Argument:
         if isinstance(value, torch.fx.Node):

@@ -36,7 +36,8 @@ OURS = str(Path(__file__).parent)
 NUMBERS = {"aten.item", "aten._local_scalar_dense"}  # they return a Python number
 DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 MOST_PLACES = 4  # in a note
-VALUE, LINE = "val", "line"  # of a node's meta: the value of the example (torch's key), and the line of code (ours)
+VALUE, STACK = "val", "stack_trace"  # torch's keys of a node's meta: the value of the example, and the lines of code
+LINE = "line"  # our own: the innermost line
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def note_lines() -> None:
     def create_node(*args: Leaf, **kwargs: Leaf) -> torch.fx.Node:
         node = create(*args, **kwargs)
         node.meta[LINE] = calling_line()
+        node.meta.setdefault(STACK, calling_stack())
         return node
 
     mode.tracer.create_node = create_node  # type: ignore[method-assign]
@@ -145,6 +147,16 @@ def calling_line() -> str:
             return f"{short_path(file)}:{frame.f_lineno}: {getline(file, frame.f_lineno).strip()}"
         frame = frame.f_back
     return "an unknown line"
+
+
+def calling_stack() -> str:
+    """The lines of the model that are running, the innermost last, as torch.export writes them."""
+    frames = []
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("run", __file__):
+        frames.append(f'File "{frame.f_code.co_filename}", line {frame.f_lineno}')
+        frame = frame.f_back
+    return "\n".join(reversed(frames))
 
 
 def short_path(file: str) -> str:

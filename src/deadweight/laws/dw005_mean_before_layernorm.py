@@ -165,6 +165,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="use RMSNorm, which has no mean to lose; or leave it: one number per row",
     searches=(Search(60, find),),
     rewriting=Rewriting(
         order=90, make=make_rewrite, slim_only="in the stock layout the emptied channel would still be stored"

@@ -129,6 +129,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="build the norm without gain and shift, or fold them in after training",
     searches=(Search(130, find), Search(160, find_gains)),
     rewriting=Rewriting(order=20, make=make_rewrite),
 )

@@ -149,6 +149,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="use RMSNorm, which loses no direction; or leave it: one number per row",
     searches=(Search(150, find),),
     rewriting=Rewriting(
         order=30, make=make_rewrite, slim_only="in the stock layout the emptied column would still be stored"

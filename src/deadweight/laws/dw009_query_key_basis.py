@@ -341,6 +341,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="nothing in code: `deadweight reduce` stores an identity block per head",
     searches=(Search(180, find),),
     rewriting=Rewriting(
         order=120, make=make_rewrite, slim_only="in the stock layout the identity block would still be stored"

@@ -122,6 +122,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="build the model without this projection",
     searches=(Search(220, find),),
     rewriting=Rewriting(
         order=100,

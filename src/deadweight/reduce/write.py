@@ -20,7 +20,7 @@ from deadweight.save.atomic_folder import complete_or_absent
 from deadweight.save.model_card import write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
 from deadweight.save.side_files import how_to_load, write_side_files
-from deadweight.slim.format import SlimSpec
+from deadweight.slim.format import SIGN, SlimSpec
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,13 @@ def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
     """An empty tensor under the name of one weight that is stored in another form.
 
     Plain transformers initialises missing weights at random, with only a warning. This weight is there and has the
-    wrong shape, so loading fails.
+    wrong shape, so loading fails. A second one has a name that says in the list of what failed how to load it.
     """
     if job.source.config is not None:
         for path in slim.layers_in_other_form[:1]:
             name = f"{path}.weight"
-            yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
+            dtype = job.checkpoint.dtype(job.stored_name(name))
+            yield from ((empty, torch.empty(0, dtype=dtype)) for empty in (name, SIGN))
 
 
 def accompany(job: ReductionJob, draft: Path, slim: SlimSpec) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from deadweight.audit.result import Audit, Completeness, Finding
+from deadweight.audit.result import Audit, Completeness, Finding, SourceLine
 from deadweight.source.type_aliases import JsonObject
 from deadweight.version import __version__
 
@@ -26,7 +26,7 @@ def to_json(audit: Audit) -> JsonObject:
         "model": audit.model,
         "parameters": audit.parameters,
         "redundant": audit.redundant,
-        "findings": [_finding(f) for f in audit.findings],
+        "findings": [finding_data(f) for f in audit.findings],
         "unknown": unknown,
         "completeness": _completeness(audit.completeness),
     }
@@ -41,7 +41,8 @@ def as_text(data: JsonObject) -> str:
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
-def _finding(f: Finding) -> JsonObject:
+def finding_data(f: Finding) -> JsonObject:
+    """A finding as plain JSON data."""
     return {
         "code": f.code,
         "law": f.law,
@@ -55,7 +56,16 @@ def _finding(f: Finding) -> JsonObject:
         "proof": list(f.proof),
         "evidence": f.evidence if f.evidence is not None and math.isfinite(f.evidence) else None,
         "unreplayed": f.unreplayed,
+        "severity": f.severity,
+        "fix": f.fix,
+        "saves": {"parameters": f.payoff.parameters, "bytes": f.payoff.bytes, "flops_per_token": f.payoff.flops},
+        "source": None if f.source is None else source_data(f.source),
     }
+
+
+def source_data(source: SourceLine) -> JsonObject:
+    """A line of code; the file relative to the working directory where it lies inside."""
+    return {"file": source.path, "line": source.line, "role": source.role}
 
 
 def _completeness(c: Completeness | None) -> dict[str, int] | None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deadweight.audit.result import Finding, Pieces, Unknown
+from deadweight.audit.result import Finding, Pieces, Severity, Unknown
 from deadweight.proof.verdict import Tier, Verdict
 from deadweight.report.name_pattern import Pattern, collapse, join_pieces, pieces_text
 
@@ -33,6 +33,14 @@ class Group:
     @property
     def dof(self) -> int:
         return sum(f.dof for f in self.findings)
+
+    @property
+    def severity(self) -> Severity:
+        return self.findings[0].severity
+
+    @property
+    def fix(self) -> str:
+        return self.findings[0].fix
 
     @property
     def into(self) -> list[Pattern]:

@@ -19,8 +19,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.audit.result import Audit, Completeness
+from deadweight.audit.result import Audit, Completeness, sum_payoffs
 from deadweight.laws.page import Page, pages
+from deadweight.report.advice import DOF, PROOF_WORDS, savings, worth_of
 from deadweight.report.audit_rows import Doubt, Group, group_findings, group_unknown
 from deadweight.report.name_pattern import Pattern, pieces_text
 from deadweight.report.text import count, one_line, percent, plural, printable, wrap_name
@@ -77,15 +78,20 @@ def _parts(audit: Audit, console: Console, proofs: bool) -> Iterator[RenderableT
         natural = console.measure(wide, options=console.options.update(max_width=_UNBOUNDED)).maximum
         yield wide if natural <= console.width else _findings_table(groups, audit.parameters, narrow=True)
         yield from _footnotes(groups)
+        yield _fixes_table(groups)
     yield _totals(audit, groups, "#" if console.options.ascii_only else "█")
-    if proofs:
+    if proofs and groups:
+        text = " ".join(step for g in groups for step in g.findings[0].proof)
+        words = [(word, meaning) for word, meaning in PROOF_WORDS if word in f"{text} measured"]
+        yield _labelled_grid(words, style="dim")
         yield from (_proof(g) for g in groups)
     doubts = group_unknown(audit.unknown)
     yield from _unexplained_panel([d for d in doubts if d.blocked_by is None])
     yield from _blocked_table([d for d in doubts if d.blocked_by is not None])
     if audit.completeness is not None:
         yield _completeness(audit.completeness)
-    yield _labelled_grid([*(("note", one_line(note)) for note in audit.notes), ("next", _advice(audit, groups))])
+    notes = [("note", one_line(note)) for note in audit.notes]
+    yield _labelled_grid([*notes, *worth_of(audit), ("next", _advice(audit, groups))])
 
 
 def _heading(audit: Audit) -> Text:
@@ -152,6 +158,16 @@ def _footnotes(groups: list[Group]) -> Iterator[RenderableType]:
         yield _labelled_grid([(f"[{i}]", one_line(note)) for note, i in notes.items()], style="dim")
 
 
+def _fixes_table(groups: list[Group]) -> Table:
+    """One row per law and verdict: what to write in the model's code, and what that saves."""
+    table = _table("code", "verdict", "fix", "saves")
+    for (verdict, code), of_law in groupby(groups, key=lambda g: (g.verdict, g.code)):
+        alike = list(of_law)
+        saves = savings(sum_payoffs(f for g in alike for f in g.findings))
+        table.add_row(Text(code, "bold"), Text(verdict, _STYLE[verdict]), one_line(alike[0].fix), Text(saves, "dim"))
+    return table
+
+
 def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
     if not groups and audit.unaudited is not None:
         return Text("Nothing is proved and nothing could be measured: this model was not audited.", style="bold red")
@@ -168,13 +184,14 @@ def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
         dof, style = sum(g.dof for g in of_verdict), _STYLE[verdict]
         bar = block * max(1, round(_BAR * dof / max(1, audit.redundant)))
         rows.add_row(count(dof), Text(verdict, style), Text(_MEANING[verdict], "dim"), Text(bar, style))
-    return RichGroup(headline, Padding(rows, (0, 0, 0, 2)))
+    return RichGroup(headline, Padding(rows, (0, 0, 0, 2)), Text(DOF, "dim"))
 
 
 def _proof(g: Group) -> RenderableType:
     """The proof of the first finding of a group; the others differ in the layer only."""
     first = g.findings[0]
     name = printable(first.parameter + pieces_text(first.slice))
+    where = f"  {first.source.role} at {first.source}" if first.source is not None else ""
     steps = [(str(i), printable(step)) for i, step in enumerate(first.proof, start=1)]
     asides = [] if steps else ["no proof, only measured"]
     if g.evidence is not None:
@@ -186,7 +203,7 @@ def _proof(g: Group) -> RenderableType:
     if len(g.findings) > 1:
         asides.append(f"likewise for all {count(len(g.findings))} findings in {printable(g.where)}")
     return RichGroup(
-        Text.assemble((f"{g.code} {printable(g.law)}  ", "bold"), (name, _STYLE[g.verdict])),
+        Text.assemble((f"{g.code} {printable(g.law)}  ", "bold"), (name, _STYLE[g.verdict]), (printable(where), "dim")),
         Padding(_labelled_grid(steps), (0, 0, 0, 2)),
         *(Padding(Text(aside, style="dim"), (0, 0, 0, 2)) for aside in asides),
     )
@@ -281,6 +298,6 @@ def _table(*columns: str, right: Iterable[str] = ()) -> Table:
             justify="right" if name in right else "left",
             overflow="fold",
             no_wrap=name in ("code", "law", "verdict", *right),
-            max_width=PROSE - 20 if name == "why" else None,
+            max_width=PROSE - 20 if name in ("why", "fix") else None,
         )
     return table

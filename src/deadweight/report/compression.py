@@ -37,11 +37,13 @@ def plot_compression(result: Compression | CacheCompression, file: Path) -> None
 def print_heads(found: Compression, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("attention")
-    for name in ("keys kept", "values kept", "of"):
+    for name in ("key dimensions kept", "of", "value dimensions kept", "of"):
         table.add_column(name, justify="right")
     for path, kept in found.kept.items():
-        table.add_row(Text(path), spread(kept.keys), spread(kept.values), f"{found.head_sizes[path]:,}")
+        d_key, d_value = found.head_sizes[path]
+        table.add_row(Text(path), spread(kept.keys), f"{d_key:,}", spread(kept.values), f"{d_value:,}")
     console.print(table)
+    console.print("per head; one number where all heads keep the same", style="dim", highlight=False)
     console.print(
         f"\ncache {found.kv_before:,} → {found.kv_after:,} numbers per token "
         f"({found.kv_after / found.kv_before:.1%})   parameters {found.parameters_before:,} → "

@@ -14,7 +14,7 @@ from deadweight.save.atomic_folder import check_space, complete_or_absent
 from deadweight.save.model_card import Card, write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
 from deadweight.save.side_files import how_to_load, write_side_files
-from deadweight.slim.format import SlimSpec
+from deadweight.slim.format import SIGN, SlimSpec
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.checkpoint_files import read_json
 from deadweight.source.type_aliases import Config, JsonObject
@@ -70,4 +70,4 @@ def named_tensors(model: CompressedModel) -> Iterator[tuple[str, Tensor]]:
         tensor = checkpoint.read(name).cpu()
         yield name, tensor.to(model.precision) if tensor.is_floating_point() else tensor
     for path in [] if model.slim is None else model.slim.layers_in_other_form[:1]:
-        yield f"{path}.weight", torch.empty(0, dtype=model.precision)
+        yield from ((empty, torch.empty(0, dtype=model.precision)) for empty in (f"{path}.weight", SIGN))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Union
 VERSION = 4
 WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)  # bits per coordinate, in the order of `CodeSpec.runs` and of the codes in a row
 GROUP = 8  # coordinates: the counts of runs are multiples of this
+SIGN = "deadweight_slim_checkpoint__load_it_with_trust_remote_code"  # an empty tensor, for those who load it without
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
 

@@ -162,7 +162,7 @@ def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextMana
     # Fake tensors, as when tracing: with tensors on the meta device, some code of transformers would read values.
     # torch logs a traceback for every op that fails on them; here a failure is an expected result.
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    with fake as mode, silenced("torch._subclasses.fake_tensor"):
+    with fake as mode, silenced("torch._subclasses.fake_tensor", "torch.__trace"):
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (args, kwargs)
         )

@@ -16,11 +16,13 @@ from deadweight.source import factory, hugging_face
 from deadweight.source.blocks import Blocks, Record, collapse
 from deadweight.source.checkpoint_files import refuse_pickle
 from deadweight.source.examples import example_inputs, left_out, run
+from deadweight.source.guess import guess_inputs
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.module_copies import copy_tensors, share_tensors
 from deadweight.source.printable import printable, reason
 from deadweight.source.trial_run import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
 from deadweight.source.type_aliases import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike
+from deadweight.source.written_inputs import read_inputs
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ def open_complete(model: ModelLike, *, trust_remote_code: bool = False) -> Sourc
 
 def _open(built: hugging_face.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
     shapes = {name: tuple(p.shape) for name, p in built.module.named_parameters()}
+    if spec.inputs is None and built.inputs is None and built.config is None:
+        inputs, guess = guess_inputs(built.module.train(spec.training), built.name)
+        built = replace(built, inputs=inputs.args, notes=(*built.notes, guess))
     if not collapsed:
         return replace(as_source(built, spec), shapes=shapes)
     if spec.inputs is not None or built.inputs is not None:
@@ -181,13 +186,10 @@ def as_source(built: hugging_face.Built, spec: ModelSpec) -> Source:
     module, config = built.module.train(spec.training), built.config
     notes, refusal = built.notes, None
     given = spec.inputs if spec.inputs is not None else built.inputs
-    if given is not None:
+    if isinstance(given, str):
+        inputs = read_inputs(given, module)
+    elif given is not None:
         inputs = as_inputs(given)
-    elif config is None:
-        raise DeadweightError(
-            f"{printable(built.name)} is a {type(module).__name__} without example inputs; expected inputs too: "
-            "return (module, inputs) from the callable, or pass inputs="
-        )
     else:
         inputs, refusal = example_inputs(module, config, spec.length)
         absent = left_out(module, inputs)

@@ -11,7 +11,9 @@ if TYPE_CHECKING:  # help and explain do without torch
     from transformers import PretrainedConfig
 
 ModelLike: TypeAlias = "nn.Module | str | Path"  # a module; a folder, a hub id, a file; package.module:name
-ExampleInputs: TypeAlias = "Tensor | Sequence[Any] | Mapping[str, Any] | None"  # one tensor, or arguments
+ExampleInputs: TypeAlias = (
+    "Tensor | Sequence[Any] | Mapping[str, Any] | None"  # one tensor, or arguments, or "2x64:int"
+)
 Config: TypeAlias = "PretrainedConfig"  # of whichever class
 Setting: TypeAlias = Any  # one value of a config: a number, a string, a list, or nested settings
 RawConfig: TypeAlias = dict[str, Setting]  # config.json as it is read

@@ -128,7 +128,8 @@ class Trainer:
             self.board.close()
         trained = self.step * self.tokens_per_step
         speed = (self.step - first) * self.tokens_per_step / max(seconds, 1e-9)
-        result = Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed)
+        seen = self.corpus.train_bytes, self.corpus.train_sha256
+        result = Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed, *seen)
         self.save_model(result)
         return result
 
