@@ -1,4 +1,4 @@
-# make setup | demo | test | test-all | check | format | clean
+# make setup | demo | test | test-all | check | format | docs | release-check | clean
 #
 # make test leaves out the tests marked `slow`: each takes long, and a faster test covers the same code. make test-all
 # runs them too, and so does .ci/run. ARGS goes to pytest: make test ARGS="tests/train -k resume".
@@ -9,9 +9,10 @@ THREADS ?= 1
 BIN    := .venv/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP  := .venv/.setup-$(EXTRAS)
+SITE   := .venv/.setup-docs
 WHAT   := src tests $(wildcard studies benchmarks)
 
-.PHONY: setup demo test test-all check format clean
+.PHONY: setup demo test test-all check format docs release-check clean
 
 setup: $(STAMP)
 
@@ -43,6 +44,18 @@ check: setup
 format: setup
 	$(BIN)/ruff format $(WHAT)
 	$(BIN)/ruff check --fix $(WHAT)
+
+# The site, in build/site: python -m http.server -d build/site. Offline once its packages are installed.
+$(SITE): $(STAMP)
+	$(PIP) --editable ".[docs]"
+	touch $@
+
+docs: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds the wheel and the sdist, and tries both in environments of their own.
+release-check: setup
+	$(BIN)/python scripts/release_check.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

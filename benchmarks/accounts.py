@@ -63,7 +63,7 @@ def counted(model_type: str) -> dict[str, Any]:
     """The account of one type's narrow clone: fields of a row."""
     from coverage import opened
 
-    from deadweight.audit.count import best_account
+    from deadweight.audit.best_account import best_account
     from deadweight.audit.measure import another_clone, clone_of, refuse_large_account
     from deadweight.laws.catalogue import every_law
 

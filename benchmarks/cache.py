@@ -23,14 +23,16 @@ from cache_report import figure, page
 from cache_rivals import Rival, blocks, kivi, principal, rotated_blocks, turboquant
 from torch.nn import functional as F
 
+from deadweight.compress.attention_calls import observing
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder
 from deadweight.compress.calibration import Batch, token_windows
-from deadweight.compress.code_cache import Work, empty_moments, measured
-from deadweight.compress.coding import allocate, with_coded_cache
-from deadweight.compress.judge import called
-from deadweight.compress.observe import observing
-from deadweight.compress.run import opened
+from deadweight.compress.code_cache import MeasuredModel, empty_moments, measure_model
+from deadweight.compress.coded_model import allocate, with_coded_cache
+from deadweight.compress.job import CompressionJob
+from deadweight.compress.judge import run_model
+from deadweight.compress.run import open_streamed
 from deadweight.compress.settings import Settings
+from deadweight.progress import silent
 from deadweight.report import record
 
 RESULTS = Path(__file__).parent / "results" / "cache.json"
@@ -62,14 +64,14 @@ def loss_of(model: Any, batches: tuple[Batch, ...]) -> float:
     """Nats per token."""
     total = tokens = 0.0
     for batch in batches:
-        logits = called(model, batch).logits[:, :-1].float().flatten(0, 1)
+        logits = run_model(model, batch).logits[:, :-1].float().flatten(0, 1)
         goal = batch["input_ids"][:, 1:].flatten()
         total += float(F.cross_entropy(logits, goal, reduction="sum"))
         tokens += len(goal)
     return total / tokens
 
 
-def windows_of(work: Work, model: str, file: str, count: int, length: int) -> tuple[Batch, ...]:
+def windows_of(work: MeasuredModel, model: str, file: str, count: int, length: int) -> tuple[Batch, ...]:
     """Windows taken evenly from the whole text."""
     rows = token_windows(work.source, model, file, 1 << 30, length)
     at = torch.linspace(0, len(rows) - 1, min(count, len(rows))).long()
@@ -102,9 +104,10 @@ def run(
 ) -> None:
     rows = [Row(**r) for r in record.read_rows(results)[1]] if results.exists() else []
     done = {row.key for row in rows}
-    source, precision = opened(model, None)
+    source, precision = open_streamed(model, None)
     start = time.perf_counter()
-    work = measured(source, model, Settings(text=text, length=length), precision, lambda *_: None)
+    job = CompressionJob(source, model, None, Settings(text=text, length=length), precision, silent)
+    work = measure_model(job)
     typer.echo(f"measured in {time.perf_counter() - start:.0f} s", err=True)
     texts = {n: windows_of(work, model, file, windows, length) for n, file in (j.split("=", 1) for j in judge)}
     before = {n: loss_of(source.module, batches) for n, batches in texts.items()}
@@ -131,7 +134,7 @@ def run(
             keep(rival.name, rival.source, rival.bits, n, loss, time.perf_counter() - start)
 
 
-def coded_rows(work: Work, share: float, texts: dict[str, Any], name: str, done: Any, keep: Any) -> None:
+def coded_rows(work: MeasuredModel, share: float, texts: dict[str, Any], name: str, done: Any, keep: Any) -> None:
     plan = allocate(work.options, share, work.tokens)
     bits = 16 * plan.share
     if all((name, "ours", round(bits, 3), n, len(batches)) in done for n, batches in texts.items()):
@@ -142,12 +145,12 @@ def coded_rows(work: Work, share: float, texts: dict[str, Any], name: str, done:
         keep("ours", "this package", bits, n, loss_of(module, batches), time.perf_counter() - start)
 
 
-def remeasured(work: Work) -> dict[str, CacheMoments]:
+def remeasured(work: MeasuredModel) -> dict[str, CacheMoments]:
     """Means and covariances for the rivals that are calibrated: the same text, without gradients."""
     known = {c.heads.path: empty_moments(c.heads, c.rates) for c in work.caches}
     with observing(work.source.module, CacheRecorder(known)), torch.no_grad():
         for batch in work.calibration.measure:
-            called(work.source.module, batch, words=False)
+            run_model(work.source.module, batch, words=False)
     for moments in known.values():
         moments.graded = max(moments.graded, 1)
     return known

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadweight.compress.attention_calls import AttentionCall
 from deadweight.compress.cache_moments import CacheMoments
-from deadweight.compress.observe import AttentionCall
-from deadweight.compress.rotary import turn
+from deadweight.compress.rotary_layout import turn
 
 BLOCK = 32  # numbers, or tokens, that share a scale
 
@@ -199,7 +199,7 @@ def turned(moments: CacheMoments, key: Tensor) -> Tensor:
     if moments.rates is None:
         return key
     positions = torch.arange(key.shape[2], dtype=torch.float64)[:, None]
-    return turn(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.planes)
+    return turn(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.rotary_pairs)
 
 
 def first_kept(exact: Tensor, coded: Tensor, first: int = 4) -> Tensor:

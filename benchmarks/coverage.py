@@ -42,16 +42,16 @@ from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
 
-from deadweight.audit.untraced import untraced_evidence
+from deadweight.audit.untraced_evidence import untraced_evidence
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import search
 from deadweight.report import record
 from deadweight.source.model import Source, open_model
-from deadweight.source.narrow import narrow, narrow_config, shallow_config
-from deadweight.source.table import Size
-from deadweight.source.text import reason
+from deadweight.source.narrow_clone import narrow, narrow_config, shallow_config
+from deadweight.source.narrow_sizes import Size
+from deadweight.source.printable import reason
 
 KINDS = {
     "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from deadweight.audit.choices import has_no_derivative
-from deadweight.audit.finding import Unknown
-from deadweight.audit.matching import identities
+from deadweight.audit.choice_parameters import has_no_derivative
+from deadweight.audit.claim_matching import identities
 from deadweight.audit.measure import Clone, Measured, drawer, take_evidence, to_float64
-from deadweight.audit.path import on_path
+from deadweight.audit.path_evidence import on_path
+from deadweight.audit.result import Unknown
 from deadweight.audit.run import TOLERANCE
 from deadweight.audit.unknowns import unknowns
 from deadweight.graph.trace import first_line

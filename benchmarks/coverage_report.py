@@ -8,18 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from coverage_words import WORDS
 from rich.console import Console
 
 from deadweight.report.record import load_record
-
-WORDS = {
-    "proofs": "proofs",
-    "clean": "traced, no law applies",
-    "evidence": "evidence only (gradients, no proof)",
-    "nothing": "not audited",
-    "crash": "crash (a bug of ours)",
-    "timeout": "out of time or memory",
-}
 
 
 @dataclass(frozen=True)

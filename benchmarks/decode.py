@@ -30,7 +30,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from deadweight.compress.bits import fields_for, give_bits
+from deadweight.compress.bit_allocation import fields_for, give_bits
 from deadweight.report import record
 from deadweight.slim.coded_attention import NAME, install_caches
 from deadweight.slim.coder import Coder

@@ -48,8 +48,9 @@ from corpus.entry import Entry
 from rich.console import Console
 from rich.progress import track
 
+from deadweight.progress import Progress
 from deadweight.report import record
-from deadweight.source.kinds import JsonObject
+from deadweight.source.type_aliases import JsonObject
 
 HERE = Path(__file__).resolve()
 RESULTS, PAGE = HERE.parent / "results" / "modules.json", HERE.parents[1] / "docs" / "modules.md"
@@ -120,7 +121,7 @@ def run_child(name: str, limits: Limits, out: Path, said: Path) -> None:
         return
     size = sum(p.numel() for p in module.parameters())
     tell(stage="opening the model", parameters=size)
-    found = examined(entry, module, inputs, limits, lambda stage: tell(stage=stage, parameters=size))
+    found = examined(entry, module, inputs, limits, lambda stage, *_: tell(stage=stage, parameters=size))
     tell(parameters=size, **found)
 
 
@@ -163,7 +164,7 @@ def skip_fakes(prefix: str) -> None:
     torch.library.register_fake = registered
 
 
-def examined(entry: Entry, module: Any, inputs: Any, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
+def examined(entry: Entry, module: Any, inputs: Any, limits: Limits, say: Progress) -> dict[str, Any]:
     """Audit under the time limit: the outcome and what was found, with seconds and memory."""
     import deadweight
     from deadweight.errors import DeadweightError

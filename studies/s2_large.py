@@ -25,9 +25,9 @@ from deadweight.errors import DeadweightError
 from deadweight.report.record import circumstances
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.train.ensemble import Member
-from deadweight.train.repeated import TimedCurve
+from deadweight.train.gpu_queue import Agenda, Queue, TrainingJob, WorkerSetup
+from deadweight.train.repeated_runs import TimedCurve
 from deadweight.train.settings import Train
-from deadweight.train.workers import Agenda, Queue, TrainingJob, WorkerSetup
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 Run = dict[str, Any]

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.allocate.bound import HeadGroup, Task, curve
-from deadweight.allocate.rules import Rules
+from deadweight.allocate.constraints import Rules
 from deadweight.allocate.solver import solve
 from deadweight.report.figure import pyplot, save
 from deadweight.report.record import OutOption, add_report, circumstances, save_record

@@ -28,10 +28,10 @@ from typing import Annotated, Any
 import byte_runs
 import typer
 
+from deadweight.allocate.constraints import Rules
 from deadweight.allocate.pilot import PilotSettings, pilot
 from deadweight.allocate.plan import UniformShape, plan
 from deadweight.allocate.profile import read_profile
-from deadweight.allocate.rules import Rules
 from deadweight.compress.run import compress
 from deadweight.report.figure import pyplot, save
 from deadweight.report.record import OutOption, add_report, circumstances, load_record, save_record

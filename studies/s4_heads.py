@@ -23,17 +23,17 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from deadweight.compress.assemble import assembled
-from deadweight.compress.budget import attention_weights, ranked, slots_of
-from deadweight.compress.calibration import Calibration, calibration, text_to_heal_on
-from deadweight.compress.heal import healed
+from deadweight.compress.calibration import Calibration, CalibrationRequest, head_calibration, text_to_heal_on
+from deadweight.compress.head_moments import HeadMoments, measure
+from deadweight.compress.head_spaces import find_head_spaces
+from deadweight.compress.heal import Healing, distil
 from deadweight.compress.judge import judge
 from deadweight.compress.linear_map import LinearMap
 from deadweight.compress.locate import locate
-from deadweight.compress.moments import HeadMoments, measure
-from deadweight.compress.spaces import spaces_of
+from deadweight.compress.slim_form import assemble_slim
 from deadweight.compress.subspace import best_subspace
-from deadweight.compress.truncate import HeadSpaces, Kept, kept_whole, truncate_model
+from deadweight.compress.truncate import HeadSpaces, KeptDimensions, kept_whole, truncate_model
+from deadweight.compress.weight_budget import attention_weights, choose_ranks, priced_spaces
 from deadweight.report.figure import pyplot, save
 from deadweight.report.record import OutOption, add_report, circumstances, save_record
 from deadweight.source.model import Source, open_complete
@@ -72,7 +72,7 @@ def plain(model: torch.nn.Module, spaces: HeadSpaces) -> HeadSpaces:
     )
 
 
-def with_sizes(spaces: Sequence[HeadSpaces], sizes: dict[tuple[str, int], int]) -> dict[str, Kept]:
+def with_sizes(spaces: Sequence[HeadSpaces], sizes: dict[tuple[str, int], int]) -> dict[str, KeptDimensions]:
     """Every attention as it is, except the named heads, which keep so many dimensions of keys and of values."""
     kept_by_path = {}
     for s in spaces:
@@ -86,28 +86,27 @@ class Trial:
 
     def __init__(self, windows: int, length: int, steps: int, seeds: int) -> None:
         self.source: Source = open_complete("demo")
-        self.calibration: Calibration = calibration(
-            self.source, "demo", text="embedded", windows=windows, length=length
-        )
+        request = CalibrationRequest("embedded", windows=windows, length=length)
+        self.calibration: Calibration = head_calibration(self.source, "demo", request)
         self.steps, self.seeds = steps, seeds
         self.text = text_to_heal_on(self.source, "demo", "embedded", None, self.calibration, steps)
 
     def measured(self) -> list[HeadSpaces]:
         attentions, model = locate(self.source), self.source.module
         moments = measure(model, {h.path: HeadMoments.empty(h) for h in attentions}, self.calibration.measure)
-        return [spaces_of(h, moments[h.path].mean(), model) for h in attentions]
+        return [find_head_spaces(h, moments[h.path].mean(), model) for h in attentions]
 
-    def outcome(self, spaces: Sequence[HeadSpaces], kept: dict[str, Kept], *, heal: bool) -> Data:
+    def outcome(self, spaces: Sequence[HeadSpaces], kept: dict[str, KeptDimensions], *, heal: bool) -> Data:
         """KL and loss on held-out text; with `heal`, also after fine-tuning, for every seed."""
 
         def fresh() -> torch.nn.Module:
-            return assembled(truncate_model(self.source.module, spaces, kept, bias=True))[0]
+            return assemble_slim(truncate_model(self.source.module, spaces, kept, bias=True))[0]
 
         first = judge(self.source.module, fresh(), self.calibration.judge)
         told: Data = {"kl": first.error, "loss": first.increase, "healed": []}
         for seed in range(self.seeds if heal else 0):
             module = fresh()
-            healed(self.source.module, module, self.text, self.steps, seed=seed)
+            distil(self.source.module, module, self.text, Healing(self.steps, seed=seed))
             after = judge(self.source.module, module, self.calibration.judge)
             told["healed"].append({"kl": after.error, "loss": after.increase})
         return told
@@ -142,9 +141,9 @@ def run(
         row = {"size": size}
         for method, spaces in methods.items():
             row[method] = trial.outcome(spaces, with_sizes(spaces, every), heal=True)
-        slots = [slot for s in own for slot in slots_of(s, trial.source.module, 2)]
+        slots = [slot for s in own for slot in priced_spaces(s, trial.source.module, 2)]
         total = attention_weights(attentions, trial.source.module)
-        ranks = ranked(slots, attentions, size / attentions[0].d_v, total, "knapsack")
+        ranks = choose_ranks(slots, attentions, size / attentions[0].d_v, total, "knapsack")
         row[SPREAD] = trial.outcome(own, ranks.kept, heal=True)
         record["whole"].append(row)
         typer.echo(f"all heads {size}: " + ", ".join(f"{m} {row[m]['kl']:.2e}" for m in (PLAIN, CALIBRATED, SPREAD)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
@@ -9,7 +10,8 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
+from deadweight import cli
+from deadweight.audit.result import Audit, Completeness, Finding, Unknown
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing about it
 settings.load_profile("any machine")
@@ -110,7 +112,21 @@ def fake_audit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Audit | Exception |
 
         run = ModuleType("deadweight.audit.run")
         run.audit = audit  # type: ignore[attr-defined]
-        monkeypatch.setitem(__import__("sys").modules, "deadweight.audit.run", run)
+        monkeypatch.setitem(sys.modules, "deadweight.audit.run", run)
         return calls
 
     return install
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process: exit status, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["deadweight", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        code = exit_.value.code
+        return (0 if code is None else int(code), *capsys.readouterr())
+
+    return run

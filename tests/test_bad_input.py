@@ -265,7 +265,7 @@ def test_a_length_that_the_model_does_not_have(run) -> None:
         ("return 42", ["int"]),
         ("return nn.Linear", ["type"]),
         ("return nn.Linear(4, 2), 1, 2", ["tuple of 3"]),
-        ("return nn.Linear(4, 2)", ["example inputs"]),
+        ("return nn.Bilinear(4, 3, 2)", ["without example inputs", "--inputs 2x64:int"]),
         ("return nn.Linear(4, 2), torch.randn(3, 7)", []),
         ("return nn.Linear(4, 2), {'nope': torch.randn(3, 4)}", []),
         ("return nn.Linear(4, 2), 'hello'", []),

@@ -12,27 +12,12 @@ from pathlib import Path
 import pytest
 
 import deadweight
-from deadweight import cli
-from deadweight.audit.finding import Audit
+from deadweight.audit.result import Audit
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import pages
 from deadweight.progress import silent
 
 Install = Callable[[object], list[dict]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process: exit status, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["deadweight", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        code = exit_.value.code
-        return (0 if code is None else int(code), *capsys.readouterr())
-
-    return run
 
 
 def test_audit_prints_the_report_and_exits_with_zero(run, fake_audit: Install, gpt2_like: Audit) -> None:
@@ -197,7 +182,7 @@ def test_help_and_explain_import_no_torch() -> None:
 
 
 def test_the_stage_package_is_callable_whatever_was_imported_first(fake_audit: Install, clean: Audit) -> None:
-    import deadweight.audit.finding as finding
+    import deadweight.audit.result as finding
     from deadweight import audit
 
     calls = fake_audit(clean)
@@ -205,7 +190,7 @@ def test_the_stage_package_is_callable_whatever_was_imported_first(fake_audit: I
     assert audit("n") is clean
     assert calls == [{"model": "m", "inputs": (1,), "training": True}, {"model": "n", "inputs": None}]
     assert finding.Audit is Audit is deadweight.Audit
-    assert deadweight.audit.finding is finding
+    assert deadweight.audit.result is finding
 
 
 def test_the_public_names_exist_and_others_do_not() -> None:

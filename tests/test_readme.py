@@ -7,7 +7,7 @@ from pathlib import Path
 
 import deadweight
 from deadweight.laws.page import pages
-from deadweight.report.groups import group_findings
+from deadweight.report.audit_rows import group_findings
 from deadweight.report.text import count
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -21,3 +21,12 @@ def test_levels_come_back_after_an_error() -> None:
     with pytest.raises(KeyError), silenced(*NAMES):
         raise KeyError
     assert [logging.getLogger(name).level for name in NAMES] == [logging.INFO, logging.NOTSET]
+
+
+def test_a_logger_below_with_a_level_of_its_own_is_silenced_too(caplog: pytest.LogCaptureFixture) -> None:
+    below = logging.getLogger("deadweight.tests.above.below")
+    below.setLevel(logging.DEBUG)
+    with silenced("deadweight.tests.above"):
+        below.debug("unheard")
+    below.debug("heard")
+    assert caplog.messages == ["heard"] and below.level == logging.DEBUG

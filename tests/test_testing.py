@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from deadweight.audit.finding import Audit
+from deadweight.audit.result import Audit
 from deadweight.errors import DeadweightError
 from deadweight.testing import assert_no_deadweight
 
@@ -23,8 +23,8 @@ def test_a_wasteful_model_fails_with_a_readable_list(fake_audit: Install, gpt2_l
         assert_no_deadweight(object())
     assert str(failure.value).splitlines() == [
         "tiny/gpt2 has 32 redundant dimensions:",
-        "  DW002 key-bias: h.0-1.attn.c_attn.bias[8:16] is dead (real), 16 dof",
-        "  DW003 value-bias: h.0-1.attn.c_attn.bias[16:24] is foldable (mode), 16 dof",
+        "  DW002 key-bias: h.0-1.attn.c_attn.bias[8:16] is dead (real), 16 numbers too many",
+        "  DW003 value-bias: h.0-1.attn.c_attn.bias[16:24] is foldable (mode), 16 numbers too many",
         "`deadweight explain DW002` says why; ignore=['DW002', 'DW003'] accepts what is listed here.",
     ]
 
@@ -32,8 +32,15 @@ def test_a_wasteful_model_fails_with_a_readable_list(fake_audit: Install, gpt2_l
 def test_gauges_count_only_on_request(fake_audit: Install, gpt2_like: Audit) -> None:
     fake_audit(replace(gpt2_like, findings=gpt2_like.findings[4:]))
     assert_no_deadweight(object())
-    with pytest.raises(AssertionError, match=r"DW009 query-key-basis: .* is a gauge \(real\), 64 dof"):
+    with pytest.raises(AssertionError, match=r"DW009 query-key-basis: .* is a gauge \(real\), 64 numbers too many"):
         assert_no_deadweight(object(), gauges=True)
+
+
+def test_what_folds_is_tolerated_where_only_the_dead_count(fake_audit: Install, gpt2_like: Audit) -> None:
+    fake_audit(replace(gpt2_like, findings=tuple(f for f in gpt2_like.findings if f.verdict != "dead")))
+    assert_no_deadweight(object(), fail_on="dead")
+    with pytest.raises(AssertionError, match="DW003"):
+        assert_no_deadweight(object())
 
 
 def test_a_finding_without_dof_wastes_nothing(fake_audit: Install, gpt2_like: Audit) -> None:

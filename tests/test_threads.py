@@ -24,7 +24,7 @@ assert (torch.linalg.solve(x, x) - torch.eye(200, dtype=x.dtype)).abs().max() < 
 SET_BY_USER = """
 import torch
 torch.set_num_threads(2)
-from deadweight.rewrite.columns import swap_columns
+from deadweight.rewrite.identity_columns import swap_columns
 from deadweight.threads import inverse
 x = torch.randn(6, 200, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 assert (inverse(x) @ x - torch.eye(200, dtype=x.dtype)).abs().max() < 1e-6

@@ -3,7 +3,8 @@
     import deadweight
     result = deadweight.audit(model, inputs)    # every finding, with its proof
 
-Importing this package imports neither torch nor transformers; the first call that needs them does.
+Importing this package imports neither torch nor transformers; the first call that needs them does. Models that
+`deadweight train` wrote are known to transformers' Auto classes from then on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from deadweight.transformer.announce import announce_transformer
 from deadweight.version import __version__
 
 __all__ = [
@@ -34,15 +36,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Audit": "deadweight.audit.finding",
-    "Completeness": "deadweight.audit.finding",
-    "Finding": "deadweight.audit.finding",
-    "Unknown": "deadweight.audit.finding",
+    "Audit": "deadweight.audit.result",
+    "Completeness": "deadweight.audit.result",
+    "Finding": "deadweight.audit.result",
+    "Unknown": "deadweight.audit.result",
     "DeadweightError": "deadweight.errors",
     "Reduction": "deadweight.reduce.result",
-    "Verification": "deadweight.reduce.verify",
+    "Verification": "deadweight.reduce.noise_floor",
     "load": "deadweight.save.load",
-    "verify": "deadweight.reduce.same",
+    "verify": "deadweight.reduce.verify",
 }  # public name -> the module that defines it, imported on first use
 
 
@@ -61,17 +63,19 @@ class _Stage(ModuleType):
 for _name in ("allocate", "audit", "compress", "evaluate", "reduce", "saturation"):
     import_module(f"deadweight.{_name}").__class__ = _Stage
 
+announce_transformer()
+
 if TYPE_CHECKING:
     from deadweight.allocate.run import allocate
-    from deadweight.audit.finding import Audit, Completeness, Finding, Unknown
+    from deadweight.audit.result import Audit, Completeness, Finding, Unknown
     from deadweight.audit.run import audit
     from deadweight.compress.run import compress
     from deadweight.errors import DeadweightError
     from deadweight.evaluate.run import evaluate
+    from deadweight.reduce.noise_floor import Verification
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
-    from deadweight.reduce.same import verify
-    from deadweight.reduce.verify import Verification
+    from deadweight.reduce.verify import verify
     from deadweight.saturation.run import saturation
     from deadweight.save.load import load
 

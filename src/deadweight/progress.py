@@ -1,4 +1,4 @@
-"""How functions report progress: the type of every parameter `progress`."""
+"""How functions report progress: the type of every parameter `progress`. The bar itself is in `cli`."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import deadweight
 from deadweight.laws.page import law_codes
-from deadweight.report.groups import Group, group_findings
+from deadweight.proof.verdict import Verdict
+from deadweight.report.audit_rows import Group, group_findings
 from deadweight.report.text import plural, printable
-from deadweight.source.kinds import ExampleInputs, ModelLike
+from deadweight.source.type_aliases import ExampleInputs, ModelLike
 
 
 def assert_no_deadweight(
@@ -25,18 +26,20 @@ def assert_no_deadweight(
     select: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,
     gauges: bool = False,
+    fail_on: Verdict = "folds",
     **options: Any,
 ) -> None:
     """Raise AssertionError, with a readable list, if the audit of `model` finds redundant parameters.
 
     The findings that count are those of `deadweight audit --check`: verdict *dead* or *folds*, and at least one dof.
-    Gauges count only with `gauges=True`: every transformer has some, and they cannot simply be deleted. A model that
-    could not be audited fails too. `select` and `ignore` are law codes or names; the other options are those of
-    `deadweight.audit`.
+    `fail_on="dead"` tolerates those that fold. Gauges count only with `gauges=True` or `fail_on="gauge"`: every
+    transformer has some, and they cannot simply be deleted. A model that could not be audited fails too. `select` and
+    `ignore` are law codes or names; the other options are those of `deadweight.audit`.
     """
+    __tracebackhide__ = True  # pytest shows the caller's line and the list, not this function
     wanted, unwanted = law_codes(list(select or ())), law_codes(list(ignore or ()))
     audit = deadweight.audit(model, inputs, select=wanted, ignore=unwanted, **options)
-    groups = group_findings(f for f in audit.findings if f.counts(gauges=gauges))
+    groups = group_findings(f for f in audit.findings if f.fails("gauge" if gauges else fail_on))
     if groups:
         raise AssertionError(_message(printable(audit.model), groups))
     if audit.unaudited is not None:
@@ -45,10 +48,18 @@ def assert_no_deadweight(
 
 def _message(model: str, groups: list[Group]) -> str:
     total = plural(sum(g.dof for g in groups), "redundant dimension")
-    rows = [f"  {g.code} {g.law}: {g.where} is {_verdict(g)}, {g.dof:,} dof" for g in groups]
+    rows = [line for g in groups for line in _lines(g)]
     laws = list(dict.fromkeys(g.code for g in groups))
     advice = f"`deadweight explain {laws[0]}` says why; ignore={laws!r} accepts what is listed here."
     return "\n".join([f"{model} has {total}:", *map(printable, rows), advice])
+
+
+def _lines(g: Group) -> list[str]:
+    """What is redundant, where it is built, and what to write instead."""
+    source = g.findings[0].source
+    where = f" ({source})" if source is not None else ""
+    row = f"  {g.code} {g.law}: {g.where} is {_verdict(g)}, {plural(g.dof, 'number')} too many{where}"
+    return [row, f"      fix: {g.fix}"] if g.fix else [row]
 
 
 def _verdict(g: Group) -> str:

@@ -1,3 +1,3 @@
-"""The version, where any room can read it."""
+"""The version, in a file that imports nothing."""
 
 __version__ = "0.1.0"

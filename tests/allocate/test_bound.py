@@ -52,7 +52,7 @@ def test_heads_larger_than_a_token_cut_nothing_off() -> None:
         ({"epsilon": float("nan")}, "found epsilon = nan"),
     ],
 )
-def test_what_is_no_task_is_refused_by_name(change: dict, words: str) -> None:
+def test_an_invalid_task_is_refused_by_name(change: dict, words: str) -> None:
     with pytest.raises(DeadweightError, match=words):
         Task(**({"profile": (1.0,), "d_token": 4} | change))
 

@@ -1,4 +1,4 @@
-"""The command: its two examples, its files, and one clear line for what cannot be."""
+"""The command: its two examples, its files, and one clear line for what is impossible."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_plan_from_a_text_trains_on_that_text(run: Callable[..., Said], tmp_pa
         ("plan --profile flat --json - --toml -", "expected one of them on standard output"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_status_two(
+def test_an_impossible_request_is_one_line_and_exit_status_two(
     run: Callable[..., Said], arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

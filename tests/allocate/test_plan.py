@@ -10,10 +10,10 @@ import pytest
 
 import deadweight
 from deadweight.allocate.bound import Task
+from deadweight.allocate.constraints import Rules
 from deadweight.allocate.plan import HeadPlan, UniformShape, plan
-from deadweight.allocate.rules import Rules
+from deadweight.allocate.plan_toml import plan_toml
 from deadweight.allocate.solver import solve
-from deadweight.allocate.toml import plan_toml
 from deadweight.errors import DeadweightError
 from deadweight.train import make_run, train
 from deadweight.transformer import TransformerForCausalLM
@@ -76,7 +76,7 @@ def test_later_layers_shrink_and_early_ones_grow() -> None:
         ({"rules": Rules(sharing=3)}, "found 4 heads with 3 per key head"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+def test_an_impossible_plan_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(DeadweightError, match=words):
         plan(SMALL, PROFILE, **options)
 

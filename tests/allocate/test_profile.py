@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from deadweight.allocate.from_model import attention_by_lag, measure_model
-from deadweight.allocate.from_text import effective_tokens, lag_norms, measure_text
 from deadweight.allocate.profile import from_file, read_profile
+from deadweight.allocate.profile_from_model import attention_by_lag, measure_model
+from deadweight.allocate.profile_from_text import effective_tokens, lag_norms, measure_text
 from deadweight.errors import DeadweightError
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
@@ -121,7 +121,7 @@ def test_a_text_is_measured_with_its_own_token_dimension() -> None:
     assert effective_tokens(np.arange(10)) == 10
 
 
-def test_too_short_or_too_dull_a_text_is_refused(tmp_path: Path) -> None:
+def test_a_text_that_is_too_short_or_repeats_one_token_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
     file.write_text("a few words, and a few more", encoding="utf-8")
     with pytest.raises(DeadweightError, match="has 27 tokens; expected 2,560 or more for 32 lags"):
@@ -177,7 +177,7 @@ def test_a_model_whose_attention_cannot_be_seen_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_model_that_comes_along_looks_a_few_tokens_back() -> None:
+def test_the_embedded_model_attends_a_few_tokens_back() -> None:
     found = measure_model("demo", 12)
     assert sum(found.values[:5]) > 4 * sum(found.values[5:10]) and "first 1 of 4 layers" in found.source
     with pytest.raises(DeadweightError, match="expected at most 255 lags"):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from deadweight.allocate.bound import HeadGroup, Task, error
+from deadweight.allocate.constraints import LayerBudget, Rules
 from deadweight.allocate.dual import Problem, at_price
 from deadweight.allocate.relaxed import relax
-from deadweight.allocate.rules import LayerBudget, Rules
 from deadweight.allocate.solver import solve
 from deadweight.errors import DeadweightError
 
@@ -192,7 +192,7 @@ def test_no_whole_numbers_beat_the_relaxation_at_the_tokens_size() -> None:
         (LayerBudget(256), Rules(lags=9), ["lags = 9", "at most the 4 lags"]),
     ],
 )
-def test_what_does_not_fit_is_named_with_the_nearest_that_does(
+def test_an_infeasible_budget_is_named_with_the_nearest_feasible_one(
     budget: LayerBudget, rules: Rules, words: list[str]
 ) -> None:
     with pytest.raises(DeadweightError) as refused:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import deadweight
 from deadweight import embedded
-from deadweight.audit.finding import Audit
+from deadweight.audit.result import Audit
 
 aten = torch.ops.aten
 LAST_PLACES = 8  # units by which every product is off

@@ -58,20 +58,29 @@ def test_a_few_blocks_tell_as_much_as_all(build: Callable[[], nn.Module], monkey
     assert summary(short) == summary(deadweight.audit(build()))
 
 
-def named_in_proofs(result: deadweight.Audit) -> dict[tuple[Any, ...], set[str]]:
-    """For every finding the blocks that its proof speaks of."""
-    words = {(f.code, f.parameter, f.slice): " ".join(f.proof) for f in result.findings}
+def named_in_proofs(result: deadweight.Audit, left_out: str = "$^") -> dict[tuple[Any, ...], set[str]]:
+    """For every finding the blocks that its proof speaks of, without the parts of lines that match `left_out`."""
+    words = {
+        (f.code, f.parameter, f.slice): " ".join(re.sub(left_out, "", s) for s in f.proof) for f in result.findings
+    }
     return {key: set(re.findall(r"\b(?:h|layer|blocks)\.\d+\.", text)) for key, text in words.items()}
+
+
+MODULE_AND_LINE = r"^[\w.*]+, \S+:\d+ "
 
 
 @pytest.mark.parametrize("build", [gpt2, bert])
 def test_a_proof_speaks_of_the_block_it_is_about(
     build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = named_in_proofs(deadweight.audit(build()))
-    assert sum(map(bool, short.values())) > DEPTH
+    short = deadweight.audit(build())
+    assert sum(map(bool, named_in_proofs(short, MODULE_AND_LINE).values())) > DEPTH
     whole(monkeypatch)
-    assert short == named_in_proofs(deadweight.audit(build()))
+    long = deadweight.audit(build())
+    assert named_in_proofs(short, MODULE_AND_LINE) == named_in_proofs(long, MODULE_AND_LINE)
+    modules_of_all = named_in_proofs(long)
+    assert all(blocks <= modules_of_all[key] for key, blocks in named_in_proofs(short).items())
+    assert any(".*" in step.partition("[")[0] for f in short.findings for step in f.proof), "a block that was cut out"
 
 
 class Scaled(nn.Module):

@@ -1,4 +1,4 @@
-"""The evidence contradicts a false claim even where the model answers with something that is no number."""
+"""The evidence contradicts a false claim even where the model returns NaN."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_claim_whose_motion_is_no_number_counts_as_unsound() -> None:
 
 
 class Nowhere(nn.Module):
-    """No number at all, whatever the parameters are."""
+    """NaN, whatever the parameters are."""
 
     def __init__(self) -> None:
         super().__init__()

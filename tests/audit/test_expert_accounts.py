@@ -8,8 +8,8 @@ import pytest
 import transformers
 
 import deadweight
-from deadweight.source.narrow import narrow_config
-from deadweight.source.table import Size
+from deadweight.source.narrow_clone import narrow_config
+from deadweight.source.narrow_sizes import Size
 
 WORDS = 41  # a first layer of experts that sees single tokens needs more points than the narrow vocabulary has
 FAMILIES = {  # the redundant dimensions of the narrow clone, as the Jacobian has them

@@ -27,7 +27,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
 from deadweight.source.model import Source, open_model
-from deadweight.source.narrow import narrow, shallow_config
+from deadweight.source.narrow_clone import narrow, shallow_config
 
 Values = dict[str, Tensor]
 

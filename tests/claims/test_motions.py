@@ -19,7 +19,7 @@ from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.proof.turn import Site
+from deadweight.proof.basis import Site
 
 torch.set_num_threads(1)
 SEED = torch.Generator().manual_seed(0)

@@ -10,7 +10,7 @@ from deadweight.claims.head_parts import HeadPart
 from deadweight.claims.normed_heads import directions, keeping_lengths
 from deadweight.proof import field
 from deadweight.proof.commutant import Products, commutant
-from deadweight.proof.normed import Gram
+from deadweight.proof.normed_heads import Gram
 
 ONE = [[1, 0], [0, 1]]
 QUERIES, KEYS = [1, 2], [3, 4]

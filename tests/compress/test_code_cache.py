@@ -1,4 +1,4 @@
-"""A coded cache is what was judged: exact but for its rounding, the same with a cache and without."""
+"""A coded cache gives the logits that were judged: exact up to its rounding, the same with a cache and without."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import transformers
 from transformers import DynamicCache, StaticCache
 
 import deadweight
-from deadweight.compress.basis import STRUCTURES
 from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.run import compress
+from deadweight.compress.settings import STRUCTURES
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
 from deadweight.slim.coder import Coder
@@ -284,7 +284,7 @@ def test_bad_requests_are_refused_in_words(options: dict[str, Any], message: str
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_coded_is_refused(make: Callable, words: Any) -> None:
+def test_a_model_whose_cache_cannot_be_coded_is_refused(make: Callable, words: Any) -> None:
     with pytest.raises(DeadweightError, match="has no cache"):
         compress(make("bert"), inputs=words, keep_kv=0.25)
     with pytest.raises(DeadweightError, match="an encoder with a decoder"):

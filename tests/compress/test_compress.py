@@ -1,4 +1,4 @@
-"""A model with smaller heads is what was measured: with its cache and without, in memory and from the file."""
+"""A model with smaller heads computes what was measured: with its cache and without, in memory and from the file."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_compressed_folder_loads_here_and_elsewhere_and_generates(small: Path,
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("family", ["llama", "ours", "qwen3", "gemma2", "gpt_neox"])
-def test_what_is_written_is_what_was_measured(
+def test_the_written_model_is_the_measured_model(
     family: str, make: Callable, words: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the class has no place for a bias that the means of dropped values go into."""
@@ -227,7 +227,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD)
-def test_a_budget_that_cannot_be_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_impossible_budget_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(DeadweightError, match=message):
         compress("demo", tmp_path / "out", **{"windows": 4, "length": 32, **options})
     assert not (tmp_path / "out").exists()
@@ -264,7 +264,7 @@ def test_without_a_budget_caches_are_coded_and_other_heads_get_smaller(make: Cal
         assert isinstance(found, Compression) and 0.6 < found.share <= 0.75 and found.asked is None
 
 
-def test_what_is_slim_already_is_refused(small: Path) -> None:
+def test_a_slim_model_is_refused(small: Path) -> None:
     with pytest.raises(DeadweightError, match="is slim already; expected an original or a stock checkpoint"):
         compress(small, keep_attention=0.5)
 
@@ -293,7 +293,7 @@ def test_inputs_that_the_model_cannot_read_are_refused(
     assert not any(tmp_path.iterdir())
 
 
-def test_sound_to_words_with_a_packed_cache_as_without(make: Callable, words: Any) -> None:
+def test_speech_recognition_gives_the_same_with_a_packed_cache(make: Callable, words: Any) -> None:
     sound = torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(0))
     inputs = {"input_features": sound, "decoder_input_ids": words["input_ids"][:4]}
     small: Any = compress(make("whisper"), inputs=inputs, keep_attention=0.5, step=1).module

@@ -1,4 +1,4 @@
-"""Heads are measured, cut, healed and judged where the model is: nothing of another device meets it."""
+"""Heads are measured, cut, healed and judged on the device of the model: no operation mixes devices."""
 
 from __future__ import annotations
 

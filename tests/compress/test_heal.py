@@ -17,8 +17,8 @@ import torch
 import deadweight
 from deadweight.cli import compress as command
 from deadweight.compress import heal as healing
-from deadweight.compress.calibration import calibration, text_to_heal_on
-from deadweight.compress.heal import blocks_of, healed, healing_place
+from deadweight.compress.calibration import CalibrationRequest, head_calibration, text_to_heal_on
+from deadweight.compress.heal import Healing, blocks_of, distil, healing_folder
 from deadweight.compress.judge import judge
 from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
@@ -46,12 +46,12 @@ def test_every_kind_of_model_learns_block_by_block_and_as_a_whole(family: str, m
     small = compress(model, inputs=inputs, step=1, keep_attention=0.3).module
     batch = [{n: t[:4] for n, t in inputs.items()}]
     before = judge(model, small, batch).error
-    healed(model, small, batch, 30, rate=1e-4)
+    distil(model, small, batch, Healing(30, rate=1e-4))
     assert judge(model, small, batch).error < 0.9 * before
 
 
-def test_healing_that_makes_it_worse_is_undone_and_said() -> None:
-    """Little was lost, and two steps at full rate are no way to win it back."""
+def test_healing_that_raises_the_error_is_undone_and_reported() -> None:
+    """The compressed model is close to the original, and two steps at a high rate take it away."""
     options: dict[str, Any] = {"keep_attention": 0.9, "windows": 16, "length": 64, "text": "embedded"}
     plain, found = compress("demo", **options), compress("demo", heal=2, **options)
     assert found.judgement.error == pytest.approx(plain.judgement.error, rel=1e-6)
@@ -63,7 +63,7 @@ def test_only_the_blocks_are_trained(make: Callable, words: Any) -> None:
     small: Any = compress(model, keep_attention=0.5, inputs=words, step=1).module
     assert blocks_of(small) == ["model.layers.0", "model.layers.1"]
     before = small.model.embed_tokens.weight.clone()
-    healed(model, small, batches(words), 2)
+    distil(model, small, batches(words), Healing(2))
     assert torch.equal(small.model.embed_tokens.weight, before)
 
 
@@ -72,7 +72,7 @@ def test_a_stock_model_is_healed_and_what_is_zero_stays_zero(make: Callable, wor
         model = make(family)
         small: Any = compress(model, keep_attention=0.5, inputs=words, layout="stock").module
         before, zeros = judge(model, small, batches(words)[:1]).error, {n: p == 0 for n, p in small.named_parameters()}
-        healed(model, small, batches(words)[:1], 20)
+        distil(model, small, batches(words)[:1], Healing(20))
         assert judge(model, small, batches(words)[:1]).error < 0.95 * before
         assert all((p[zeros[n]] == 0).all() for n, p in small.named_parameters())
     assert any(z.any() for z in zeros.values())
@@ -80,12 +80,15 @@ def test_a_stock_model_is_healed_and_what_is_zero_stays_zero(make: Callable, wor
 
 def test_a_state_belongs_to_its_weights_its_text_and_its_settings(make: Callable, words: Any, tmp_path: Path) -> None:
     model, text = make("llama"), batches(words)
-    place = healing_place(tmp_path / "out", model, text, (1, 2))
-    assert place == healing_place(tmp_path / "out", model, text, (1, 2))
-    others = [healing_place(tmp_path / "out", model, text[1:], (1, 2)), healing_place(tmp_path / "out", model, text, 1)]
+    place = healing_folder(tmp_path / "out", model, text, (1, 2))
+    assert place == healing_folder(tmp_path / "out", model, text, (1, 2))
+    others = [
+        healing_folder(tmp_path / "out", model, text[1:], (1, 2)),
+        healing_folder(tmp_path / "out", model, text, 1),
+    ]
     with torch.no_grad():
         next(model.parameters()).mul_(1.01)
-    others.append(healing_place(tmp_path / "out", model, text, (1, 2)))
+    others.append(healing_folder(tmp_path / "out", model, text, (1, 2)))
     assert len({place, *others}) == 4
 
 
@@ -98,10 +101,10 @@ def test_a_state_belongs_to_its_weights_its_text_and_its_settings(make: Callable
         ({"heal": 2, "heal_text": "nosuch.txt"}, "nosuch.txt"),
     ],
 )
-def test_what_is_wrong_about_healing_is_said_before_anything_is_measured(
+def test_bad_healing_options_are_refused_before_any_work(
     options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deadweight.compress.heads.locate", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("deadweight.compress.smaller_heads.locate", lambda *_: pytest.fail("it went on"))
     with pytest.raises(DeadweightError, match=said):
         compress("demo", keep_attention=0.5, **options)
 
@@ -117,7 +120,7 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
     monkeypatch.setattr(healing, "SAVE_EVERY", 4)
     monkeypatch.setattr(healing, "SAVE_AFTER", -1.0)
     whole, parts = (compress(model, keep_attention=0.5, inputs=words, step=1).module for _ in range(2))
-    healed(model, whole, batches(words), 12)
+    distil(model, whole, batches(words), Healing(12))
 
     class Stop(Exception):
         pass
@@ -127,16 +130,16 @@ def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
             raise Stop
 
     with pytest.raises(Stop):
-        healed(model, parts, batches(words), 12, place=tmp_path / "state", progress=stop_at)
+        distil(model, parts, batches(words), Healing(12, folder=tmp_path / "state"), stop_at)
     assert (tmp_path / "state").exists()
     fresh = compress(model, keep_attention=0.5, inputs=words, step=1).module
-    healed(model, fresh, batches(words), 12, place=tmp_path / "state")
+    distil(model, fresh, batches(words), Healing(12, folder=tmp_path / "state"))
     assert not (tmp_path / "state").exists()
     for a, b in zip(whole.parameters(), fresh.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_two_processes_heal_together_and_write_once(tmp_path: Path) -> None:
+def test_two_processes_share_the_healing_and_one_writes(tmp_path: Path) -> None:
     options = [
         "--keep-attention",
         "0.25",
@@ -172,7 +175,7 @@ def test_healing_reads_its_own_text_and_none_that_it_is_judged_by(tmp_path: Path
     text, other = tmp_path / "text.txt", tmp_path / "other.txt"
     text.write_text("".join(f"{i} sheep slept. " for i in range(400)))
     other.write_text("".join(f"No {i} goats. " for i in range(400)))
-    found = calibration(source, "demo", text=str(text), windows=8, length=32, batch=2)
+    found = head_calibration(source, "demo", CalibrationRequest(str(text), windows=8, length=32, batch=2))
     judged = {tuple(row) for b in found.judge for row in b["input_ids"].tolist()}
     for own in (None, str(other)):
         batches = text_to_heal_on(source, "demo", str(text), own, found, 10)

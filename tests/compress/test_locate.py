@@ -17,7 +17,7 @@ from .conftest import MODELS
 
 FUSED = {"gpt2": "c_attn", "phi3": "qkv_proj", "gpt_neox": "query_key_value"}
 BEHIND_A_NORM = ("qwen3", "gemma3")
-PLANES = {"phi": 2, "gpt_neox": 1} | dict.fromkeys(
+PAIRS = {"phi": 2, "gpt_neox": 1} | dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "ours"), 4
 )
 
@@ -27,8 +27,10 @@ def test_every_attention_of_a_family_is_found_with_its_weights(family: str, make
     found = locate(open_model(make(family)))
     assert len(found) == (6 if family == "whisper" else 2)
     for heads in found:
-        assert heads.heads == 4 and heads.d_qk == heads.d_v == 8 and heads.blind is None
-        assert len(heads.planes) == PLANES.get(family, 0) and len(heads.still) == 8 - 2 * len(heads.planes)
+        assert heads.heads == 4 and heads.d_qk == heads.d_v == 8 and heads.keys_unclear is None
+        assert len(heads.rotary_pairs) == PAIRS.get(family, 0) and len(heads.non_rotary) == 8 - 2 * len(
+            heads.rotary_pairs
+        )
         assert heads.value is not None and heads.output is not None
         assert (heads.query is None) == (family in BEHIND_A_NORM) == (heads.key is None)
         if family in FUSED:
@@ -45,7 +47,7 @@ def test_the_rows_found_make_up_what_attention_sees(make: Callable[[str], Any]) 
     assert torch.equal(heads.query.places, torch.arange(32).view(4, 8))
 
 
-def test_a_column_that_is_another_one_turned_round_is_no_match() -> None:
+def test_a_negated_column_is_no_match() -> None:
     rows = torch.randn(40, 6, dtype=torch.float64)
     assert match(rows[:, [2, 0]] * 3, rows, torch.float32) is not None
     twice = rows[:, [0, 1, 1]]

@@ -16,16 +16,16 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.compress import heal, moments, streaming
-from deadweight.compress.assemble import assembled
-from deadweight.compress.heal import healed
+from deadweight.compress import head_moments, heal, streaming
+from deadweight.compress.attention_calls import AttentionCall, observing
+from deadweight.compress.head_moments import HeadMoments, measure, probe
+from deadweight.compress.head_spaces import find_head_spaces
+from deadweight.compress.heal import Healing, distil
 from deadweight.compress.locate import locate
-from deadweight.compress.moments import HeadMoments, measure, probe
-from deadweight.compress.observe import AttentionCall, observing
-from deadweight.compress.run import compress, opened
-from deadweight.compress.spaces import spaces_of
-from deadweight.compress.streaming import blocks_of, device_of, float_of, gathered, run_again, stream
-from deadweight.compress.truncate import Kept, truncate_model
+from deadweight.compress.run import compress, open_streamed
+from deadweight.compress.slim_form import assemble_slim
+from deadweight.compress.streaming import blocks_of, device_of, float_of, gather_weights, run_again, stream
+from deadweight.compress.truncate import KeptDimensions, truncate_model
 from deadweight.errors import DeadweightError
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_half_precision_computes_in_float32_a_block_at_a_time(
     outside = len(list(model.parameters())) - sum(len(list(block.parameters())) for block in blocks)
     assert 0 < max(seen) <= largest + outside < len(list(model.parameters()))
     assert converted(model) == len(staying)
-    assert converted(gathered(model)) == len(list(model.parameters()))
+    assert converted(gather_weights(model)) == len(list(model.parameters()))
     with torch.no_grad():
         torch.testing.assert_close(model(**batch)[0], b)
 
@@ -116,7 +116,7 @@ def by_hand(model: Any, heads: Any, batch: dict[str, Tensor]) -> dict[str, Tenso
 def test_gradients_of_blocks_that_run_again_are_those_of_the_whole(
     family: str, make: Callable, batch_for: Callable
 ) -> None:
-    source, _ = opened(make(family), "cpu")
+    source, _ = open_streamed(make(family), "cpu")
     agrees(source, batch_for(family))
     assert not any("forward" in module.__dict__ for module in source.module.modules())
 
@@ -143,18 +143,18 @@ def test_hooks_of_others_count_once(where: str, make: Callable, words: Any) -> N
     model = make("llama")
     for block in model.model.layers:
         HOOKS[where](block)
-    agrees(opened(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
+    agrees(open_streamed(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
 
 
 @dataclasses.dataclass
 class Carried:
-    """What no library knows how to look into."""
+    """An object that pytree does not look into."""
 
     x: Tensor
 
 
 class Strange(nn.Module):
-    """A block that gives and takes in a way of its own."""
+    """A block with unusual arguments and results."""
 
     def __init__(self, block: nn.Module, way: str) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Strange(nn.Module):
 
 
 class Caller(nn.Module):
-    """What calls it, or its parts."""
+    """A model that calls a block, or its parts."""
 
     def __init__(self, block: nn.Module, way: str) -> None:
         super().__init__()
@@ -199,19 +199,19 @@ def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
     blocks = [f"model.layers.{i}.strange" for i in range(2)]
     monkeypatch.setattr(streaming, "blocks_of", lambda model, paths=(): blocks)
     seen: list[bool] = []
-    one = moments.add_graded
+    one = head_moments.add_graded
 
     def told(*args: Any) -> bool:
         seen.append(args[-1])
         return one(*args)
 
-    monkeypatch.setattr(moments, "add_graded", told)
-    agrees(opened(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
+    monkeypatch.setattr(head_moments, "add_graded", told)
+    agrees(open_streamed(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
     assert seen == ([False] if way == "plain" else [False, True])
 
 
 def test_blocks_run_again_in_a_thread_of_autograd(make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: what was set for the caller alone is not set there."""
+    """As on a GPU, where context variables of the caller are not set."""
     plain = streaming.backward
 
     def elsewhere(*args: Any) -> None:
@@ -219,7 +219,7 @@ def test_blocks_run_again_in_a_thread_of_autograd(make: Callable, words: Any, mo
             pool.submit(plain, *args).result()
 
     monkeypatch.setattr(streaming, "backward", elsewhere)
-    agrees(opened(make("llama"), "cpu")[0], {"input_ids": words["input_ids"][:4]})
+    agrees(open_streamed(make("llama"), "cpu")[0], {"input_ids": words["input_ids"][:4]})
 
 
 @pytest.mark.parametrize("family", ["gemma2", "bert", "llama"])
@@ -250,27 +250,27 @@ def test_a_model_that_reads_weights_of_parts_it_does_not_call_is_not_streamed(ma
     gate = model.model.layers[0].mlp.gate_proj
     model.lm_head.register_forward_pre_hook(lambda m, args: (args[0] @ gate.weight.T @ gate.weight,))
     stream(copy.deepcopy(model), CPU, torch.float32)
-    source, _ = opened(model.requires_grad_(False), "cpu")
+    source, _ = open_streamed(model.requires_grad_(False), "cpu")
     assert converted(source.module) == len(list(source.module.parameters()))
 
 
-def test_a_stock_student_does_not_teach_its_teacher(
+def test_healing_a_stock_model_does_not_change_the_original(
     make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[Any] = []
-    plain = heal.healed
+    plain = heal.distil
 
     def watched(original: Any, compressed: Any, *args: Any, **kwargs: Any) -> None:
         before = copy.deepcopy(original.state_dict())
         plain(original, compressed, *args, **kwargs)
         changed.append([n for n, t in original.state_dict().items() if not torch.equal(before[n], t)])
 
-    monkeypatch.setattr(heal, "healed", watched)
+    monkeypatch.setattr(heal, "distil", watched)
     compress(make("llama"), layout="stock", inputs=words, heal=4, heal_rate=3e-3, keep_attention=0.85)
     assert changed == [[]]
 
 
-def test_blocks_are_what_is_called() -> None:
+def test_blocks_are_modules_that_are_called() -> None:
     def layer() -> nn.Linear:
         return nn.Linear(2, 2)
 
@@ -284,7 +284,7 @@ def test_blocks_are_what_is_called() -> None:
 
 
 class Aside(nn.Module):
-    """Two blocks, of which the loss depends on the first; the second makes what nobody reads."""
+    """Two blocks; the loss depends on the first alone, and nothing reads the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -330,16 +330,16 @@ def test_a_checkpoint_in_half_precision_keeps_its_precision_and_the_same_heads(
 
 
 def test_healing_leaves_the_original_as_it_was(make: Callable, words: Any) -> None:
-    source, _ = opened(make("llama"), "cpu")
+    source, _ = open_streamed(make("llama"), "cpu")
     before = copy.deepcopy(source.module.state_dict())
     heads = locate(source)
     sums = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [words])
-    spaces = [spaces_of(h, sums[h.path].mean(), source.module) for h in heads]
-    kept = {h.path: Kept((4,) * h.key_heads, (0,) * h.key_heads, (2,) * h.key_heads) for h in heads}
-    small, _ = assembled(truncate_model(source.module, spaces, kept, bias=True))
+    spaces = [find_head_spaces(h, sums[h.path].mean(), source.module) for h in heads]
+    kept = {h.path: KeptDimensions((4,) * h.key_heads, (0,) * h.key_heads, (2,) * h.key_heads) for h in heads}
+    small, _ = assemble_slim(truncate_model(source.module, spaces, kept, bias=True))
     shared = {id(p) for p in source.module.parameters()} & {id(p) for p in small.parameters()}
     assert len(shared) == len([n for n in before if "self_attn" not in n])
-    healed(source.module, small, [words], 3)
+    distil(source.module, small, [words], Healing(3))
     assert all(torch.equal(before[n], t) for n, t in source.module.state_dict().items())
     assert not {id(p) for p in source.module.parameters()} & {id(p) for p in small.parameters()}
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deadweight.compress.choose import usual_step
-from deadweight.compress.pairs import best_pairs
-from deadweight.compress.ranks import Choice, best_sizes, same_share
+from deadweight.compress.head_choice import usual_step
+from deadweight.compress.knapsack import Choice, best_sizes, same_share
+from deadweight.compress.rotary_pairs import best_pairs
 from deadweight.compress.subspace import best_subspace
 from deadweight.errors import DeadweightError
 
@@ -45,7 +45,7 @@ def test_for_one_head_no_other_subspace_loses_less(rank: int) -> None:
 
 
 def test_the_gradients_matter() -> None:
-    """The negative neighbour: what has most variance is not what is kept when nobody looks at it."""
+    """The negative neighbour: directions with much variance and no gradient are dropped."""
     z = torch.diag(torch.tensor([9.0, 1.0], dtype=torch.float64))[None]
     g = torch.diag(torch.tensor([0.01, 1.0], dtype=torch.float64))[None]
     kept = best_subspace(z, g).basis[0]
@@ -55,7 +55,7 @@ def test_the_gradients_matter() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 2, 4])
-def test_heads_that_share_a_space_have_each_their_own_way_back(rank: int) -> None:
+def test_heads_that_share_a_subspace_are_reconstructed_separately(rank: int) -> None:
     z, g = moments(3, 5, 3), moments(3, 5, 4)
     found = best_subspace(z, g)
     if rank:
@@ -75,8 +75,8 @@ def test_moments_that_are_singular_or_zero_do_no_harm() -> None:
     assert float(found.loss.abs().max()) < 1e-6
 
 
-def test_rotary_pairs_that_say_the_same_make_up_for_each_other() -> None:
-    """Two pairs with the same contribution: dropping one costs nothing where the other may be stretched."""
+def test_correlated_rotary_pairs_compensate_for_each_other() -> None:
+    """Two pairs with the same contribution: dropping one costs nothing if the other may be scaled."""
     answers = torch.randn(500, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     along = torch.stack([answers[:, 0], answers[:, 0], answers[:, 1]], 1)
     both = torch.cat([along, 0.1 * answers[:, [2, 2, 2]]], 1)

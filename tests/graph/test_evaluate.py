@@ -1,4 +1,4 @@
-"""Two runs compared: what is no number must not pass for no difference."""
+"""Two runs compared: NaN must not count as no difference."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.trace import TraceError, trace
-from deadweight.source.copies import copy_tensors
+from deadweight.source.module_copies import copy_tensors
 
 SAME = 1e-12  # relative: a whole tiny model in float64 rounds at about 1e-15
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.audit.finding import Audit, Finding
+from deadweight.audit.result import Audit, Finding
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ def dead(node: Node, product: Node) -> ShiftClaim:
 
 LAW = Law(
     title=TIMES_ZERO,
+    fix="leave it out",
     searches=(Search(5, find),),
     rewriting=Rewriting(order=5, make=rewrite_shift),
     markdown="# DW900 times-zero: times zero\n\nZero times anything is zero.\n\n## What to do\nLeave it out.\n",
@@ -132,7 +134,13 @@ def test_a_false_law_from_outside_is_contradicted(inputs: tuple[Tensor]) -> None
         node = prover.graph.nodes[prover.graph.node_of["off"]]
         yield dead(node, prover.graph.users[node.name][0])
 
-    false = Law(title=TIMES_ZERO, searches=(Search(5, find_any),), rewriting=LAW.rewriting, markdown=LAW.markdown)
+    false = dataclasses.replace(LAW, searches=(Search(5, find_any),))
     result = deadweight.audit(Switched(2.0), inputs, laws=every_law().with_law(false))
     assert not [f for f in result.findings if f.code == "DW900"]
     assert [u.why for u in result.unknown if u.why.startswith("DW900: the proof does not replay")]
+
+
+def test_every_law_says_what_to_write_in_a_short_sentence_without_a_full_stop() -> None:
+    for law in every_law().laws:
+        assert 10 <= len(law.fix) <= 80 and not law.fix.endswith("."), law.title
+        assert not law.avoidable or not law.fix.startswith("nothing"), "what a flag avoids has a fix in code"

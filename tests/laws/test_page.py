@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import Page, find_page, law_codes, pages
-from deadweight.report.terminal import make_console, print_page
+from deadweight.report.audit_terminal import make_console, print_page
 
 LAWS = {
     "DW001": "unused",

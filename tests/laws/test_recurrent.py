@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.audit.finding import Audit
+from deadweight.audit.result import Audit
 
 STEPS, WIDTH, HIDDEN, SMALL = 5, 3, 4, 2
 

@@ -15,7 +15,7 @@ from deadweight.claims.point import Point
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.proof.absorb import readings
-from deadweight.proof.identity import Identity
+from deadweight.proof.identity_labels import Identity
 from deadweight.proof.shift import Outcome, Shift, ShiftWalk
 from deadweight.search.prover import Prover
 from deadweight.search.shifts import make_claim

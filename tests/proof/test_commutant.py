@@ -17,8 +17,8 @@ from deadweight.graph.node import Graph
 from deadweight.laws.catalogue import search
 from deadweight.proof import field
 from deadweight.proof.commutant import Products, commutant, commutant_dimension, head_products, merged
-from deadweight.proof.form import Form, Slot
-from deadweight.proof.normed import Gram
+from deadweight.proof.linear_form import Form, Slot
+from deadweight.proof.normed_heads import Gram
 
 HEADS, HEAD, LENGTH = 2, 4, 8
 

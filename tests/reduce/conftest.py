@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from deadweight.source.model import open_model
-from deadweight.source.narrow import narrow
+from deadweight.source.narrow_clone import narrow
 
 torch.set_num_threads(1)
 

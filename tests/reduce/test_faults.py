@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_refused(gpt2: Path, tmp_path: Path) 
 FULL = """
 import resource, sys, deadweight
 from deadweight.errors import DeadweightError
-from deadweight.reduce.parts import Stream
+from deadweight.reduce.stored_tensors import Stream
 honest = Stream.tensors
 def filling(*args):  # from here on the disk takes no more
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -135,7 +135,7 @@ SMALL = """
 import sys, deadweight
 from pathlib import Path
 from deadweight.errors import DeadweightError
-from deadweight.reduce.parts import Stream
+from deadweight.reduce.stored_tensors import Stream
 honest = Stream.tensors
 def filling(*args):  # somebody else takes what is left, while we write
     with open(Path(sys.argv[2]).parent / "somebody", "wb", buffering=0) as other:
@@ -182,7 +182,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_work(gpt2: Path, small_d
     (small_disk / "somebody").write_bytes(bytes(40 << 20))
     said: list[str] = []
     with pytest.raises(DeadweightError, match="GB free"):
-        deadweight.reduce(gpt2, small_disk / "out", progress=said.append)
+        deadweight.reduce(gpt2, small_disk / "out", progress=lambda stage, *_: said.append(stage))
     assert "loading the weights" not in said
     (small_disk / "somebody").unlink()
     assert deadweight.reduce(gpt2, small_disk / "out").out is not None

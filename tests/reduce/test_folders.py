@@ -46,7 +46,7 @@ def test_tied_weights_that_differ_in_the_file_are_refused(gpt2: Path, tmp_path: 
 
 @pytest.mark.parametrize("layout", ["slim", "stock"])
 @pytest.mark.parametrize("short", ["", ".mlp."])  # all tensors, or some
-def test_short_numbers_that_are_loaded_long_are_written_long(
+def test_bfloat16_weights_of_a_float32_config_are_written_in_float32(
     gpt2: Path, tmp_path: Path, short: str, layout: str
 ) -> None:
     """The config says float32, the file holds bfloat16: rounding again would be thousands of noise floors."""
@@ -56,7 +56,7 @@ def test_short_numbers_that_are_loaded_long_are_written_long(
     assert deadweight.verify(gpt2, tmp_path / "out").same
 
 
-def test_short_numbers_that_are_loaded_short_stay_short(gpt2: Path, tmp_path: Path) -> None:
+def test_bfloat16_weights_of_a_bfloat16_config_stay_bfloat16(gpt2: Path, tmp_path: Path) -> None:
     change(gpt2, {n: t.to(torch.bfloat16) for n, t in load_file(gpt2 / "model.safetensors").items()})
     config = json.loads((gpt2 / "config.json").read_text()) | {"dtype": "bfloat16"}
     (gpt2 / "config.json").write_text(json.dumps(config))
@@ -75,7 +75,7 @@ def test_shards_with_odd_names_and_a_path_with_spaces_and_accents(gpt2: Path, tm
     assert deadweight.verify(source, place / "öut").same
 
 
-def test_of_one_file_and_an_index_the_file_counts_as_for_transformers(gpt2: Path, tmp_path: Path) -> None:
+def test_a_single_file_takes_precedence_over_an_index_as_in_transformers(gpt2: Path, tmp_path: Path) -> None:
     in_shards(gpt2, ["other.safetensors"], moved=1.0)
     deadweight.reduce(gpt2, tmp_path / "out")
     assert deadweight.verify(gpt2, tmp_path / "out").same

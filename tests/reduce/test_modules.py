@@ -104,7 +104,7 @@ def test_a_whole_projection_becomes_the_identity_where_no_norm_forbids_it() -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("inplace", [True, False])
 def test_batchnorm_goes_also_where_an_activation_works_in_place(inplace: bool, dtype: torch.dtype) -> None:
-    """Work in place makes torch.export write its batch norms in another way."""
+    """With in-place operations torch.export writes another kind of batch norm."""
     layers = [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace), nn.Conv2d(4, 2, 1)]
     model, x = statistics(nn.Sequential(*layers)).to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
     result = deadweight.reduce(model, inputs=(x,))

@@ -156,7 +156,7 @@ def test_a_module_that_cannot_be_copied_is_refused_in_one_line() -> None:
 
 
 class Peeping(Net):
-    """Code that reads a bias where no layer does."""
+    """A module whose own code reads the bias of a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.first.k.bias.sum()

@@ -9,13 +9,14 @@ import torch
 import transformers
 
 import deadweight
-from deadweight.reduce import run, verify
+from deadweight.reduce import comparison, noise_floor, run
 from deadweight.reduce.apply import Rewrites
+from deadweight.reduce.comparison import relative
+from deadweight.reduce.noise_floor import Error, Noise
 from deadweight.reduce.plan import Request
 from deadweight.reduce.trial import Trial, Tried
-from deadweight.reduce.verify import Error, Noise, relative
 from deadweight.rewrite.bases import BasisRewrite
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.save.facts import Constant, IdentityBlocks, ZeroPlaces
 from deadweight.source.model import ModelSpec
 
@@ -60,7 +61,7 @@ def test_simulated_rounding_is_about_the_real_one(gpt2: Path) -> None:
         folder = gpt2.with_name(str(dtype))
         transformers.GPT2LMHeadModel.from_pretrained(gpt2, dtype=dtype).save_pretrained(folder)
         trial = trial_of(folder)
-        own = verify.in_own_precision(trial.full.module, trial.full.calls, trial.full.source.inputs)
+        own = comparison.in_own_precision(trial.full.module, trial.full.calls, trial.full.source.inputs)
         (real,) = relative(own, trial.truth)
         (simulated,) = trial.floor
         assert 0.3 < simulated / real < 3
@@ -118,7 +119,7 @@ def test_what_is_known_is_a_value() -> None:
 
 def test_the_report_says_by_how_much_rounding_grows(gpt2: Path, tmp_path: Path) -> None:
     result = deadweight.reduce(gpt2, tmp_path / "out")
-    (error,) = (result.verification or verify.Verification(())).errors
-    assert error.noise is not None and 0.3 < error.noise.growth <= verify.FLOORS
+    (error,) = (result.verification or noise_floor.Verification(())).errors
+    assert error.noise is not None and 0.3 < error.noise.growth <= noise_floor.FLOORS
     again = deadweight.verify(gpt2, tmp_path / "out")
     assert again.same and again.errors[0].noise is not None

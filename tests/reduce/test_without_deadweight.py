@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import deadweight
 from deadweight import embedded
+from deadweight.slim.format import SIGN
 
 from .conftest import randomise
 
@@ -96,13 +98,20 @@ def test_stock_loads_with_transformers_alone_and_gives_the_same_logits(original:
     assert torch.allclose(result["logits"], wanted["logits"], rtol=0, atol=1e-4 * float(wanted["logits"].abs().max()))
 
 
-def test_a_slim_folder_is_refused_by_transformers_alone(gpt2: Path, tmp_path: Path) -> None:
-    """It would make up the weights that it does not find, and only warn."""
+def test_a_slim_folder_is_refused_by_transformers_alone(
+    gpt2: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would initialise missing weights at random, and only warn."""
     deadweight.reduce(gpt2, tmp_path / "slim")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     for cls in (transformers.AutoModelForCausalLM, transformers.GPT2LMHeadModel):
         with pytest.raises(RuntimeError, match="mismatch"):
             cls.from_pretrained(tmp_path / "slim")
+        assert SIGN in caplog.text, "the list of what does not fit says how to load it"
+        caplog.clear()
     _, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "slim", trust_remote_code=True, output_loading_info=True
     )
-    assert not any(info.values()), "with its own code nothing is missing, and nothing is too much"
+    assert not any(info.values()) and SIGN not in caplog.text, (
+        "with its own code nothing is missing, and nothing is too much"
+    )

@@ -1,4 +1,4 @@
-"""Saturation: what is measured is what the model's own attention has; slopes and verdicts are what they should be."""
+"""Saturation: the measured numbers are those of the model's own attention; slopes and verdicts are checked by hand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import transformers as T
 from deadweight.audit.run import one_thread
 from deadweight.cli import main
 from deadweight.errors import DeadweightError
-from deadweight.saturation import rows as rows_module
-from deadweight.saturation.rows import LEAST, Column, sample_positions
+from deadweight.saturation import attention_rows as rows_module
+from deadweight.saturation.attention_rows import LEAST, Column, sample_positions
 from deadweight.saturation.run import lengths_up_to, saturation
 from deadweight.saturation.slopes import AtLength, Head, LayerSlopes, factors, layer_of, verdict_of
 
@@ -214,7 +214,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-def test_the_command_tells_draws_writes_and_feeds_a_plan(run: Callable[..., Said], tmp_path: Path) -> None:
+def test_the_command_prints_plots_and_writes_what_a_plan_reads(run: Callable[..., Said], tmp_path: Path) -> None:
     data, plot = tmp_path / "s.json", tmp_path / "s.svg"
     words = ["saturation", "demo", "--length", 16, "--windows", 2, "--rows", 4]
     code, out, err = run(*words, "--json", data, "--plot", plot)
@@ -246,7 +246,7 @@ def test_the_command_tells_draws_writes_and_feeds_a_plan(run: Callable[..., Said
         ("vit", "vit does not take input_ids; expected a language model"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_status_two(
+def test_an_impossible_request_is_one_line_and_exit_status_two(
     run: Callable[..., Said],
     arguments: str,
     words: str,
@@ -295,6 +295,6 @@ def test_an_attention_with_unknown_parts_is_refused(
     def refuse(*args: Any) -> None:
         raise NotImplementedError("attention with sinks, which compressed heads do not know")
 
-    monkeypatch.setattr("deadweight.compress.observe.options_of", refuse)
+    monkeypatch.setattr("deadweight.compress.attention_calls.options_of", refuse)
     with pytest.raises(DeadweightError, match=r"has attention with sinks.*cannot be observed"):
         saturation(folder("llama"), text)

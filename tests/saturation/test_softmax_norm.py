@@ -51,7 +51,7 @@ def test_one_hot_rows_and_single_keys_have_zero() -> None:
     assert softmax_norm(rows([1.0])).tolist() == [0]
 
 
-def test_hidden_keys_change_nothing() -> None:
+def test_masked_keys_change_nothing() -> None:
     p = rows([0.5, 0.3, 0.2])
     padded = torch.nn.functional.pad(p, (3, 4))
     torch.testing.assert_close(softmax_norm(padded), softmax_norm(p))

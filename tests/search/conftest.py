@@ -21,7 +21,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import every_law, search
 from deadweight.reduce.apply import Weights, apply_one
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone
 from deadweight.save.facts import Constant, Fact, IdentityBlocks, Passed, holds
 from deadweight.source.randomise import randomise

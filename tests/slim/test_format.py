@@ -42,7 +42,7 @@ def test_every_kind_is_the_same_after_writing_and_reading() -> None:
     assert {spec.kind for spec in EVERY.values()} == set(KINDS)
     written = SlimSpec(EVERY, {"h.0.attn": HEADS})
     assert SlimSpec.from_json(json.loads(json.dumps(written.to_json()))) == written
-    assert written.stored_otherwise == ["a", "c"]
+    assert written.layers_in_other_form == ["a", "c"]
 
 
 @pytest.mark.parametrize(

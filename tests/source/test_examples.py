@@ -5,10 +5,10 @@ import pytest
 import torch
 import transformers
 
-from deadweight.source.makers import MAKERS
+from deadweight.source.example_makers import MAKERS
 from deadweight.source.model import Source, open_model
-from deadweight.source.narrow import narrow, narrow_config, shallow_config
-from deadweight.source.table import Size
+from deadweight.source.narrow_clone import narrow, narrow_config, shallow_config
+from deadweight.source.narrow_sizes import Size
 
 # type, class, and the inputs it gets with their shapes
 EXPECTED: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [

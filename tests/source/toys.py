@@ -19,7 +19,7 @@ def linear_with_keywords() -> tuple[nn.Module, dict]:
 
 
 def alone() -> nn.Module:
-    return nn.Linear(4, 2)
+    return nn.Bilinear(4, 3, 2)
 
 
 def nothing() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deadweight.errors import DeadweightError
-from deadweight.train.workers import TrainingJob
+from deadweight.train.gpu_queue import TrainingJob
 
 BEST = 1.1e-3  # the learning rate that the played runs like
 

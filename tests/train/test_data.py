@@ -118,7 +118,7 @@ def test_text_that_cannot_be_trained_on_is_refused(tmp_path: Path, name: str) ->
         (Data(text="embedded", tokenizer="nothing.json"), "expected bytes, bpe:SIZE, or a tokenizer.json"),
     ],
 )
-def test_what_is_not_there_is_named(tmp_path: Path, data: Data, message: str) -> None:
+def test_a_missing_text_is_named(tmp_path: Path, data: Data, message: str) -> None:
     with pytest.raises(DeadweightError) as error:
         prepare(data, tmp_path, context=16)
     assert message in str(error.value)

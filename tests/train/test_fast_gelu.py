@@ -10,7 +10,7 @@ from deadweight.train.objective import Objective
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 
-def test_it_is_gelu_and_its_gradient() -> None:
+def test_fast_gelu_is_gelu_with_its_gradient() -> None:
     x = torch.linspace(-12, 12, 20001, dtype=torch.float64, requires_grad=True)
     wide = x.detach().float().requires_grad_()
     (exact,) = torch.autograd.grad(F.gelu(x).sum(), x)
@@ -22,7 +22,7 @@ def test_it_is_gelu_and_its_gradient() -> None:
     assert (tanh - F.gelu(x)).abs().max() > 1e-4
 
 
-def test_what_bfloat16_makes_of_it_is_the_same() -> None:
+def test_fast_gelu_in_bfloat16_rounds_to_the_same_numbers() -> None:
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0)).bfloat16()
     same = fast_gelu(x) == F.gelu(x.float()).bfloat16()
     assert same.float().mean() > 0.999

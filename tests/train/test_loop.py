@@ -176,7 +176,7 @@ def test_a_killed_process_leaves_a_state_to_go_on_with(tmp_path: Path, tiny: Tin
 
 
 class Stop(Exception):
-    """Raised when enough was told."""
+    """Raised after enough progress reports."""
 
     def __init__(self, after: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every mistake in a run is told before any work is done."""
+"""Every mistake in the settings of a run is reported before any work is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep runs everything once, goes on where it was, and tells mean and spread."""
+"""A sweep runs everything once, resumes where it stopped, and reports mean and spread."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_told_before_the_first_run(name: str) -> None:
+def test_a_mistake_is_reported_before_the_first_run(name: str) -> None:
     change, message = WRONG[name]
     with pytest.raises(DeadweightError) as error:
         make_sweep({**BASE, **change})

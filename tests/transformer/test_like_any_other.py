@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import deadweight
 from deadweight.cli import app
 from deadweight.source.model import open_model
-from deadweight.source.narrow import narrow, narrow_config
+from deadweight.source.narrow_clone import narrow, narrow_config
+from deadweight.source.narrow_sizes import Size
 from deadweight.source.randomise import randomise
-from deadweight.source.table import Size
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
 
 EXACT = 1e-12  # relative, in float64

@@ -1,4 +1,4 @@
-"""The transformer in all its shapes: its cache, its padding, its start."""
+"""The transformer in all its shapes: cache, padding and initial weights."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from deadweight.allocate.bound import HeadGroup, Task, error
-from deadweight.allocate.rules import Rules, kv_bytes
+from deadweight.allocate.constraints import Rules, kv_bytes
 from deadweight.allocate.solver import split
 from deadweight.errors import DeadweightError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from deadweight.allocate.bound import check_profile
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.source.kinds import JsonObject, Setting
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
+from deadweight.source.type_aliases import JsonObject, Setting
 
 FORMS = "flat, power:EXPONENT, exponential:LAGS, FILE.csv, FILE.json, text:FILE or model:MODEL"
 MEASURED_LAGS = 32  # by default
@@ -114,11 +114,11 @@ def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", s
     if name == "flat":
         return flat(lags or 1)
     if kind == "text" and colon:
-        from deadweight.allocate.from_text import measure_text
+        from deadweight.allocate.profile_from_text import measure_text
 
         return measure_text(rest, lags or MEASURED_LAGS, tokenizer=tokenizer, say=say)
     if kind == "model" and colon:
-        from deadweight.allocate.from_model import measure_model
+        from deadweight.allocate.profile_from_model import measure_model
 
         return measure_model(rest, lags or MEASURED_LAGS, say=say)
     if Path(name).suffix in (".csv", ".json"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deadweight.allocate.bound import Task
+from deadweight.allocate.constraints import LayerBudget, Rules
 from deadweight.allocate.profile import Profile, read_profile
-from deadweight.allocate.rules import LayerBudget, Rules
 from deadweight.allocate.solver import Optimum, solve
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from deadweight.allocate.bound import HeadGroup, Task, error
+from deadweight.allocate.constraints import LayerBudget, Rules, WidthLimit, feasible
 from deadweight.allocate.dual import LagBlocks, Priced, Problem, best_price, floors, floors_at
-from deadweight.allocate.rules import LayerBudget, Rules, WidthLimit, feasible
 from deadweight.allocate.search import EQUAL, BoundQuery, search
 from deadweight.errors import DeadweightError
 

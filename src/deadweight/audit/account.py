@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deadweight.audit.choices import has_no_derivative
-from deadweight.audit.finding import Completeness
+from deadweight.audit.choice_parameters import has_no_derivative
 from deadweight.audit.jacobian import Draw, JacobianRows, refuse_none
 from deadweight.audit.nullity import largest_singular, unexplained_directions
+from deadweight.audit.result import Completeness
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph

@@ -2,7 +2,8 @@
 
 Structure, on the traced graph itself: everything that reads a changed value is a step of the proof, and no changed
 value is an output. Steps, on numbers: each operation of a shift proof is run on real operands with and without random
-shifts that follow the labels, and must change as the conclusion says. Motions: parameters are moved a long way along
+shifts that follow the labels, and must change as the conclusion says; steps on values of more than
+`LARGEST_REPLAYED` elements are counted instead. Motions: parameters are moved a long way along
 every claim (a dead one by a lot, a gauge by a finite member of its group), and the outputs must stay.
 """
 
@@ -19,7 +20,7 @@ from deadweight.claims.point import Point, Values
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.evaluate import largest_difference
 from deadweight.graph.node import Graph, Node, float64_arguments, substitute
-from deadweight.proof.steps import Step
+from deadweight.proof.steps import LARGEST_REPLAYED, Step
 
 STEP = 1e-9  # relative: one operation in float64 rounds at about 1e-15
 WHOLE = 1e-8  # a whole narrow model, after a finite turn
@@ -154,7 +155,10 @@ def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> tuple[str | 
 
 
 def known_labels(value: object) -> bool:
-    return hasattr(value, "label") or isinstance(value, list)
+    """Whether a step kept its labels: it does for values of at most `LARGEST_REPLAYED` elements."""
+    if isinstance(value, list):
+        return all(part is None or known_labels(part) for part in value)
+    return hasattr(value, "label") and value.label.numel() <= LARGEST_REPLAYED
 
 
 def taken_over(step: Step) -> bool:

@@ -19,6 +19,7 @@ from deadweight.graph.evaluate import FILL, evaluate, real_outputs
 from deadweight.graph.node import Graph
 
 Draw = Callable[[int], Values]
+TOLERANCE = 1e-9  # of gradients along a redundant direction: rounding leaves 1e-14, a live direction gives about 1
 DRAWS = 4
 MANY = 5_000_000  # parameters: from here on fewer draws, for time and memory
 DIRECTIONS = 2  # random ones, per claim; one in models of many parameters

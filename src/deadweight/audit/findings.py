@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deadweight.audit.finding import Finding, Pieces, Unknown
+from deadweight.audit.result import Finding, Pieces, Unknown
 from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
 from deadweight.proof.opsets import SHAPE
@@ -60,12 +60,18 @@ def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
         if moves:
             yield f"{moves} operation{'s' if moves > 1 else ''} that only move elements → no element changes"
             moves = 0
-        yield by_name(graph, str(step), step.node)
+        yield f"{place_of(graph, step.node)} [{step.op}]: {by_name(graph, f'{step.rule} → {step.conclusion}')}"
 
 
-def by_name(graph: Graph, words: str, *nodes: str) -> str:
+def place_of(graph: Graph, node: str) -> str:
+    """What a step is about, for people: a parameter by its name, an operation by its module and its line of code."""
+    origin = graph.nodes[node].origin if node in graph.nodes else None
+    return graph.parameters.get(node) or (str(origin) if origin is not None else node)
+
+
+def by_name(graph: Graph, words: str) -> str:
     """The same text with the state-dict names of parameters."""
-    for name in sorted({*nodes, *re.findall(r"\bp_\w+", words)}, key=len, reverse=True):
+    for name in sorted(set(re.findall(r"\bp_\w+", words)), key=len, reverse=True):
         words = re.sub(rf"\b{re.escape(name)}\b", graph.parameters.get(name, name), words)
     return words
 
@@ -96,7 +102,8 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
     touched = {i for name in finding.into if (i := blocks.index_in(name)) is not None}
     spread = touched | ({home} if home is not None else set())
     if home is None or len(spread) > 2:
-        yield replace(finding, into=tuple(everywhere(blocks, finding.into, source)))
+        proof = tuple(in_block(blocks, line, None, 0) for line in finding.proof)
+        yield replace(finding, into=tuple(everywhere(blocks, finding.into, source)), proof=proof)
         return
     for index in blocks.represented(home):
         offset = index - home
@@ -104,8 +111,23 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
             finding,
             parameter=blocks.shifted(finding.parameter, offset),
             into=tuple(name for n in finding.into if (name := blocks.shifted(n, offset)) in source.shapes),
-            proof=tuple(blocks.shifted(line, offset) for line in finding.proof),
+            proof=tuple(in_block(blocks, line, home, offset) for line in finding.proof),
         )
+
+
+def in_block(blocks: Blocks, line: str, home: int | None, offset: int) -> str:
+    """A step of a proof about one block, for another block: the module of `home` moves by `offset`.
+
+    Blocks were cut out of the model, so that the number of any other block is known only where neither it nor `home`
+    stands for several; else it is written as *.
+    """
+    head = re.match(rf"{re.escape(blocks.path)}\.(\d+)(?=[.,][^\[]*:\d+ \[)", line)
+    if head is None:
+        return blocks.shifted(line, offset)
+    index, alike = int(head[1]), blocks.represented(int(head[1]))
+    known = len(alike) == 1 and (home is None or len(blocks.represented(home)) == 1)
+    number = str(index + offset) if index == home else str(alike[0]) if known else "*"
+    return f"{blocks.path}.{number}{blocks.shifted(line[head.end() :], offset)}"
 
 
 def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterator[str]:

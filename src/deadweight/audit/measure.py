@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from deadweight.audit.account import Account
+from deadweight.audit.best_account import FIRST, CloneChoice, best_account, surplus
 from deadweight.audit.checker import replay
-from deadweight.audit.count import FIRST, CloneChoice, best_account, surplus
+from deadweight.audit.claim_matching import ClaimIdentity, Role, identities, roles
 from deadweight.audit.evidence import Draw, Gradients, claim_evidence, gradients
-from deadweight.audit.finding import Completeness, Unknown
-from deadweight.audit.matching import ClaimIdentity, Role, identities, roles
-from deadweight.audit.path import on_path
+from deadweight.audit.path_evidence import on_path
+from deadweight.audit.result import Completeness, Unknown
 from deadweight.audit.same_function import CLOSE, program_error, same_buffers
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Point, Values
@@ -24,16 +24,16 @@ from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
 from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
-from deadweight.graph.cores import without_epsilon
 from deadweight.graph.evaluate import largest_difference
 from deadweight.graph.node import Graph
+from deadweight.graph.norm_cores import without_epsilon
 from deadweight.graph.pieces import stored_part
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import Catalogue
 from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
 from deadweight.search.prover import Prover
 from deadweight.source.model import Source
-from deadweight.source.narrow import narrow
+from deadweight.source.narrow_clone import narrow
 from deadweight.source.randomise import randomise
 
 T = TypeVar("T")

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from deadweight.audit.checker import structure
-from deadweight.audit.finding import Audit, Finding, Unknown
+from deadweight.audit.evidence import TOLERANCE
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
 from deadweight.audit.measure import measure
-from deadweight.audit.shorten import shorten_example
+from deadweight.audit.payoff import payoff_of
+from deadweight.audit.result import Audit, Finding, Unknown
+from deadweight.audit.short_examples import shorten_example
+from deadweight.audit.source_line import source_line
 from deadweight.audit.unknowns import unknowns
-from deadweight.audit.untraced import untraced_evidence
+from deadweight.audit.untraced_evidence import untraced_evidence
 from deadweight.claims.claim import Claim
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import canonical, read_as_probabilities
@@ -23,12 +26,10 @@ from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
 from deadweight.search.prover import Prover
-from deadweight.source.kinds import ExampleInputs, ModelLike
+from deadweight.source.materialise import with_values
 from deadweight.source.model import ModelSpec, Source
-from deadweight.source.real import with_values
+from deadweight.source.type_aliases import ExampleInputs, ModelLike
 from deadweight.threads import one_thread
-
-TOLERANCE = 1e-9  # of the evidence: rounding leaves about 1e-14, a live direction gives about 1
 
 
 def audit(
@@ -129,7 +130,14 @@ def make_audit(source: Source, graph: Graph, request: AuditRequest, say: Progres
     lost = [c for c in replayed if not (measured.evidence_of(c) or 0.0) <= TOLERANCE]
     kept = [c for c in replayed if not any(c is other for other in lost)]
     findings = [
-        replace(to_finding(graph, c), evidence=measured.evidence_of(c), unreplayed=measured.unreplayed_steps(c))
+        replace(
+            to_finding(graph, c),
+            evidence=measured.evidence_of(c),
+            unreplayed=measured.unreplayed_steps(c),
+            fix=request.laws.law_of(c).fix,
+            source=source_line(source.module, graph, c.node),
+            payoff=payoff_of(graph, c, request.laws.law_of(c)),
+        )
         for c in kept
     ]
     unknown = [*everywhere_unknown(source, unknowns(result.prover)), *measured.unexplained]

@@ -8,13 +8,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from deadweight.audit.finding import Unknown
+from deadweight.audit.result import Unknown
 from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.graph.node import Graph, Node, is_vector
+from deadweight.proof.basis import TURN_RULES
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
 from deadweight.proof.scale import SCALE_RULES
 from deadweight.proof.shift import RULES
-from deadweight.proof.turn import TURN_RULES
 from deadweight.search.prover import Prover, follow
 from deadweight.search.shifts import added_once
 

@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from deadweight.claims.point import Motion
-from deadweight.proof.turn import Site
+from deadweight.proof.basis import Site
 
 Value = Callable[[str], Tensor]  # a node that depends on parameters alone, to its value
 
@@ -85,7 +85,11 @@ def site_change(site: Site, element: Element, parameter: Tensor, value: Value, r
     for part in element:
         part = part if site.power == 1 else part.raised(site.power, finite=reader_sign == 1.0)
         for places, blocks in blocks_at(site, part.index):
-            apply_part(site, part, places, blocks, along, change, gain, reader_sign)
+            g = None if gain is None else gain[places][..., None]
+            u, v = acting_factors(site, part, blocks, g, reader_sign)
+            slices = along[places].reshape(*places.shape, -1)  # blocks × n × rest
+            moved = u @ (v.transpose(1, 2) @ slices)
+            change.index_add_(0, places.reshape(-1), moved.reshape(-1, *along.shape[1:]))
     if site.expert is None:
         return change.movedim(0, site.axis)
     return change.unflatten(0, (parameter.shape[site.expert], -1)).movedim((0, 1), (site.expert, site.axis))
@@ -98,26 +102,16 @@ def along_space(site: Site, parameter: Tensor) -> Tensor:
     return parameter.movedim((site.expert, site.axis), (0, 1)).flatten(0, 1)
 
 
-def apply_part(
-    site: Site,
-    part: Blockwise,
-    places: Tensor,
-    blocks: Tensor,
-    along: Tensor,
-    change: Tensor,
-    gain: Tensor | None,
-    reader_sign: float,
-) -> None:
-    """Add what these blocks do to the slices at their places."""
+def acting_factors(
+    site: Site, part: Blockwise, blocks: Tensor, gain: Tensor | None, reader_sign: float
+) -> tuple[Tensor, Tensor]:
+    """U and V of these blocks as they act on the site's axis; through a gain g: diag(g)·U·Vᵀ·diag(g)⁻¹."""
     u, v = part.u[blocks], part.v[blocks]
     if site.role == "in":
         u, v = reader_sign * v, u
-    if gain is not None:  # diag(g)·U·Vᵀ·diag(g)⁻¹, seen from the side that is acted on
-        g = gain[places][..., None]
-        u, v = (u / g, v * g) if site.role == "in" else (u * g, v / g)
-    slices = along[places].reshape(*places.shape, -1)  # blocks × n × rest
-    moved = u @ (v.transpose(1, 2) @ slices)
-    change.index_add_(0, places.reshape(-1), moved.reshape(-1, *along.shape[1:]))
+    if gain is not None:
+        u, v = (u / gain, v * gain) if site.role == "in" else (u * gain, v / gain)
+    return u, v
 
 
 def blocks_at(site: Site, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

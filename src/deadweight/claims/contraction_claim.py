@@ -14,8 +14,8 @@ from deadweight.claims.head_parts import HeadPart, by_shape, turn_of
 from deadweight.claims.normed_heads import directions
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.claims.turn_claim import SIZE
+from deadweight.proof.basis import Site
 from deadweight.proof.commutant import Products
-from deadweight.proof.turn import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deadweight.claims.head_parts import HeadPart
 from deadweight.proof import field
-from deadweight.proof.normed import Gram
+from deadweight.proof.normed_heads import Gram
 
 
 def keeping_lengths(parts: Sequence[HeadPart], norms: Sequence[Gram]) -> list[HeadPart]:

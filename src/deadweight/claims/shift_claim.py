@@ -13,7 +13,7 @@ from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph, Node
 from deadweight.proof.absorb import Absorber
 from deadweight.proof.labels import compact
-from deadweight.proof.reading import centred_input
+from deadweight.proof.readers import centred_input
 from deadweight.proof.weights import weight_view
 
 FAR = 3.0  # parameters are of order one

@@ -11,7 +11,7 @@ from torch import Tensor
 from deadweight.claims.action import Blockwise, Element, direction, transformed
 from deadweight.claims.claim import Claim, normal
 from deadweight.claims.point import Motion, Point, Values
-from deadweight.proof.turn import Site
+from deadweight.proof.basis import Site
 
 SIZE = 0.5  # of U·Vᵀ in a random member 1 + U·Vᵀ: well away from a singular one
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deadweight.cli.options import Json, Plot
-from deadweight.cli.screen import JsonReport, drawable, plain, progress_bar, writable
+from deadweight.cli.progress_and_output import JsonReport, drawable, plain, progress_bar, writable
+from deadweight.cli.quiet import is_quiet
 from deadweight.errors import DeadweightError
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def bound(
     \b
     exit status: 0 done, 2 wrong usage, bad input, or nothing fits (the message says what would)
     """
-    from deadweight.allocate.rules import LayerBudget, Rules
+    from deadweight.allocate.constraints import LayerBudget, Rules
     from deadweight.allocate.run import allocate
     from deadweight.report.allocation import bound_data, plot_bound, print_bound
 
@@ -183,10 +184,10 @@ def plan(
     \b
     exit status: 0 done, 2 wrong usage, bad input, or nothing fits (the message says what would)
     """
+    from deadweight.allocate.constraints import Rules
     from deadweight.allocate.pilot import PilotSettings
     from deadweight.allocate.plan import UniformShape
     from deadweight.allocate.plan import plan as make_plan
-    from deadweight.allocate.rules import Rules
 
     outputs = PlanOutputs(json, toml, plot)
     shape = UniformShape(width, layers, heads, context)
@@ -211,7 +212,7 @@ class PlanOutputs:
         self.prints_toml = toml == "-"
 
     def deliver(self, plan: HeadPlan, source: str, data: dict[str, str] | None) -> None:
-        from deadweight.allocate.toml import plan_toml
+        from deadweight.allocate.plan_toml import plan_toml
         from deadweight.report.allocation import plan_data, plot_plan, print_plan
 
         settings = plan_toml(plan, data)
@@ -238,7 +239,8 @@ def run_pilot(shape: UniformShape, settings: PilotSettings) -> list[float]:
 
     with progress_bar() as progress:
         result = pilot(shape, settings, progress=progress)
-    plain(result.source, stderr=True)
+    if not is_quiet():
+        plain(result.source, stderr=True)
     return [round(factor, 4) for factor in result.factors]
 
 

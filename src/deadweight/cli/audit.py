@@ -1,19 +1,20 @@
-"""`deadweight audit`: which parameters are redundant, and why."""
+"""`deadweight audit`: which parameters are redundant, and why; and the same as a check."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-import deadweight
-from deadweight.cli.options import AnyModel, Ignore, Json, Select, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, progress_bar
+from deadweight.cli.options import ANY_MODEL, Ignore, Json, Select, TrustRemoteCode
+from deadweight.cli.progress_and_output import JsonReport, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
-from deadweight.report.json_report import to_json
-from deadweight.report.terminal import print_audit
+from deadweight.lint.settings import FILE, LintSettings, Target, read_settings
 from deadweight.report.text import printable
 
 FOUND = 1
@@ -26,6 +27,35 @@ class Output(StrEnum):
     probabilities = "probabilities"
 
 
+class OutputFormat(StrEnum):
+    """How the result is written."""
+
+    text = "text"
+    json = "json"
+    github = "github"
+    sarif = "sarif"
+
+
+class FailOn(StrEnum):
+    """The mildest verdict that fails a check."""
+
+    dead = "dead"
+    folds = "folds"
+    gauge = "gauge"
+
+
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help=f"{ANY_MODEL} Without it: the targets in {FILE}.")
+]
+InputsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inputs",
+        metavar="SHAPE",
+        help="Example inputs of a module that comes without: 2x64:int, 2x3x32x32, mask=2x64:bool, or a .safetensors "
+        "file with one tensor per argument. Without this option the first layer says what it reads.",
+    ),
+]
 TrainingOption = Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")]
 OutputOption = Annotated[Output, typer.Option("--output", help="What must stay the same.")]
 CompleteOption = Annotated[
@@ -37,9 +67,23 @@ CheckOption = Annotated[
         "--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if no audit was possible."
     ),
 ]
-GaugesOption = Annotated[
-    bool, typer.Option("--gauges", help="With --check: also exit with 1 for gauges, which every transformer has.")
+GaugesOption = Annotated[bool, typer.Option("--gauges", help="With --check: the same as --fail-on gauge.")]
+FailOnOption = Annotated[
+    FailOn | None,
+    typer.Option("--fail-on", help="A check that fails on this and on anything worse: dead, then folds, then gauge."),
 ]
+FormatOption = Annotated[
+    OutputFormat | None,
+    typer.Option("--output-format", help="text; json; github (annotations of a pull request); sarif (code scanning)."),
+]
+BaselineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline", metavar="FILE", help="A check that passes what is listed here, and fails on what is new or gone."
+    ),
+]
+UpdateOption = Annotated[bool, typer.Option("--update-baseline", help="List today's findings in the baseline.")]
+ExitZeroOption = Annotated[bool, typer.Option("--exit-zero", help="Report what a check finds, and exit with 0.")]
 ProofsOption = Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")]
 LengthOption = Annotated[
     int | None, typer.Option("--length", metavar="N", min=2, help="Sequence length of the example inputs.")
@@ -47,13 +91,19 @@ LengthOption = Annotated[
 
 
 def audit(
-    model: AnyModel,
+    model: ModelArgument = None,
+    inputs: InputsOption = None,
     json: Json = None,
     training: TrainingOption = False,
     output: OutputOption = Output.logits,
     complete: CompleteOption = False,
     check: CheckOption = False,
     gauges: GaugesOption = False,
+    fail_on: FailOnOption = None,
+    output_format: FormatOption = None,
+    baseline: BaselineOption = None,
+    update_baseline: UpdateOption = False,
+    exit_zero: ExitZeroOption = False,
     select: Select = None,
     ignore: Ignore = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -67,27 +117,90 @@ def audit(
     deadweight audit demo --complete            do the laws explain every redundant dimension?
     deadweight audit demo --json -              the same result as JSON
     deadweight audit ./config.json              no weights needed: only the architecture matters
+    deadweight audit mypkg.model:build --inputs 2x64:int
+                                                your own module: build() returns it, 2 × 64 tokens go in
     deadweight audit mypkg.model:build --check --select key-bias,value-bias
                                                 in CI: fail if the model has one of these
+    deadweight audit mypkg.model:build --baseline known.json --update-baseline
+                                                accept today's findings; without the flag, fail on new ones
+    deadweight audit --output-format github     the targets of [tool.deadweight] in pyproject.toml, as annotations
 
     \b
-    exit status: 0 done, 1 --check found something, 2 wrong usage, bad input, or a model that could not be audited
+    exit status: 0 done, 1 a check failed, 2 wrong usage, bad input, or a model that could not be audited
     """
     report = JsonReport(json)
+    settings = merge_settings(
+        read_settings(Path.cwd()),
+        Target(
+            model or "",
+            ",".join(inputs) if inputs else None,
+            training,
+            output.value,
+            length,
+            complete,
+            trust_remote_code,
+        ),
+    )
+    checks = check or bool(fail_on or settings.fail_on or baseline or settings.baseline)
+    settings = replace(
+        settings,
+        select=law_codes(select or []) or settings.select,
+        ignore=law_codes(ignore or []) or settings.ignore,
+        fail_on="gauge" if gauges else fail_on.value if fail_on else settings.fail_on,
+        baseline=baseline or settings.baseline,
+        output_format=output_format.value if output_format else settings.output_format,
+    )
+    run_check(settings, report, proofs=proofs, checks=checks, update_baseline=update_baseline, exit_zero=exit_zero)
+
+
+def merge_settings(project: LintSettings, given: Target) -> LintSettings:
+    """The project's settings where no model, or one of its targets, is named; else the command line's alone.
+
+    What the command line says about a target replaces what the project says.
+    """
+    if not given.model and not project.targets:
+        raise DeadweightError(f"found no MODEL and no targets in [tool.deadweight] of {FILE}; expected one of them")
+    if given.model and given.model not in [target.model for target in project.targets]:
+        return LintSettings(targets=(given,))
+    targets = [target for target in project.targets if given.model in ("", target.model)]
+    return replace(project, targets=tuple(merge_target(target, given) for target in targets))
+
+
+def merge_target(target: Target, given: Target) -> Target:
+    return Target(
+        target.model,
+        given.inputs or target.inputs,
+        given.training or target.training,
+        target.output if given.output == "logits" else given.output,
+        given.length or target.length,
+        given.complete or target.complete,
+        given.trust_remote_code or target.trust_remote_code,
+    )
+
+
+def run_check(
+    settings: LintSettings, report: JsonReport, *, proofs: bool, checks: bool, update_baseline: bool, exit_zero: bool
+) -> None:
+    """Audit the targets, report, and exit with what the check says."""
+    from deadweight.lint.check import check_targets
+    from deadweight.report.audit_terminal import print_audit
+    from deadweight.report.check import check_data, print_check, write_check
+
     with progress_bar() as progress:
-        result = deadweight.audit(
-            model,
-            training=training,
-            output=output.value,
-            complete=complete,
-            select=law_codes(select or []),
-            ignore=law_codes(ignore or []),
-            trust_remote_code=trust_remote_code,
-            length=length,
-            progress=progress,
-        )
-    report.deliver(lambda: to_json(result), lambda console: print_audit(result, console, proofs=proofs))
-    if check and any(f.counts(gauges=gauges) for f in result.findings):
+        result = check_targets(settings, progress, update_baseline=update_baseline)
+
+    def show(console: Console) -> None:
+        if settings.output_format != "text":
+            write_check(result)
+            return
+        for checked in result.models:
+            print_audit(checked.audit, console, proofs=proofs)
+        if checks:
+            print_check(result, console)
+
+    report.deliver(lambda: check_data(result), show)
+    if checks and result.failed and not exit_zero:
         raise typer.Exit(FOUND)
-    if result.unaudited is not None and (check or not result.findings):
-        raise DeadweightError(f"{printable(result.model)} could not be audited: {printable(result.unaudited)}")
+    for audit_ in (checked.audit for checked in result.models):
+        if audit_.unaudited is not None and (checks or not audit_.findings):
+            raise DeadweightError(f"{printable(audit_.model)} could not be audited: {printable(audit_.unaudited)}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from deadweight.cli.options import Json, LayoutName, Overwrite, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, plain, progress_bar
+from deadweight.cli.progress_and_output import JsonReport, plain, progress_bar
 
 
 class MethodName(StrEnum):

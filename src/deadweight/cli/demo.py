@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.text import Text
 
 import deadweight
-from deadweight.cli.screen import progress_bar
-from deadweight.report.terminal import make_console, print_audit
+from deadweight.cli.progress_and_output import progress_bar
+from deadweight.report.audit_terminal import make_console, print_audit
 
 AFTER = """
 That was a model that comes with deadweight. Now try

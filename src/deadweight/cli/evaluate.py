@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from deadweight.cli.options import Json, Text, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, progress_bar
+from deadweight.cli.progress_and_output import JsonReport, progress_bar
 from deadweight.errors import DeadweightError
 
 

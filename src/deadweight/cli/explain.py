@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
+from deadweight.cli.options import complete_law
 from deadweight.laws.page import find_page
-from deadweight.report.terminal import make_console, print_laws, print_page
+from deadweight.report.audit_terminal import make_console, print_laws, print_page
 
 
 def explain(
     law: Annotated[
-        str | None, typer.Argument(metavar="[LAW]", help="Its code or name; without it, all laws are listed.")
+        str | None,
+        typer.Argument(
+            metavar="[LAW]",
+            help="Its code or name; without it, all laws are listed.",
+            autocompletion=complete_law,
+        ),
     ] = None,
 ) -> None:
     """Show one law: what it says, why it is true, an example, when it fails, how safe it is.

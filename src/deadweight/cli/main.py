@@ -10,16 +10,20 @@ import typer
 
 import deadweight
 from deadweight.cli import allocate, audit, compress, demo, evaluate, explain, reduce, saturation, sweep, train, verify
-from deadweight.cli.screen import complain
+from deadweight.cli.progress_and_output import complain
+from deadweight.cli.quiet import add_quiet
 from deadweight.errors import DeadweightError
 
 BAD_INPUT, INTERRUPTED = 2, 130
+REQUIRED = {  # what pyproject.toml requires, by the names that are imported
+    *("torch", "transformers", "safetensors", "numpy", "psutil", "yaml", "threadpoolctl", "tomli_w", "jaxtyping")
+}
 PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing create millions of objects and little garbage
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=HELP,
@@ -61,6 +65,8 @@ app.command(short_help="Train a grid of variants and seeds.")(sweep.sweep)
 app.command(short_help="Perplexity, bits per byte, speed and size of the cache.")(evaluate.evaluate)
 app.add_typer(allocate.app, name="allocate", short_help="How many heads, of what size, in which layer.")
 app.command(short_help="Does the softmax of each head saturate with length?")(saturation.saturation)
+add_quiet(app)
+add_quiet(allocate.app)
 
 
 def main() -> None:
@@ -73,6 +79,11 @@ def main() -> None:
         app(prog_name="deadweight")
     except DeadweightError as error:
         complain(str(error))
+        sys.exit(BAD_INPUT)
+    except ModuleNotFoundError as error:
+        if error.name not in REQUIRED:
+            raise
+        complain(f"{error.name} is not installed, and this command needs it: pip install deadweight")
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

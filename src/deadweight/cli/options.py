@@ -8,14 +8,20 @@ from typing import Annotated
 
 import typer
 
-AnyModel = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A Hugging Face folder or hub id, a config.json (no weights needed), a .gguf file, "
-        "package.module:callable, or demo (a small model inside the package).",
-    ),
-]
+from deadweight.laws.page import pages
+
+
+def complete_law(incomplete: str) -> list[tuple[str, str]]:
+    """For the shell: names of laws that begin like this, after the last comma, each with its title."""
+    before, comma, word = incomplete.rpartition(",")
+    return [(f"{before}{comma}{p.law}", p.title) for p in pages() if p.law.startswith(word.lower())]
+
+
+ANY_MODEL = (
+    "A Hugging Face folder or hub id, a config.json (no weights needed), a .gguf file, "
+    "package.module:callable, or demo (a small model inside the package)."
+)
+AnyModel = Annotated[str, typer.Argument(metavar="MODEL", help=ANY_MODEL)]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - means standard output.")
 ]
@@ -27,11 +33,21 @@ TrustRemoteCode = Annotated[
 ]
 Select = Annotated[
     list[str] | None,
-    typer.Option("--select", metavar="DW…", help="Only these laws: codes or names, separated by commas."),
+    typer.Option(
+        "--select",
+        metavar="DW…",
+        help="Only these laws: codes or names, separated by commas.",
+        autocompletion=complete_law,
+    ),
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="DW…", help="All laws except these: codes or names, separated by commas."),
+    typer.Option(
+        "--ignore",
+        metavar="DW…",
+        help="All laws except these: codes or names, separated by commas.",
+        autocompletion=complete_law,
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
 Text = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 import deadweight
 from deadweight.cli.options import Ignore, Json, LayoutName, Overwrite, Select, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, complain, progress_bar
+from deadweight.cli.progress_and_output import JsonReport, complain, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
 
@@ -55,8 +55,8 @@ def reduce(
     if out is None and not dry_run:
         raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
     report = JsonReport(json)
-    from deadweight.reduce.manifest import manifest
-    from deadweight.reduce.verify import DifferentError
+    from deadweight.reduce.deadweight_json import manifest
+    from deadweight.reduce.noise_floor import DifferentError
     from deadweight.report.reduction import print_reduction
 
     with progress_bar() as progress:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from deadweight.cli.options import Json, Plot, Text, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, drawable, progress_bar
+from deadweight.cli.progress_and_output import JsonReport, drawable, progress_bar
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A language model: a folder, a hub id, or demo.")]
 LengthOption = Annotated[

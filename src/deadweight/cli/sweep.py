@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deadweight.cli.screen import counting_bar
-from deadweight.report.json_report import as_text
-from deadweight.report.terminal import make_console
+from deadweight.cli.progress_and_output import counting_bar, plain
+from deadweight.cli.quiet import is_quiet
+from deadweight.errors import DeadweightError
+from deadweight.report.audit_json import as_text
+from deadweight.report.audit_terminal import make_console
 
 if TYPE_CHECKING:
     from deadweight.train.sweep import RunResult
@@ -70,7 +72,8 @@ def sweep(
         def tell(result: RunResult) -> None:
             bar.advance(task)
             words = f"{result.bits_per_byte:.4f} bits per byte" if result.error is None else result.error
-            bar.console.print(f"{result.variant}, seed {result.seed}: {words}", markup=False, highlight=False)
+            if not is_quiet():
+                bar.console.print(f"{result.variant}, seed {result.seed}: {words}", markup=False, highlight=False)
 
         results = run_sweep(runs, out, workers=workers, ray=ray, tell=tell)
     write_results(results, out)
@@ -85,4 +88,7 @@ def write_results(results: list[RunResult], out: Path) -> None:
     (out / "results.json").write_text(as_text({"runs": [asdict(r) for r in results]}), encoding="utf-8")
     (out / "results.md").write_text(markdown(table), encoding="utf-8")
     print_sweep(table, make_console())
-    plot(table, out / "results.svg")
+    try:
+        plot(table, out / "results.svg")
+    except DeadweightError as error:  # the results are there; only the figure is missing
+        plain(str(error), stderr=True)

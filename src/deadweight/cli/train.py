@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deadweight.cli.options import Json
-from deadweight.cli.screen import JsonReport, counting_bar, plain
+from deadweight.cli.progress_and_output import JsonReport, counting_bar, plain
+from deadweight.cli.quiet import is_quiet
 from deadweight.errors import DeadweightError
-from deadweight.report.terminal import make_console
-from deadweight.source.kinds import Setting
+from deadweight.report.audit_terminal import make_console
+from deadweight.source.type_aliases import Setting
 
 if TYPE_CHECKING:  # help imports nothing that it does not show
     from deadweight.train import Listener, Run, Trained, Update
@@ -170,6 +171,9 @@ def training_bar(steps: int) -> Iterator[Listener]:
     from deadweight.train.result import Listener
 
     console = make_console(stderr=True)
+    if is_quiet():
+        yield Listener()
+        return
     if not console.is_terminal:
         yield Listener(lambda update: console.print(as_line(update), markup=False, highlight=False, soft_wrap=True))
         return

@@ -8,7 +8,7 @@ import typer
 
 import deadweight
 from deadweight.cli.options import Json, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, progress_bar
+from deadweight.cli.progress_and_output import JsonReport, progress_bar
 
 DIFFERENT = 1
 
@@ -29,7 +29,7 @@ def verify(
     exit status: 0 the same function, 1 different, 2 wrong usage or bad input
     """
     report = JsonReport(json)
-    from deadweight.reduce.manifest import verification_data
+    from deadweight.reduce.deadweight_json import verification_data
     from deadweight.report.reduction import print_verification
 
     with progress_bar() as progress:

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadweight.compress.attention_calls import AttentionCall
+from deadweight.compress.head_moments import is_finite, second
 from deadweight.compress.locate import Heads
-from deadweight.compress.moments import is_finite, second
-from deadweight.compress.observe import AttentionCall
-from deadweight.compress.rotary import turn
+from deadweight.compress.rotary_layout import rotate
+from deadweight.compress.settings import EXEMPT_TOKENS
 from deadweight.compress.streaming import NotAloneError
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import side_by_side
 
 SEEN = 10  # tokens for every dimension after which a tenth of the measured variance is trusted to be all there is
-FIRST = 4  # tokens at the start of a sequence that are not coded: attention rests on them, and they are like no others
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class CacheMoments:
         """Keys before positions and values, or gradients with respect to them, of every set: (b, sets, t, m)."""
         self.check(key, value)
         together = self.heads.key_heads // self.sets
-        keys = side_by_side(self.unturned(key.detach().float())[:, :, FIRST:], together)
-        return torch.cat([keys, side_by_side(value.detach().float()[:, :, FIRST:], together)], -1)
+        keys = side_by_side(self.unrotate(key.detach().float())[:, :, EXEMPT_TOKENS:], together)
+        return torch.cat([keys, side_by_side(value.detach().float()[:, :, EXEMPT_TOKENS:], together)], -1)
 
-    def unturned(self, keys: Tensor) -> Tensor:
-        """Keys, or gradients with respect to them, (b, g, t, d), as before positions."""
+    def unrotate(self, keys: Tensor) -> Tensor:
+        """Keys, or gradients with respect to them, (b, g, t, d), before rotary positions are applied."""
         if self.rates is None:
             return keys
         positions = torch.arange(keys.shape[2], dtype=torch.float64)[:, None]
-        return turn(keys, (-positions * self.rates).to(keys.device, torch.float32), self.heads.planes)
+        return rotate(keys, (-positions * self.rates).to(keys.device, torch.float32), self.heads.rotary_pairs)
 
     def add(self, key: Tensor, value: Tensor) -> None:
         vectors = self.vectors(key, value)
@@ -94,10 +94,10 @@ class CacheMoments:
                 f"{self.heads.path} has keys, values or gradients that are NaN or infinite on the calibration text; "
                 "expected finite ones: nothing can be measured on this model"
             )
-        if tensors[0].shape[2] <= FIRST:
+        if tensors[0].shape[2] <= EXEMPT_TOKENS:
             raise DeadweightError(
-                f"found calibration windows of {tensors[0].shape[2]} tokens; expected more than {FIRST}, the first "
-                "tokens that are not coded"
+                f"found calibration windows of {tensors[0].shape[2]} tokens; expected more than {EXEMPT_TOKENS}, the "
+                "first tokens that are not coded"
             )
 
     def measured(self) -> MeasuredCache:
@@ -105,13 +105,13 @@ class CacheMoments:
         if self.tokens == 0 or self.graded == 0:
             raise DeadweightError(f"{self.heads.path} was not reached by the calibration text; expected it to be used")
         mean = self.mean / self.tokens
-        covariance = shrunk(self.states / self.tokens - mean[:, :, None] * mean[:, None, :], self.tokens)
+        covariance = shrink_covariance(self.states / self.tokens - mean[:, :, None] * mean[:, None, :], self.tokens)
         keys = self.heads.key_heads // self.sets * self.heads.d_qk
         each = zip(mean, covariance, self.gradient / self.graded, strict=True)
         return MeasuredCache(self.heads, self.rates, tuple(SetMoments(keys, *moments) for moments in each))
 
 
-def shrunk(covariance: Tensor, tokens: int) -> Tensor:
+def shrink_covariance(covariance: Tensor, tokens: int) -> Tensor:
     """A covariance with some of the mean variance in every direction, the more the fewer tokens there were.
 
     A direction in which nothing was seen to vary must not be dropped for that: other text may use it.
@@ -124,7 +124,7 @@ def shrunk(covariance: Tensor, tokens: int) -> Tensor:
 
 @dataclass
 class CacheRecorder:
-    """Adds up what every attention caches in one run; the gradients when the block runs again on the way back."""
+    """Sums what every attention caches in one run, and its gradients when a block runs again in the backward pass."""
 
     known: dict[str, CacheMoments]
     gradients: bool = False

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from torch import nn
 
 from deadweight.compress.result import Judgement
 from deadweight.slim.format import CacheSpec
-from deadweight.version import __version__
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class CacheCompression:
     calibration_tokens: int
     points: tuple[CurvePoint, ...]  # one, or those of a curve
     caches: dict[str, CacheSpec]  # of the last point, by attention
+    beside: tuple[CurvePoint, ...] = ()  # other sizes: tried on the way to the chosen one, or only predicted
     notes: tuple[str, ...] = ()
     healed: int = 0
     before_healing: CurvePoint | None = None
@@ -59,40 +58,6 @@ def perplexity_rise(judgement: Judgement) -> float:
     return math.expm1(judgement.increase)
 
 
-def cache_data(result: CacheCompression) -> dict[str, Any]:
-    """Everything as plain data, for deadweight.json and --json."""
-    before, after = result.bytes_per_token
-    return {
-        "deadweight": __version__,
-        "source": result.model,
-        "cache": "coded",
-        "budget": {"asked": result.asked, "share": result.point.share, "tokens": result.tokens},
-        "bytes_per_token": {"before": before, "after": after},
-        "calibration_tokens": result.calibration_tokens,
-        "points": [point_data(point) for point in result.points],
-        "before_healing": None if result.before_healing is None else point_data(result.before_healing),
-        "healed_steps": result.healed,
-        "caches": {path: asdict(spec) for path, spec in result.caches.items()},
-        "seconds": round(result.seconds, 2),
-        "seconds_of_a_forward_pass": round(result.seconds_forward, 2),
-        "notes": list(result.notes),
-    }
-
-
-def point_data(point: CurvePoint) -> dict[str, Any]:
-    texts = {
-        name: {
-            "tokens": j.tokens,
-            "kl": j.error,
-            "loss_before": j.loss_before,
-            "loss_after": j.loss_after,
-            "perplexity_rise": perplexity_rise(j),
-        }
-        for name, j in point.judgements.items()
-    }
-    return {"share": point.share, "predicted": point.predicted, "texts": texts}
-
-
 def outcome_line(name: str, judgement: Judgement) -> str:
     """What it costs on one text."""
     before = math.exp(min(judgement.loss_before or 0.0, 700.0))
@@ -101,30 +66,3 @@ def outcome_line(name: str, judgement: Judgement) -> str:
         f"{name}: perplexity {before:,.2f} → {after:,.2f} ({perplexity_rise(judgement):+.2%}), "
         f"KL {judgement.error:.2e} nats per token, {judgement.tokens:,} tokens"
     )
-
-
-def cache_card(result: CacheCompression, loading: str) -> str:
-    """A README.md for the folder."""
-    before, after = result.bytes_per_token
-    lines = [
-        "---",
-        "tags: [deadweight]",
-        "---",
-        f"# {result.model.rstrip('/').rpartition('/')[2]}, with a coded key-value cache",
-        "",
-        f"Made by deadweight {__version__}: {after:,} bytes of cache per token in place of {before:,}; at "
-        f"{result.tokens:,} tokens {result.point.share:.1%} of a 16-bit cache, everything included. The weights are "
-        "those of the original. This is not the same function; what it costs was measured:",
-        "",
-        *(f"- {outcome_line(name, j)}" for name, j in result.point.judgements.items()),
-        "",
-        "## Loading",
-        "```python",
-        loading,
-        "```",
-        "",
-        "Without this code, plain transformers loads the original model with its usual cache.",
-        "",
-        "Which coordinate of which layer has how many bits: `deadweight.json`.",
-    ]
-    return "\n".join(lines) + "\n"

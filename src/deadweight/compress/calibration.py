@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deadweight import embedded
+from deadweight.compress.calibration_mixture import SHARES, mixture
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
-from deadweight.source.hugging import local_folder
+from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import Source
 from deadweight.source.plain_text import check_text, read_text
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.source.tokens import encoded, first_tokens, tokenizer_of
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
@@ -25,8 +25,26 @@ MIXTURE = "calibrated on the mixture of texts that comes with the package (--tex
 RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors), or the measurement means little"
 LONGEST = 1024  # tokens of a window, unless told otherwise
 AT_A_TIME, MOST = 2048, 4  # tokens and windows of a batch, unless told otherwise
+HELD_BACK = 0.125  # of the batches: to judge by
 HEALED = 8192  # tokens of a step of healing on a GPU, at least
 Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CalibrationRequest:
+    """Which text or inputs to calibrate on, and in windows of what size."""
+
+    text: str | None = None  # None: text that comes with the package
+    inputs: Any = None  # in place of text
+    windows: int = 32
+    length: int | None = None  # tokens of a window
+    batch: int | None = None  # windows at a time
+
+    def __post_init__(self) -> None:
+        if self.windows < 2:
+            raise DeadweightError(
+                f"found {self.windows} calibration windows; expected two or more, one of them to judge by"
+            )
 
 
 @dataclass(frozen=True)
@@ -39,35 +57,24 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
 
-def calibration(
-    source: Source,
-    spec: Any,
-    *,
-    text: str | None,
-    inputs: Any = None,
-    windows: int = 32,
-    length: int | None = None,
-    batch: int | None = None,
-    held: float = 0.125,
-) -> Calibration:
-    """`windows` of `length` tokens of the text in the model's own tokens; the last share of them is held back.
+def head_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Calibration:
+    """Windows of the text in the model's tokens; the last share of them is held back.
 
-    Keys that are cut by what counts in short windows do worse further on: windows should be as long as those to come.
+    Heads that are cut by what counts in short windows do worse at later positions: windows should be as long as the
+    sequences to come.
     """
-    if windows < 2:
-        raise DeadweightError(f"found {windows} calibration windows; expected two or more, one of them to judge by")
-    if inputs is not None:
-        return split(as_batches(source, given_inputs(inputs), batch or MOST), held)
+    text, windows = asked.text, asked.windows
+    if asked.inputs is not None:
+        return split(as_batches(source, given_inputs(asked.inputs), asked.batch or MOST))
     if text is None and "input_ids" not in source.kwargs:
         generator = torch.Generator().manual_seed(0)
         drawn = [source.draw(generator)[1] for _ in range(windows)]
-        return split([on_device(source, b) for b in drawn], held, (RANDOM,))
-    rows = token_windows(source, spec, text or "embedded", windows, length)
-    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
-    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size)]
+        return split([on_device(source, b) for b in drawn], (RANDOM,))
+    rows = token_windows(source, spec, text or "embedded", windows, asked.length)
+    batches = list(token_batches(source, rows, asked.batch))
     if getattr(source.config, "is_encoder_decoder", False):
         batches = [b | {"decoder_input_ids": b["input_ids"]} for b in batches]
-    return split(batches, held, () if text is not None else (EMBEDDED,))
+    return split(batches, () if text is not None else (EMBEDDED,))
 
 
 def text_to_heal_on(
@@ -91,24 +98,18 @@ def text_to_heal_on(
     return tuple({"input_ids": ids.to(device)} for ids in whole.split(size))
 
 
-def cache_calibration(
-    source: Source, spec: Any, *, text: str | None, inputs: Any, windows: int, length: int | None, batch: int | None
-) -> Calibration:
+def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Calibration:
     """Windows to measure a cache on: of a text, or of the mixture that comes with the package; some are held back."""
-    if windows < 2:
-        raise DeadweightError(f"found {windows} calibration windows; expected two or more, one of them to judge by")
-    if inputs is not None:
-        given = given_inputs(inputs)
+    if asked.inputs is not None:
+        given = given_inputs(asked.inputs)
         if "input_ids" not in given:
             raise DeadweightError(f"found calibration inputs {', '.join(given)}; expected input_ids, tokens of a text")
-        return split(as_batches(source, given, batch or MOST), 0.125)
-    rows = mixture_windows(source, spec, windows, length) if text is None else None
-    if rows is None:
-        assert text is not None
-        rows = token_windows(source, spec, text, windows, length)
-    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
-    batches = [{"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size)]
-    return split(batches, 0.125, (MIXTURE,) if text is None else ())
+        return split(as_batches(source, given, asked.batch or MOST))
+    if asked.text is None:
+        rows = mixture_windows(source, spec, asked.windows, asked.length)
+        return split(token_batches(source, rows, asked.batch), (MIXTURE,))
+    rows = token_windows(source, spec, asked.text, asked.windows, asked.length)
+    return split(token_batches(source, rows, asked.batch))
 
 
 def mixture_windows(source: Source, spec: Any, windows: int, length: int | None) -> Tensor:
@@ -116,9 +117,9 @@ def mixture_windows(source: Source, spec: Any, windows: int, length: int | None)
     tokenizer, vocabulary = tokenizer_for(source, spec)
     size = window_length(source, length)
     kinds = []
-    for name, text in embedded.mixture().items():
+    for name, text in mixture().items():
         ids = encoded(text.encode(), tokenizer, vocabulary, source.name)
-        wanted = max(1, round(embedded.MIXTURE[name] * windows))
+        wanted = max(1, round(SHARES[name] * windows))
         count = min(wanted, len(ids) // size)
         starts = [i * (len(ids) - size) // max(1, count - 1) for i in range(count)]
         places = [(i + 0.5) / max(count, 1) for i in range(count)]
@@ -134,12 +135,17 @@ def mixture_windows(source: Source, spec: Any, windows: int, length: int | None)
 def judge_batches(source: Source, spec: Any, text: str, windows: int, length: int) -> tuple[Batch, ...]:
     """Windows of a text of the user's choice to judge by."""
     rows = token_windows(source, spec, text, windows, length)
-    size = evenly(len(rows), min(MOST, max(1, AT_A_TIME // rows.shape[1])))
+    return token_batches(source, rows)
+
+
+def token_batches(source: Source, rows: Tensor, batch: int | None = None) -> tuple[Batch, ...]:
+    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
     return tuple({"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size))
 
 
-def split(batches: Sequence[Batch], held: float, notes: tuple[str, ...] = ()) -> Calibration:
-    count = max(1, round(held * len(batches)))
+def split(batches: Sequence[Batch], notes: tuple[str, ...] = ()) -> Calibration:
+    """The last batches are held back for judging."""
+    count = max(1, round(HELD_BACK * len(batches)))
     if len(batches) - count < 1:
         raise DeadweightError("found one batch of calibration inputs; expected two or more, one of them to judge by")
     cut = len(batches) - count
@@ -210,7 +216,7 @@ def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list
 
 
 def evenly(rows: int, batch: int) -> int:
-    """The size of batches: as asked, but two of them at least."""
+    """The size of batches: as asked, but at least two batches."""
     return min(batch, max(1, rows // 2))
 
 

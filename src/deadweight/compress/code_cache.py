@@ -6,44 +6,42 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
-from deadweight.compress.cache_result import CacheCompression, CurvePoint, cache_card, cache_data
+from deadweight.compress.cache_result import CacheCompression, CurvePoint
+from deadweight.compress.cache_support import expect_own_caches, expect_same_decoded
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
-from deadweight.compress.coding import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
-from deadweight.compress.decoding import expect_own_caches, expect_same_decoded
-from deadweight.compress.heal import heal_or_undo, healing_place
+from deadweight.compress.coded_model import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
+from deadweight.compress.deadweight_json import cache_card, cache_data
+from deadweight.compress.head_moments import measure
+from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
+from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads, locate
-from deadweight.compress.moments import measure
-from deadweight.compress.observe import attend_alike
 from deadweight.compress.result import Judgement
-from deadweight.compress.rotary import expect_constant_rates, measure_rates
-from deadweight.compress.settings import LARGEST, Settings
+from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
+from deadweight.compress.settings import CURVE_SHARES, LARGEST, USUAL_CACHE, Settings
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress
-from deadweight.save.compressed import write_compressed
+from deadweight.save.compressed_folder import CompressedModel, write_compressed
 from deadweight.slim.format import SlimSpec
-from deadweight.source.hugging import local_folder
 from deadweight.source.model import Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
-USUAL = 0.25  # of a 16-bit cache, if nothing else is asked for
-SHARES = (0.08, 0.1, 0.125, 0.16, 0.19, 0.22, 0.25, 0.31, 0.375, 0.44, 0.53)  # of a curve, and of what --max-loss tries
+NEIGHBOURS = (0.1, 0.125, 0.19, 0.25, 0.375, 0.53)  # sizes that a model card compares
 GRADED = 1  # one in so many batches is asked for gradients
 HELD, JUDGED = "held-back calibration text", "judgement text"
 
 
 @dataclass(frozen=True)
-class Work:
-    """A model whose cache was measured, and what it is judged by."""
+class MeasuredModel:
+    """A model whose cache was measured, and the texts on which its loss is judged."""
 
     source: Source
     caches: tuple[MeasuredCache, ...]
@@ -54,7 +52,7 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Length of a sequence that shares are about: that of the calibration windows."""
+        """The sequence length for which shares of the cache are computed: that of the calibration windows."""
         return int(self.calibration.measure[0]["input_ids"].shape[1])
 
 
@@ -69,7 +67,7 @@ class Coded:
 
 
 def expect_cache(source: Source) -> None:
-    """Say why the cache of a model cannot be coded."""
+    """Raise if the cache of a model cannot be coded."""
     name = printable(source.name)
     if not hasattr(source.module, "generate"):
         raise DeadweightError(f"{name} has no cache, which --keep-kv is about; use --keep-attention")
@@ -81,22 +79,15 @@ def expect_cache(source: Source) -> None:
     expect_constant_rates(source.config)
 
 
-def measured(source: Source, model: Any, settings: Settings, precision: torch.dtype, progress: Progress) -> Work:
+def measure_model(job: CompressionJob) -> MeasuredModel:
     """Locate every attention and measure what it caches."""
+    source, settings, progress = job.source, job.settings, job.progress
     expect_cache(source)
     progress("looking for heads", 0, 0)
     attentions = locate(source)
     expect_own_caches(source)
-    attend_alike(source.module)
-    text = cache_calibration(
-        source,
-        model,
-        text=settings.text,
-        inputs=settings.inputs,
-        windows=settings.windows,
-        length=settings.length,
-        batch=settings.batch,
-    )
+    use_our_attention(source.module)
+    text = cache_calibration(source, job.model, settings.calibration)
     rates = measure_rates(source.module, attentions, text.measure[0])
     known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
     of = len(text.measure)
@@ -111,18 +102,18 @@ def measured(source: Source, model: Any, settings: Settings, precision: torch.dt
     texts = {HELD: text.judge}
     if settings.judge_text is not None:
         length = int(text.measure[0]["input_ids"].shape[1])
-        texts[JUDGED] = judge_batches(source, model, settings.judge_text, settings.windows, length)
+        texts[JUDGED] = judge_batches(source, job.model, settings.judge_text, settings.windows, length)
     caches = tuple(known.pop(path).measured() for path in list(known))
-    return Work(source, caches, CacheOptions(caches, settings.keys), text, texts, precision)
+    return MeasuredModel(source, caches, CacheOptions(caches, settings.keys), text, texts, job.precision)
 
 
 def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
-    """Nothing measured yet: the key heads of a small attention are one set, those of a large one a set each."""
+    """Sums of zero tokens. The key heads of a small attention are one set, those of a large one a set each."""
     small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
     return CacheMoments.empty(heads, rates, 1 if small else heads.key_heads)
 
 
-def coded(work: Work, share: float) -> Coded:
+def code_and_judge(work: MeasuredModel, share: float) -> Coded:
     """The model with a cache of this share, judged."""
     plan = allocate(work.options, min(share, 1.0), work.tokens)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
@@ -144,16 +135,18 @@ def worst_rise(point: CurvePoint) -> float:
     return max(j.increase for j in point.judgements.values())
 
 
-def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
-    """The smallest cache whose measured loss stays within the limit on every text, by bisection."""
+def smallest_within_loss(work: MeasuredModel, limit: float, progress: Progress) -> tuple[Coded, list[CurvePoint]]:
+    """The smallest cache whose measured loss stays within the limit on every text, by bisection; and what was tried."""
     shares = possible_shares(work)
     low, high, tries = 0, len(shares) - 1, 0
     best: Coded | None = None
+    tried = []
     while low <= high:
         middle = (low + high) // 2
         tries += 1
         progress("trying sizes", tries, 4)
-        attempt = coded(work, shares[middle])
+        attempt = code_and_judge(work, shares[middle])
+        tried.append(attempt.point)
         if worst_rise(attempt.point) <= limit:
             best, high = attempt, middle - 1
         else:
@@ -163,75 +156,82 @@ def by_loss(work: Work, limit: float, progress: Progress) -> Coded:
             f"found --max-loss {limit}; a cache of 8 bits costs {worst_rise(attempt.point):.4f} nats per token: "
             "expected more, or leave the cache as it is"
         )
-    return best
+    return best, [point for point in tried if point is not best.point]
 
 
-def possible_shares(work: Work) -> list[float]:
-    """Those of which something is left for codes."""
+def possible_shares(work: MeasuredModel) -> list[float]:
+    """The shares of `CURVE_SHARES` that leave bytes for codes, after the first tokens and the scales."""
     least = sum(work.options.unit_bytes(i) for i in range(len(work.caches)))
-    return [s for s in SHARES if bytes_for_units(work.caches, s, work.tokens) >= least] or [LARGEST]
+    return [s for s in CURVE_SHARES if bytes_for_units(work.caches, s, work.tokens) >= least] or [LARGEST]
 
 
-def curve(work: Work, progress: Progress) -> list[Coded]:
-    """What caches of many sizes cost, the smallest first."""
+def predict_sizes(work: MeasuredModel, chosen: float) -> list[CurvePoint]:
+    """What caches of other sizes would cost by prediction alone, which takes no run of the model."""
+    shares = [share for share in possible_shares(work) if share in NEIGHBOURS and abs(share - chosen) > 0.01]
+    plans = [allocate(work.options, share, work.tokens) for share in shares]
+    return [CurvePoint(plan.share, plan.predicted, {}) for plan in plans]
+
+
+def judge_many_sizes(work: MeasuredModel, progress: Progress) -> list[Coded]:
+    """Models with caches of many sizes, judged, the smallest first."""
     shares = possible_shares(work)
     points = []
     for n, share in enumerate(shares):
         progress("judging sizes", n, len(shares))
-        points.append(coded(work, share))
+        points.append(code_and_judge(work, share))
     return points
 
 
-def compress_cache(
-    source: Source, model: Any, target: Path | None, settings: Settings, precision: torch.dtype, progress: Progress
-) -> CacheCompression:
+def compress_cache(job: CompressionJob) -> CacheCompression:
     """Measure the cache of a model once, code it to the size that was asked for, judge, heal and write it."""
     start = time.perf_counter()
-    work = measured(source, model, settings, precision, progress)
+    source, target, settings, progress = job.source, job.target, job.settings, job.progress
+    work = measure_model(job)
     if settings.curve:
-        points = curve(work, progress)
+        points = judge_many_sizes(work, progress)
         expect_same_decoded(source.module, points[-1].module, work.calibration.judge[0], source.name)
-        return described(work, points, settings, time.perf_counter() - start)
+        return describe(work, points, settings, time.perf_counter() - start)
     if settings.max_loss is not None:
-        choice = by_loss(work, settings.max_loss, progress)
+        choice, beside = smallest_within_loss(work, settings.max_loss, progress)
     else:
         progress("judging", 0, 0)
-        choice = coded(work, USUAL if settings.share is None else settings.share)
+        choice = code_and_judge(work, USUAL_CACHE if settings.share is None else settings.share)
+        beside = [] if target is None else predict_sizes(work, choice.point.share)
     expect_same_decoded(source.module, choice.module, work.calibration.judge[0], source.name)
     unhealed = choice.point
     notes: tuple[str, ...] = ()
     if settings.heal:
-        choice, notes = healed(work, choice, model, target, settings, progress)
-    result = described(work, [choice], settings, time.perf_counter() - start)
+        choice, notes = heal(job, work, choice)
+    result = describe(work, [choice], settings, time.perf_counter() - start)
     result = replace(
         result,
+        beside=tuple(beside),
         notes=(*result.notes, *notes),
         healed=0 if notes else settings.heal,
         before_healing=unhealed if settings.heal else None,
     )
     if target is not None and first_process():
         progress("writing", 0, 0)
-        write(source, model, target, choice, result, precision, settings.overwrite)
+        write(job, choice, result, target)
     return replace(result, module=choice.module if target is None else None, seconds=time.perf_counter() - start)
 
 
-def healed(
-    work: Work, choice: Coded, model: Any, target: Path | None, settings: Settings, progress: Progress
-) -> tuple[Coded, tuple[str, ...]]:
-    """Distil from the original with codes in the loop: rounding passes gradients as if it did nothing."""
-    original = work.source.module
-    batches = text_to_heal_on(work.source, model, settings.text, settings.heal_text, work.calibration, settings.heal)
-    same = (settings.heal, settings.heal_rate, choice.slim.to_json())
-    place = None if target is None else healing_place(target, original, batches, same)
-    undone = heal_or_undo(
-        original, choice.module, batches, settings.heal, rate=settings.heal_rate, place=place, progress=progress
+def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded, tuple[str, ...]]:
+    """Distil from the original with a coded cache; gradients pass rounding unchanged (straight-through)."""
+    original, settings = work.source.module, job.settings
+    batches = text_to_heal_on(
+        work.source, job.model, settings.text, settings.heal_text, work.calibration, settings.heal
     )
+    same = (settings.heal, settings.heal_rate, choice.slim.to_json())
+    folder = None if job.target is None else healing_folder(job.target, original, batches, same)
+    healing = Healing(settings.heal, settings.heal_rate, folder=folder)
+    undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
     judgements = {name: judge(original, choice.module, batches) for name, batches in work.texts.items()}
     return replace(choice, point=replace(choice.point, judgements=judgements)), undone
 
 
-def described(work: Work, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
-    asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL
+def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:
+    asked = None if settings.max_loss is not None or settings.curve else settings.share or USUAL_CACHE
     return CacheCompression(
         model=work.source.name,
         asked=asked,
@@ -244,32 +244,29 @@ def described(work: Work, points: Sequence[Coded], settings: Settings, seconds: 
     )
 
 
-def notes_on(work: Work, asked: float | None) -> list[str]:
+def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
     notes = []
-    blind = [c.heads for c in work.caches if c.heads.blind]
-    if blind:
+    unclear = [c.heads for c in work.caches if c.heads.keys_unclear]
+    if unclear:
         notes.append(
-            f"{len(blind)} attentions, {blind[0].path} among them, are coded behind positions: {blind[0].blind}; that "
-            "costs more"
+            f"the keys of {len(unclear)} attentions, {unclear[0].path} among them, are coded with their rotary "
+            f"positions: {unclear[0].keys_unclear}; that costs more"
         )
     if asked is not None and asked > LARGEST:
         notes.append("8 bits are as good as 16 here: no coordinate has more")
     return notes
 
 
-def write(
-    source: Source, model: Any, target: Path, choice: Coded, result: CacheCompression, precision: Any, overwrite: bool
-) -> None:
+def write(job: CompressionJob, choice: Coded, result: CacheCompression, target: Path) -> None:
+    source = job.source
+    model = CompressedModel(
+        choice.module, type(source.module), choice.slim, source.config, changes=None, precision=job.precision
+    )
     write_compressed(
-        choice.module,
-        choice.slim,
-        cache_data(result),
-        partial(cache_card, result),
+        model,
         target,
-        folder=local_folder(str(model)) if isinstance(model, (str, Path)) else None,
-        config=source.config,
-        changes=None,
-        cls=type(source.module),
-        precision=precision,
-        overwrite=overwrite,
+        folder=job.folder,
+        manifest=cache_data(result),
+        card=cache_card(result),
+        overwrite=job.settings.overwrite,
     )

@@ -1,8 +1,8 @@
 """Healing: a compressed model learns from the original, first block by block, then as a whole.
 
-Block by block, every block of the small model is given what the original's block was given, and shall put out the same:
-errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small model's
-predictions shall be the original's (KL divergence), on the same text.
+Block by block, every block of the small model gets the inputs of the original's block, and learns its outputs:
+errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small model learns
+the predictions of the original (KL divergence), on the same text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,47 +22,55 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.compress.calibration import Batch
-from deadweight.compress.judge import called, judge, main_output
+from deadweight.compress.judge import judge, main_output, run_model
 from deadweight.compress.settings import RATE
-from deadweight.compress.streaming import gathered
+from deadweight.compress.streaming import gather_weights
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.slim.coder import Coder
 from deadweight.slim.heads import HeadPacking
-from deadweight.source.private import own_parameters
+from deadweight.source.private_api import own_parameters
 from deadweight.train.launch import make_accelerator
+from deadweight.train.schedule import warm_cosine
 from deadweight.train.state import load_state, save_state
 
 SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
 BLOCKWISE = 200  # steps, at most; of few, a quarter
 
 
+@dataclass(frozen=True)
+class Healing:
+    """How long to heal and at which learning rate; `folder` keeps the state until the end, to go on after a stop."""
+
+    steps: int
+    rate: float = RATE
+    seed: int = 0  # of the order of batches
+    folder: Path | None = None
+
+
 def heal_or_undo(
     original: nn.Module,
     compressed: nn.Module,
     batches: Sequence[Batch],
-    steps: int,
-    *,
-    rate: float = RATE,
-    place: Path | None = None,
+    healing: Healing,
     progress: Progress = silent,
 ) -> tuple[str, ...]:
     """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
-    own_weights(original, compressed)
+    separate_weights(original, compressed)
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
     before = judge(original, compressed, batches[-1:]).error
-    healed(original, compressed, batches[:-1] or batches, steps, rate=rate, place=place, progress=progress)
+    distil(original, compressed, batches[:-1] or batches, healing, progress)
     after = judge(original, compressed, batches[-1:]).error
     if after <= before:
         return ()
     compressed.load_state_dict(kept)
     return (
-        f"healing for {steps} steps was undone: on a batch set aside the error rose from {before:.2e} to {after:.2e}; "
-        "it may take more steps, or more text",
+        f"healing for {healing.steps} steps was undone: on a batch set aside the error rose from {before:.2e} to "
+        f"{after:.2e}; it may take more steps, or more text",
     )
 
 
-def healing_place(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
+def healing_folder(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
     """Where healing keeps its state until it is done: beside OUT, and only for the same weights, text and settings."""
     tensors = [*original.state_dict().values(), *(x for batch in batches for x in batch.values())]
     sums = [(x.shape, float(x.double().sum())) for x in tensors if isinstance(x, Tensor)]
@@ -69,22 +78,18 @@ def healing_place(target: Path, original: nn.Module, batches: Sequence[Batch], s
     return target.with_name(f".{target.name}.healing-{key}")
 
 
-def healed(
+def distil(
     original: nn.Module,
     compressed: nn.Module,
     batches: Sequence[Batch],
-    steps: int,
-    *,
-    rate: float = RATE,
-    seed: int = 0,
-    place: Path | None = None,
+    healing: Healing,
     progress: Progress = silent,
 ) -> None:
-    """Train the compressed model in place. What was done is kept in `place` until the end, to go on after a stop.
+    """Train the compressed model in place to return what the original returns.
 
-    A stock model is trained as a whole, for its blocks may have heads of another size; what is zero there stays zero.
+    A stock model is trained as a whole, because its blocks may have heads of another size. Its zeros stay zero.
     """
-    own_weights(original, compressed)
+    separate_weights(original, compressed)
     accelerator = make_accelerator()
     stock = not any(isinstance(part, (HeadPacking, Coder)) for part in compressed.modules())
     blocks = repeated(compressed) if stock else blocks_of(compressed)
@@ -95,13 +100,14 @@ def healed(
         p.requires_grad_(True)
     fused = trained[0].is_cuda
     held = [p != 0 for p in trained] if stock else []
-    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    optimizer = torch.optim.AdamW(trained, lr=healing.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    steps, place = healing.steps, healing.folder
     first = 0 if place is None else load_state(place, compressed, optimizer)
     saved = time.monotonic()
     for step in range(first, steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate * scheduled(step, steps)
-        batch = batch_of(batches, step, seed, accelerator)
+            group["lr"] = healing.rate * warm_cosine(step, steps, max(1, steps // 20), final_share=0.1)
+        batch = batch_of(batches, step, healing.seed, accelerator)
         loss = one_step(original, compressed, blocks, batch, not stock and step < min(BLOCKWISE, steps / 4))
         if not math.isfinite(loss):
             raise DeadweightError(
@@ -126,8 +132,8 @@ def healed(
         p.requires_grad_(True)
 
 
-def own_weights(original: nn.Module, compressed: nn.Module) -> None:
-    """Both models whole, and no weight of one that is the other's: only the second is to change."""
+def separate_weights(original: nn.Module, compressed: nn.Module) -> None:
+    """Load all weights of both models, and copy those that they share: only the compressed model may change."""
     known = {p.data_ptr() for p in original.parameters()}
     shared = {id(p) for p in compressed.parameters() if p.data_ptr() in known}
     fresh: dict[int, nn.Parameter] = {}
@@ -135,16 +141,8 @@ def own_weights(original: nn.Module, compressed: nn.Module) -> None:
         for name, p in own_parameters(part).items():
             if p is not None and id(p) in shared:
                 own_parameters(part)[name] = fresh.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
-    gathered(original)
-    gathered(compressed)
-
-
-def scheduled(step: int, steps: int) -> float:
-    """Warm-up over a twentieth, then a cosine to a tenth."""
-    warm = max(1, steps // 20)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+    gather_weights(original)
+    gather_weights(compressed)
 
 
 def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:
@@ -183,8 +181,8 @@ def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], 
 
 def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> float:
     with torch.no_grad():
-        goal, logits = main_output(called(original, batch))
-    found, _ = main_output(called(compressed, batch))
+        goal, logits = main_output(run_model(original, batch))
+    found, _ = main_output(run_model(compressed, batch))
     if logits:
         a, b = goal.float().log_softmax(-1), found.float().log_softmax(-1)
         loss = (a.exp() * (a - b)).sum(-1).mean()
@@ -197,7 +195,7 @@ def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> floa
 def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch) -> float:
     """Each block against the original's on the original's inputs, one at a time."""
     with torch.no_grad(), calls(original, blocks) as seen:
-        called(original, batch)
+        run_model(original, batch)
     total = 0.0
     for path in blocks:
         args, kwargs, goal = seen[path]
@@ -217,7 +215,7 @@ def first_tensor(output: Any) -> Tensor:
 
 @contextmanager
 def calls(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What every block was called with, and what it put out."""
+    """The arguments and the output of every block, in one run."""
     seen: dict[str, Any] = {}
 
     def watch(path: str) -> Callable[..., None]:

@@ -26,8 +26,8 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
     tokens = predicted = 0
     logits = False
     for batch in batches:
-        first, logits = main_output(called(original, batch))
-        second, _ = main_output(called(compressed, batch))
+        first, logits = main_output(run_model(original, batch))
+        second, _ = main_output(run_model(compressed, batch))
         goal = None
         if logits and causal and "input_ids" in batch:
             goal = F.pad(batch["input_ids"][:, 1:], (0, 1), value=NONE).flatten()
@@ -55,7 +55,7 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
     )
 
 
-def called(model: Any, batch: Batch, *, words: bool = True) -> Any:
+def run_model(model: Any, batch: Batch, *, words: bool = True) -> Any:
     """The model's output; a decoder keeps no cache for it. Without `words`, logits are left out where that is known."""
     how: dict[str, Any] = {"use_cache": False} if hasattr(model, "generate") else {}
     if not words and "logits_to_keep" in signature(model.forward).parameters:

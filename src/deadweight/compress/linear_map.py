@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from deadweight.compress.locate import Rows
 from deadweight.save.facts import Fact, ZeroPlaces
-from deadweight.source.private import own_parameters
+from deadweight.source.private_api import own_parameters
 
 
 class LinearMap:

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.observe import AttentionCall, observing
+from deadweight.compress.attention_calls import AttentionCall, observing
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
-from deadweight.save.layout import is_linear
+from deadweight.save.slim_layout import is_linear
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 
 FEWEST, MOST = 12, 64  # examples; two numbers are taken for the same if they agree in all of them
-ANGLE = 1e-3  # radians at the farthest position: what turns less than this stands still
+ANGLE = 1e-3  # radians at the farthest position: a pair that rotates less counts as non-rotary
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Heads:
     """One attention: how many heads of what size, and which weights make them.
 
     A side without rows is made in another way (behind a norm, say); `output` is the linear layer that reads the
-    concatenated outputs. `planes` are the pairs of places that positions turn together; the other places are still.
+    concatenated outputs. `rotary_pairs` are the pairs of dimensions that rotary positions rotate together.
     """
 
     path: str
@@ -53,8 +53,8 @@ class Heads:
     key: Rows | None
     value: Rows | None
     output: str | None
-    planes: tuple[tuple[int, int], ...]
-    blind: str | None = None  # why nothing can be said about queries and keys
+    rotary_pairs: tuple[tuple[int, int], ...]
+    keys_unclear: str | None = None  # why nothing can be said about queries and keys
     query_maker: Rows | None = None  # the layer, linear or not, whose output are the queries before positions
 
     @property
@@ -72,14 +72,14 @@ class Heads:
         return self.makers if self.output is None else (*self.makers, self.output)
 
     @property
-    def still(self) -> tuple[int, ...]:
-        turned = {place for plane in self.planes for place in plane}
+    def non_rotary(self) -> tuple[int, ...]:
+        turned = {place for pair in self.rotary_pairs for place in pair}
         return tuple(i for i in range(self.d_qk) if i not in turned)
 
 
 @dataclass
 class Seen:
-    """What passed one attention in one run, on the CPU."""
+    """The inputs and outputs of one attention in one run, on the CPU."""
 
     query: Tensor
     key: Tensor
@@ -90,7 +90,7 @@ class Seen:
 
 
 @dataclass
-class Run:
+class ForwardRecord:
     """The attentions of one run in their order, with the layers around them."""
 
     seen: dict[str, Seen] = field(default_factory=dict)
@@ -118,42 +118,42 @@ class Run:
 
 def locate(source: Source) -> tuple[Heads, ...]:
     """Every attention of the model, in the order in which they are reached."""
-    near = runs(source, far=False)
+    near = record_runs(source, far=False)
     if not near[0].seen:
         raise DeadweightError(
             f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
             "expected one: there are no heads to look at"
         )
-    far = runs(source, far=True)
+    far = record_runs(source, far=True)
     return tuple(heads_of(path, source.module, near, far) for path in near[0].seen)
 
 
-def runs(source: Source, *, far: bool) -> list[Run]:
+def record_runs(source: Source, *, far: bool) -> list[ForwardRecord]:
     """The model on examples drawn at random, as many as are needed; those of words alone in one batch."""
     generator = torch.Generator().manual_seed(0)
-    found = [one_run(source, *source.inputs.draw(generator), far=far)]
+    found = [record_run(source, *source.inputs.draw(generator), far=far)]
     drawn = [source.inputs.draw(generator) for _ in range(enough(found[0]) - 1)]
     tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
     if not source.inputs.args and tensors == ["input_ids"]:
         together = torch.cat([kwargs["input_ids"] for _, kwargs in drawn])
         drawn = [((), {**source.inputs.kwargs, "input_ids": together})]
-    return found + [one_run(source, *example, far=far) for example in drawn]
+    return found + [record_run(source, *example, far=far) for example in drawn]
 
 
 @torch.no_grad()
-def one_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool) -> Run:
-    run = Run()
+def record_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool) -> ForwardRecord:
+    run = ForwardRecord()
     args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
     kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
     try:
-        with observing(source.module, run), watching(source.module, run):
+        with observing(source.module, run), record_layers(source.module, run):
             source.module(*args, **kwargs)
     except NotImplementedError as error:
         raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
     return run
 
 
-def enough(run: Run) -> int:
+def enough(run: ForwardRecord) -> int:
     """How many examples give, for every attention, twice as many vectors as a head has dimensions."""
     needed = [-(-2 * s.query.shape[-1] // (s.query.shape[0] * s.query.shape[1])) for s in run.seen.values()]
     return min(MOST, max([FEWEST, *needed]))
@@ -171,8 +171,8 @@ def far_positions(source: Source, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def watching(model: nn.Module, run: Run) -> Iterator[None]:
-    """Tell a run what goes into and comes out of every layer that has no layers inside."""
+def record_layers(model: nn.Module, run: ForwardRecord) -> Iterator[None]:
+    """Record inputs and outputs of every layer without submodules."""
     hooks = []
     for name, module in model.named_modules():
         if any(True for _ in module.children()):
@@ -187,17 +187,17 @@ def watching(model: nn.Module, run: Run) -> Iterator[None]:
             hook.remove()
 
 
-def heads_of(path: str, model: nn.Module, near: list[Run], far: list[Run]) -> Heads:
+def heads_of(path: str, model: nn.Module, near: list[ForwardRecord], far: list[ForwardRecord]) -> Heads:
     first = near[0].seen[path]
     heads, key_heads = first.query.shape[1], first.key.shape[1]
-    sides = {side: traced(side, path, model, near) for side in ("query", "key", "value")}
-    planes: tuple[tuple[int, int], ...] = ()
-    blind: str | None = None
+    sides = {side: find_rows(side, path, model, near) for side in ("query", "key", "value")}
+    rotary_pairs: tuple[tuple[int, int], ...] = ()
+    keys_unclear: str | None = None
     query = sides["query"]
     if query is None:
-        blind = "what makes the queries is not a layer whose output can be recognised"
-    elif not still_everywhere(query, "query", path, near):
-        planes, blind = planes_of(query, path, far)
+        keys_unclear = "what makes the queries is not a layer whose output can be recognised"
+    elif not is_never_rotated(query, "query", path, near):
+        rotary_pairs, keys_unclear = find_rotary_pairs(query, path, far)
     rows = {
         side: found if found is not None and is_linear(model.get_submodule(found.module)) else None
         for side, found in sides.items()
@@ -212,8 +212,8 @@ def heads_of(path: str, model: nn.Module, near: list[Run], far: list[Run]) -> He
         rows["key"],
         rows["value"],
         first.reader,
-        planes,
-        blind,
+        rotary_pairs,
+        keys_unclear,
         query,
     )
 
@@ -231,7 +231,7 @@ def as_rows(output: Tensor, like: Tensor) -> Tensor | None:
     return output.reshape(batch, tokens, -1) if output.numel() % (batch * tokens) == 0 else None
 
 
-def traced(side: str, path: str, model: nn.Module, found: list[Run]) -> Rows | None:
+def find_rows(side: str, path: str, model: nn.Module, found: list[ForwardRecord]) -> Rows | None:
     """The layer among those before an attention whose rows are one side of its heads.
 
     They are compared at all tokens, or at the first, which rotary positions do not turn.
@@ -284,8 +284,8 @@ def one_to_one(alike: Tensor) -> Tensor | None:
     return torch.tensor(found)
 
 
-def before_turning(rows: Rows, side: str, path: str, run: Run) -> tuple[Tensor, Tensor]:
-    """One side's numbers before and after positions turned them, each (b, t, heads, size)."""
+def before_rotation(rows: Rows, side: str, path: str, run: ForwardRecord) -> tuple[Tensor, Tensor]:
+    """Queries or keys before and after rotary positions, each (b, t, heads, size)."""
     seen = run.seen[path]
     after = getattr(seen, side)
     output = as_rows(seen.layers[rows.module], after)
@@ -294,21 +294,23 @@ def before_turning(rows: Rows, side: str, path: str, run: Run) -> tuple[Tensor, 
     return before.double(), after.transpose(1, 2).double()
 
 
-def still_everywhere(rows: Rows, side: str, path: str, found: list[Run]) -> bool:
+def is_never_rotated(rows: Rows, side: str, path: str, found: list[ForwardRecord]) -> bool:
     for run in found:
-        before, after = before_turning(rows, side, path, run)
+        before, after = before_rotation(rows, side, path, run)
         scale = float(after.abs().max()) or 1.0
         if float((before - after).abs().max()) > 1e-3 * scale:
             return False
     return True
 
 
-def planes_of(rows: Rows, path: str, found: list[Run]) -> tuple[tuple[tuple[int, int], ...], str | None]:
-    """The pairs of places that a far position turns together, from the linear map between before and after.
+def find_rotary_pairs(
+    rows: Rows, path: str, found: list[ForwardRecord]
+) -> tuple[tuple[tuple[int, int], ...], str | None]:
+    """The pairs of dimensions that a far position rotates together, from the linear map between before and after.
 
-    Two positions are looked at: one may be a whole number of half turns of some plane.
+    Two positions are used: one of them may rotate some pair by a multiple of half a turn.
     """
-    pairs = [before_turning(rows, "query", path, run) for run in found]
+    pairs = [before_rotation(rows, "query", path, run) for run in found]
     size = rows.places.shape[1]
     partners = torch.zeros(size, size, dtype=torch.bool)
     for position in (-1, -2):
@@ -322,5 +324,5 @@ def planes_of(rows: Rows, path: str, found: list[Run]) -> tuple[tuple[tuple[int,
             return (), "positions change its heads in a way that is not linear"
         partners |= (turn.abs() > ANGLE) & ~torch.eye(size, dtype=torch.bool)
     if int(partners.sum(1).max()) > 1 or not bool((partners == partners.T).all()):
-        return (), "positions turn its heads in a way that is no rotation of planes"
+        return (), "positions turn its heads in a way that is no rotation of rotary_pairs"
     return tuple((i, j) for i, j in partners.nonzero().tolist() if i < j), None

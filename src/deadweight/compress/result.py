@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import nn
 
-from deadweight.compress.truncate import Kept
+from deadweight.compress.truncate import KeptDimensions
 from deadweight.slim.format import SlimSpec
 
 
@@ -37,8 +38,8 @@ class Compression:
     model: str
     layout: str
     share: float  # of the attention weights that is kept
-    kept: dict[str, Kept]  # by attention
-    head_sizes: dict[str, int]  # of the original, by attention
+    kept: dict[str, KeptDimensions]  # by attention
+    head_sizes: dict[str, tuple[int, int]]  # of the original, by attention: of a key head and of a value head
     kv_before: int  # keys and values per token
     kv_after: int
     parameters_before: int
@@ -56,3 +57,19 @@ class Compression:
     seconds_healing: float = 0.0
     seconds: float = 0.0
     seconds_forward: float = 0.0  # what plain forward passes over the calibration inputs take
+
+
+def outcome(judgement: Judgement) -> str:
+    """What it costs, in one line."""
+    if judgement.loss_before is not None and judgement.loss_after is not None:
+        before, after = (math.exp(min(x, 700.0)) for x in (judgement.loss_before, judgement.loss_after))
+        return (
+            f"perplexity {before:,.2f} → {after:,.2f} ({after / before - 1:+.2%}), KL {judgement.error:.2e} nats per "
+            f"token on {judgement.tokens:,} tokens held back"
+        )
+    if judgement.cosine is not None:
+        return (
+            f"cosine to the original {judgement.cosine:.4f}, relative squared error {judgement.error:.2e}, "
+            f"on {judgement.tokens:,} tokens held back"
+        )
+    return f"KL {judgement.error:.2e} nats per output, on {judgement.tokens:,} held back"

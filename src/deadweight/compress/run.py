@@ -13,19 +13,19 @@ from torch import nn
 
 from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.code_cache import compress_cache
-from deadweight.compress.heads import compress_heads, n_parameters
-from deadweight.compress.job import Job
+from deadweight.compress.job import CompressionJob
 from deadweight.compress.result import Compression
 from deadweight.compress.settings import Settings
-from deadweight.compress.streaming import device_of, float_of, gathered, stream
+from deadweight.compress.smaller_heads import compress_heads, n_parameters
+from deadweight.compress.streaming import device_of, float_of, gather_weights, stream
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.save.folder import check_out, followed
+from deadweight.save.atomic_folder import check_out, resolve_path
 from deadweight.slim.format import SlimSpec
 from deadweight.slim.load import is_slim, slim_class
 from deadweight.source.model import Source, open_complete
 from deadweight.source.plain_text import check_text, read_text
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.threads import threads_for
 
 
@@ -44,30 +44,31 @@ def compress(
         settings = Settings(**options)
     except TypeError as error:
         raise DeadweightError(f"found an option that compress does not have ({reason(error)})") from error
-    target = None if out is None else followed(out)
+    target = None if out is None else resolve_path(out)
     if target is not None:
         check_out(target, model, overwrite=settings.overwrite)
     for text in (settings.heal_text, settings.judge_text):
         if text is not None:
             check_text(read_text(text), text)
-    source, precision = opened(model, settings.device, settings.trust_remote_code)
+    source, precision = open_streamed(model, settings.device, settings.trust_remote_code)
     with threads_for(n_parameters(source.module)):
+        job = CompressionJob(source, model, target, settings, precision, progress)
         if not settings.wants_heads and (settings.wants_cache or hasattr(source.module, "generate")):
-            cache = compress_cache(source, model, target, settings, precision, progress)
-            return replace(cache, module=finished(cache.module, SlimSpec(caches=cache.caches), target))
-        heads = compress_heads(Job(source, model, target, settings, precision, progress))
-        return replace(heads, module=finished(heads.module, heads.slim, target))
+            cache = compress_cache(job)
+            return replace(cache, module=hand_over(cache.module, SlimSpec(caches=cache.caches), target))
+        heads = compress_heads(job)
+        return replace(heads, module=hand_over(heads.module, heads.slim, target))
 
 
-def finished(module: nn.Module | None, slim: SlimSpec | None, target: Path | None) -> nn.Module | None:
-    """What a caller is given: a model like any other; none if it was written, for the folder is to be loaded."""
-    return None if module is None or target is not None else own_class(gathered(module), slim)
+def hand_over(module: nn.Module | None, slim: SlimSpec | None, target: Path | None) -> nn.Module | None:
+    """The model for the caller: a plain nn.Module; None if it was written, because the folder is to be loaded."""
+    return None if module is None or target is not None else as_slim_class(gather_weights(module), slim)
 
 
-def own_class(module: nn.Module, slim: SlimSpec | None) -> nn.Module:
-    """A slim model in memory as one that is loaded: it says what it is, and so does what save_pretrained writes.
+def as_slim_class(module: nn.Module, slim: SlimSpec | None) -> nn.Module:
+    """Give a slim model in memory the class and config that it would have after loading, for save_pretrained.
 
-    One that is not slim needs none of our code.
+    A stock model needs none of our code.
     """
     if slim is None:
         cast(Any, module).set_attn_implementation("eager")
@@ -81,13 +82,13 @@ def own_class(module: nn.Module, slim: SlimSpec | None) -> nn.Module:
     return module
 
 
-def opened(model: Any, device: str | None, trust_remote_code: bool = False) -> tuple[Source, torch.dtype]:
+def open_streamed(model: Any, device: str | None, trust_remote_code: bool = False) -> tuple[Source, torch.dtype]:
     """The model, which computes in float32 on its device block by block, and the precision that it came in."""
     own = copy.deepcopy(model) if isinstance(model, nn.Module) else model  # theirs stays as it is
     source = open_complete(own, trust_remote_code=trust_remote_code)
     if source.config is None:
         raise DeadweightError(
-            f"{printable(source.name)} is no model of transformers; expected one, whose attention can be looked into"
+            f"{printable(source.name)} is no model of transformers; expected one: its attention is observed"
         )
     if is_slim(source.config):
         raise DeadweightError(
@@ -96,9 +97,9 @@ def opened(model: Any, device: str | None, trust_remote_code: bool = False) -> t
     precision = float_of(source.module)
     mine = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # one of several processes has a device of its own
     where = device or (mine if torch.cuda.is_available() else "cpu")
-    stream(source.module.eval(), torch.device(where), wide(precision))
+    stream(source.module.eval(), torch.device(where), compute_precision(precision))
     if not runs(source):  # it reads weights of parts that it does not call
-        gathered(source.module)
+        gather_weights(source.module)
     return source, precision
 
 
@@ -115,6 +116,6 @@ def runs(source: Source) -> bool:
     return True
 
 
-def wide(precision: torch.dtype) -> torch.dtype:
-    """What to compute in: float32 for weights in half precision."""
+def compute_precision(precision: torch.dtype) -> torch.dtype:
+    """The precision to compute in: float32 for weights in half precision."""
     return torch.float32 if precision in (torch.float16, torch.bfloat16) else precision

@@ -1,15 +1,33 @@
-"""What a compression is asked for."""
+"""The options of `compress`: their defaults, and the errors for values that do not go together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deadweight.compress.basis import STRUCTURES, Structure
+from deadweight.compress.calibration import CalibrationRequest
 from deadweight.errors import DeadweightError
 
 RATE = 2e-4  # learning rate of healing
+USUAL_CACHE = 0.25  # share of a 16-bit cache, if no size is asked for
+USUAL_ATTENTION = 0.75  # share of the attention weights, if no size is asked for
+CURVE_SHARES = (
+    0.08,
+    0.1,
+    0.125,
+    0.16,
+    0.19,
+    0.22,
+    0.25,
+    0.31,
+    0.375,
+    0.44,
+    0.53,
+)  # of --curve and --max-loss
+EXEMPT_TOKENS = 4  # at the start of a sequence, not coded: much attention goes to them, and their keys are unusual
 LARGEST = 8 / 16  # of a 16-bit cache that codes of 8 bits take: more bits are not needed
+Structure = Literal["joint", "all", "head", "block", "pair", "scale"]  # which numbers of keys one transform mixes
+STRUCTURES: tuple[Structure, ...] = ("joint", "all", "head", "block", "pair", "scale")
 EXPECTED = "expected one of keep_kv, bits, keep_attention and max_loss"
 
 
@@ -70,9 +88,9 @@ class Settings:
             raise DeadweightError(
                 f"found {self.judge_text!r} both to learn from and to judge by; expected another text to judge by"
             )
-        self.expect_read()
+        self.refuse_cache_options()
 
-    def expect_read(self) -> None:
+    def refuse_cache_options(self) -> None:
         """Refuse options about coded caches where heads are to get smaller instead."""
         about_caches = {
             "--keep-kv": self.keep_kv is not None,
@@ -102,6 +120,10 @@ class Settings:
     def wants_cache(self) -> bool:
         """Whether a smaller cache is asked for, whether or not the model has one."""
         return self.share is not None or self.max_loss is not None or self.curve
+
+    @property
+    def calibration(self) -> CalibrationRequest:
+        return CalibrationRequest(self.text, self.inputs, self.windows, self.length, self.batch)
 
     @property
     def share(self) -> float | None:

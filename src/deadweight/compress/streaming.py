@@ -5,6 +5,10 @@ runs, its weights are put where they are computed with, in the precision that is
 pass that asks for gradients keeps of every block what it was given and nothing else: it runs a second time on the way
 back. So what is in memory is one block, and what passes between blocks. A block that is given or gives more than
 tensors and plain values, or that others have hooked into, is not run again: what it does besides would be lost.
+
+Why not a library: accelerate's hooks move weights in the precision in which they are stored, and take them away after
+the forward pass, so no gradient can pass through. torch.utils.checkpoint runs a block again, but its weights have to be
+in memory until the backward pass is over.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from deadweight.source.private import forward_hooks, forward_pre_hooks, own_buffers, own_parameters
+from deadweight.source.private_api import forward_hooks, forward_pre_hooks, own_buffers, own_parameters
 
 NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -36,7 +40,7 @@ class Streaming:
     precision: torch.dtype
 
     def arrive(self, part: nn.Module, args: Any) -> None:
-        """Weights that can be computed with, in the place of those that cannot."""
+        """Before a part runs: put copies on the device, in the right precision, in place of its stored weights."""
         away = part.__dict__.setdefault(AWAY, [])
         for module in part.modules():
             for name, weight in own_parameters(module).items():
@@ -45,7 +49,7 @@ class Streaming:
                     own_parameters(module)[name] = nn.Parameter(ready, False)
 
     def ready(self, tensor: Tensor) -> Tensor:
-        """The same where it is computed with; itself, if it is there."""
+        """The tensor on the device and in the precision of the model; itself if it is there already."""
         precision = self.precision if tensor.is_floating_point() else tensor.dtype
         here = tensor.device == self.device and tensor.dtype == precision
         return tensor if here else tensor.detach().to(self.device, precision)
@@ -56,7 +60,7 @@ class Streaming:
 
 
 def stream(model: nn.Module, device: torch.device, precision: torch.dtype) -> None:
-    """From now on the model computes there, in that precision; its weights stay what they are."""
+    """Make the model compute on this device, in this precision; its stored weights do not change."""
     if device.type == "cuda":
         size = sum(t.numel() * t.element_size() for t in model.parameters())
         if size < ROOM * torch.cuda.mem_get_info(device)[0]:
@@ -81,7 +85,7 @@ def is_hook(hook: Any) -> bool:
 
 
 def place_rest(model: nn.Module) -> None:
-    """What does not come and go is put where a streamed model computes, once: small weights, and buffers, which models
+    """Move what is not streamed to the device, once: small weights, and buffers, which models
     change. Weights that are tied stay so."""
     streaming = model.__dict__.get(NAME)
     if streaming is None:
@@ -102,8 +106,8 @@ def place_rest(model: nn.Module) -> None:
                 own_parameters(module)[name] = known[id(weight)]
 
 
-def gathered(model: nn.Module) -> nn.Module:
-    """A streamed model becomes one like any other, all of it where it computed."""
+def gather_weights(model: nn.Module) -> nn.Module:
+    """Make a streamed model a plain one: all weights on the device it computed on, in that precision."""
     streaming = model.__dict__.pop(NAME, None)
     if streaming is None:
         return model
@@ -116,13 +120,13 @@ def gathered(model: nn.Module) -> nn.Module:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where it computes."""
+    """The device that a model computes on, streamed or not."""
     streaming = model.__dict__.get(NAME)
     return next(model.parameters()).device if streaming is None else streaming.device
 
 
 def float_of(model: nn.Module) -> torch.dtype:
-    """In what precision it computes."""
+    """The precision that a model computes in, streamed or not."""
     streaming = model.__dict__.get(NAME)
     if streaming is not None:
         return streaming.precision
@@ -152,7 +156,7 @@ def holders(path: str) -> Iterator[str]:
 
 
 class NotAloneError(Exception):
-    """A block of which more is to be known than what it is given and gives: it cannot run again by itself."""
+    """A block that cannot be run again from its inputs alone."""
 
 
 class Watcher(Protocol):
@@ -166,8 +170,8 @@ class Watcher(Protocol):
     ) -> Sequence[Tensor | None]: ...
 
 
-class Block:
-    """A block that is called as before, but keeps for gradients what it was given and nothing else."""
+class StreamedBlock:
+    """A block that keeps only its inputs for the backward pass, and runs again there."""
 
     def __init__(self, module: nn.Module, watcher: Watcher) -> None:
         hooks = (*forward_pre_hooks(module), *forward_hooks(module))
@@ -210,7 +214,7 @@ class Block:
         return pytree.tree_unflatten(list(leaves), forms[0])
 
     def again(self, *args: Any, **kwargs: Any) -> Any:
-        """As a whole, with all that is called before and after."""
+        """Run the block again, with all its hooks."""
         self.inside = self.watcher.again = True
         try:
             return self.module(*args, **kwargs)
@@ -219,7 +223,7 @@ class Block:
 
 
 def expect_plain(block: nn.Module, found: Sequence[Any]) -> None:
-    """Refuse what may hold tensors that nobody would know of."""
+    """Raise NotAloneError for a value that may hide tensors."""
     if strange := [type(x).__name__ for x in found if not isinstance(x, PLAIN)]:
         raise NotAloneError(f"a {type(block).__name__} that is given, or gives, a {strange[0]}")
 
@@ -255,7 +259,7 @@ def run_again(model: nn.Module, paths: Sequence[str], watcher: Watcher) -> Itera
 
     Gives what goes back from a loss, through all blocks that ran, also those that the loss does not depend on.
     """
-    blocks = {id(m): Block(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
+    blocks = {id(m): StreamedBlock(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
     before = {key: block.module.__dict__.get("forward") for key, block in blocks.items()}
     for block in blocks.values():
         block.module.forward = block

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deadweight.compress.linear_map import LinearMap, has_bias, on_rows
 from deadweight.compress.locate import Heads
-from deadweight.compress.pairs import PairSpace
+from deadweight.compress.rotary_pairs import PairSpace
 from deadweight.compress.subspace import Subspace
 from deadweight.save.facts import Fact
 from deadweight.slim.format import HeadsSpec
@@ -32,15 +32,15 @@ class HeadSpaces:
     non_rotary: tuple[Subspace | None, ...]
     pairs: tuple[PairSpace | None, ...]
 
-    def key_dimensions(self, head: int, kept: Kept) -> list[int]:
+    def key_dimensions(self, head: int, kept: KeptDimensions) -> list[int]:
         """The dimensions of a key head that its keys keep."""
         heads, space = self.heads, self.pairs[head]
-        pairs = range(len(heads.planes)) if space is None else space.kept(kept.pairs[head])
-        return sorted([*heads.still[: kept.non_rotary[head]], *(d for p in pairs for d in heads.planes[p])])
+        pairs = range(len(heads.rotary_pairs)) if space is None else space.kept(kept.pairs[head])
+        return sorted([*heads.non_rotary[: kept.non_rotary[head]], *(d for p in pairs for d in heads.rotary_pairs[p])])
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptDimensions:
     """How much every key head of one attention keeps."""
 
     values: tuple[int, ...]
@@ -53,11 +53,11 @@ class Kept:
         return tuple(n + 2 * p for n, p in zip(self.non_rotary, self.pairs, strict=True))
 
 
-def kept_whole(heads: Heads) -> Kept:
-    """Everything."""
-    sizes = (heads.d_v, len(heads.still), len(heads.planes))
+def kept_whole(heads: Heads) -> KeptDimensions:
+    """All dimensions of every head."""
+    sizes = (heads.d_v, len(heads.non_rotary), len(heads.rotary_pairs))
     values, non_rotary, pairs = ((size,) * heads.key_heads for size in sizes)
-    return Kept(values, non_rotary, pairs)
+    return KeptDimensions(values, non_rotary, pairs)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class TruncatedModel:
 def truncate_model(
     model: nn.Module,
     spaces: Sequence[HeadSpaces],
-    kept: Mapping[str, Kept],
+    kept: Mapping[str, KeptDimensions],
     *,
     bias: bool,
     precision: torch.dtype | None = None,
@@ -106,7 +106,7 @@ def truncate_model(
 
 
 def truncate_heads(
-    model: nn.Module, spaces: HeadSpaces, kept: Kept, *, bias: bool
+    model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions, *, bias: bool
 ) -> tuple[list[Fact], TruncatedHeads]:
     """Truncate one attention in place. Returns what is zero now, and how its heads are packed."""
     heads = spaces.heads
@@ -127,7 +127,7 @@ def truncate_heads(
     return facts, TruncatedHeads(spec, listed, new_bias)
 
 
-def truncate_values(model: nn.Module, spaces: HeadSpaces, kept: Kept, *, bias: bool) -> list[Fact]:
+def truncate_values(model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions, *, bias: bool) -> list[Fact]:
     """Values in their best basis, of which the first dimensions are kept; the output projection undoes the change."""
     heads, d = spaces.heads, spaces.heads.d_v
     if heads.value is None or heads.output is None or all(r == d for r in kept.values):
@@ -157,7 +157,7 @@ def truncate_values(model: nn.Module, spaces: HeadSpaces, kept: Kept, *, bias: b
     return into.zero_rows(rows) + out.zero_columns(columns)
 
 
-def truncate_keys(model: nn.Module, spaces: HeadSpaces, kept: Kept) -> list[Fact]:
+def truncate_keys(model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions) -> list[Fact]:
     """Keys and queries of the kept dimensions, zero in the others."""
     heads = spaces.heads
     if heads.query is None or heads.key is None:
@@ -184,21 +184,21 @@ def truncate_keys(model: nn.Module, spaces: HeadSpaces, kept: Kept) -> list[Fact
     return facts
 
 
-def key_changes(spaces: HeadSpaces, head: int, kept: Kept) -> tuple[Tensor, list[Tensor]]:
+def key_changes(spaces: HeadSpaces, head: int, kept: KeptDimensions) -> tuple[Tensor, list[Tensor]]:
     """The map of a head's keys, and that of each of its query heads: zero in the dimensions that are dropped."""
     heads, space, pairs = spaces.heads, spaces.non_rotary[head], spaces.pairs[head]
     keys = torch.zeros(heads.d_qk, heads.d_qk, dtype=torch.float64)
     queries = [keys.clone() for _ in range(heads.groups)]
-    at, r = torch.tensor(heads.still, dtype=torch.long), kept.non_rotary[head]
-    if space is None or r == len(heads.still):
+    at, r = torch.tensor(heads.non_rotary, dtype=torch.long), kept.non_rotary[head]
+    if space is None or r == len(heads.non_rotary):
         for change in (keys, *queries):
             change[at, at] = 1.0
     else:
         keys[at[:r, None], at] = space.basis[:r]
         for change, back in zip(queries, space.back(r), strict=True):
             change[at[:r, None], at] = back.T
-    for p in range(len(heads.planes)) if pairs is None else pairs.kept(kept.pairs[head]):
-        a, b = heads.planes[p]
+    for p in range(len(heads.rotary_pairs)) if pairs is None else pairs.kept(kept.pairs[head]):
+        a, b = heads.rotary_pairs[p]
         keys[a, a] = keys[b, b] = 1.0
         for i, change in enumerate(queries):
             stretch, turn = (0.0, 0.0) if pairs is None else pairs.change[kept.pairs[head]][i, :, p].tolist()

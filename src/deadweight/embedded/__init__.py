@@ -32,15 +32,3 @@ def prose() -> str:
 
     paragraphs = (" ".join(p.split()) for name in sorted(topics) for p in topics[name].split("\n\n"))
     return "\n".join(p for p in paragraphs if len(p) >= 80 and p[0].isupper() and p.endswith("."))
-
-
-# The default calibration text: the share of the windows that each kind of text gets.
-MIXTURE = {"prose": 0.3, "manual": 0.14, "dialogue": 0.14, "code": 0.18, "languages": 0.14, "structured": 0.1}
-
-
-def mixture() -> dict[str, str]:
-    """Text of several kinds, by the names of `MIXTURE`: all but the manual was written for this package."""
-    folder = resources.files(__name__) / "mixture"
-    return {
-        name: prose() if name == "manual" else (folder / f"{name}.txt").read_text(encoding="utf-8") for name in MIXTURE
-    }

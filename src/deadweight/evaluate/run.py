@@ -12,14 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
+from deadweight.evaluate.seen import seen_share
 from deadweight.progress import Progress, silent
-from deadweight.source.kinds import Options, PreTrained, Tokenizer
 from deadweight.source.plain_text import boundary, check_text, read_text
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 from deadweight.source.tokens import encoded, tokenizer_of
+from deadweight.source.type_aliases import Options, PreTrained, Tokenizer
 
 LONGEST = 1024  # tokens in a window, unless asked for more
 DECODED = 64  # tokens that are generated to measure the speed
+LEAST = 32  # tokens of a text: fewer say nothing about a model
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Evaluation:
     weight_bytes: int
     kl: float | None = None  # nats per token, from the other model to this one
     agreement: float | None = None  # share of tokens for which both predict the same most likely token
+    seen: float | None = None  # share of the text that the model was trained on; None: no record of its training
 
     @property
     def perplexity(self) -> float:
@@ -65,6 +68,7 @@ def evaluate(
     """
     read = read_text(text, progress)
     check_text(read, text)
+    whole = read
     read = read[: boundary(read, limit)] if limit and limit < len(read) else read
     options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     subjects = [
@@ -76,15 +80,18 @@ def evaluate(
             f"{printable(str(against))} and {printable(str(model))} encode the text as different tokens; expected "
             "two models with the same tokenizer"
         )
-    if len(ids[0]) < 2:
-        raise DeadweightError(f"{printable(text)} gives {len(ids[0])} tokens; expected two or more")
+    if len(ids[0]) < LEAST:
+        raise DeadweightError(
+            f"{printable(text)} gives {len(ids[0])} tokens; expected {LEAST} or more: fewer say nothing about a model"
+        )
     length = context or min(LONGEST, *(s.context for s in subjects))
     for s in subjects:
         if length > s.context:
             raise DeadweightError(
                 f"found a context of {length:,} tokens; {printable(s.name)} takes at most {s.context:,}"
             )
-    return measure_models(subjects, TokenText(torch.tensor(ids[0]), len(read), length, batch), progress)
+    results = measure_models(subjects, TokenText(torch.tensor(ids[0]), len(read), length, batch), progress)
+    return tuple(replace(e, seen=seen_share(e.model, whole, len(read))) for e in results)
 
 
 @dataclass
@@ -188,8 +195,7 @@ def measure_models(subjects: list[EvaluatedModel], text: TokenText, progress: Pr
 
 def make_evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, progress: Progress) -> Evaluation:
     """The evaluation of one model from its sums."""
-    progress(f"timing {subject.name}")
-    cache, speed = time_decoding(subject, text.ids[: min(text.length // 2, 128)])
+    cache, speed = time_decoding(subject, text.ids[: min(text.length // 2, 128)], progress)
     own = list(subject.module.parameters())
     return Evaluation(
         subject.name,
@@ -204,7 +210,7 @@ def make_evaluation(subject: EvaluatedModel, text: TokenText, total: Totals, pro
     )
 
 
-def time_decoding(subject: EvaluatedModel, prompt: Tensor) -> tuple[int, float]:
+def time_decoding(subject: EvaluatedModel, prompt: Tensor, progress: Progress) -> tuple[int, float]:
     """Bytes of cache per token, and tokens per second when decoding one token at a time."""
     ids = prompt[None].to(subject.device)
     out = subject.module(ids, use_cache=True)
@@ -213,7 +219,8 @@ def time_decoding(subject: EvaluatedModel, prompt: Tensor) -> tuple[int, float]:
     token = out.logits[:, -1:].argmax(-1)
     room = min(DECODED, subject.context - ids.shape[1])
     start = time.perf_counter()
-    for _ in range(room):
+    for number in range(room):
+        progress(f"timing {subject.name}", number, room)
         out = subject.module(token, past_key_values=cache, use_cache=True)
         token = out.logits[:, -1:].argmax(-1)
     wait(subject.device)

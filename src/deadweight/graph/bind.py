@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from deadweight.errors import DeadweightError
 from deadweight.graph.canonical import VIEWS
 from deadweight.graph.node import Graph, Node
-from deadweight.source.kinds import Arguments, Leaf
+from deadweight.source.type_aliases import Arguments, Leaf
 
 
 def bind(graph: Graph, args: Arguments, kwargs: Mapping[str, Leaf]) -> dict[str, Tensor]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from deadweight.graph import bags as _bags  # noqa: F401  (registers the rewrites)
-from deadweight.graph import complex_products as _complex_products  # noqa: F401
+from deadweight.graph import complex_products as _complex_products  # noqa: F401  (each registers its rewrites)
+from deadweight.graph import embedding_bag as _embedding_bag  # noqa: F401
 from deadweight.graph import recurrent as _recurrent  # noqa: F401
-from deadweight.graph import scattered as _scattered  # noqa: F401
+from deadweight.graph import slice_writes as _slice_writes  # noqa: F401
 from deadweight.graph import views as _views  # noqa: F401
-from deadweight.graph.cores import CORES
 from deadweight.graph.experts import every_expert
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
+from deadweight.graph.norm_cores import CORES
 from deadweight.graph.operations import (
     DIV,
     LINEAR,
@@ -32,9 +32,9 @@ from deadweight.graph.operations import (
     VECTOR_NORM,
 )
 from deadweight.graph.outputs import RETURNED
-from deadweight.graph.patterns import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, arguments_as, rewrites
+from deadweight.graph.spelled_out_norms import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
 
 PROBABILITIES = "output_probabilities"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from deadweight.source.private import OpOverload, base_name, schema
+from deadweight.source.private_api import OpOverload, base_name, schema
 
 
 def words(text: str) -> frozenset[str]:

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from deadweight.graph.origin import Origin
+
 Value: TypeAlias = Any  # what a node computes: a tensor, several of them, or a number
 Argument: TypeAlias = Any  # of a node: a Ref, a number, a string, or a list of these
 Target: TypeAlias = Callable[..., Value]  # the function that computes a node
@@ -51,6 +53,7 @@ class Node:
     kwargs: dict[str, Argument] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
+    origin: Origin | None = field(default=None, compare=False, repr=False)  # for people: no rule reads it
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:

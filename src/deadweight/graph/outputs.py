@@ -15,7 +15,7 @@ def add_output_nodes(graph: Graph) -> Graph:
     for name in graph.outputs:
         node = nodes[name]
         if graph.users[name] or not graph.depends[name][1]:
-            node = Node(f"{name}_returned", RETURNED, itself, (Ref(name),), {}, node.shape, node.dtype)
+            node = Node(f"{name}_returned", RETURNED, itself, (Ref(name),), {}, node.shape, node.dtype, node.origin)
             nodes[node.name] = node
         outputs.append(node.name)
     return dataclasses.replace(graph, nodes=nodes, outputs=tuple(outputs))

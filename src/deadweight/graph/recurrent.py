@@ -249,7 +249,9 @@ def write_loop(write: NodeWriter, op: str, gates: Ref, direction: Direction, arg
     """One operation for all time steps, and its results by number; `arguments` come after the gates and the state."""
     name, start = f"{write.prefix}_steps", direction.start
     loop = RECURRENT[op](direction.axis, direction.reverse)
-    write.make.nodes[name] = Node(name, op, loop, (gates, *start, *arguments, direction.sizes))
+    write.make.nodes[name] = Node(
+        name, op, loop, (gates, *start, *arguments, direction.sizes), origin=write.like.origin
+    )
     shapes = [(*write.shape(gates)[:-1], write.shape(start[0])[-1]), *(write.shape(state) for state in start)]
     return [write.emit(f"result{k}", GETITEM, shape, Ref(name), k) for k, shape in enumerate(shapes)]
 
@@ -278,7 +280,7 @@ def plain_packing(make: Canonicaliser, node: Node) -> Ref:
     """Packing as operations that have forward-mode derivatives too."""
     op = "recurrent.pack" if "pack_padded" in node.op else "recurrent.pad"
     name = f"{node.name}_plain"
-    make.nodes[name] = Node(name, op, PACKING[op], tuple(arguments_by_name(node).values()))
+    make.nodes[name] = Node(name, op, PACKING[op], tuple(arguments_by_name(node).values()), origin=node.origin)
     return Ref(name)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref, substitute
 from deadweight.graph.operations import ADD, MUL, RESHAPE
 from deadweight.graph.outputs import add_output_nodes
-from deadweight.source.private import schema
+from deadweight.source.private_api import schema
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,8 +75,8 @@ class Canonicaliser:
     def emit(
         self, name: str, operation: Operation, args: tuple[Argument, ...], shape: tuple[int, ...], like: Node
     ) -> Ref:
-        """Write a new node; its dtype is that of `like`."""
-        self.nodes[name] = Node(name, operation.name, operation.target, args, {}, shape, like.dtype)
+        """Write a new node; its dtype and its origin are those of `like`."""
+        self.nodes[name] = Node(name, operation.name, operation.target, args, {}, shape, like.dtype, like.origin)
         return Ref(name)
 
     def affine(self, node: Node, core: Ref, weight: Argument, bias: Argument, view: list[int] | None = None) -> Ref:

@@ -13,17 +13,17 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from deadweight.graph.attention import SpelledOut, decompositions
+from deadweight.graph.fused_attention import SpelledOut, decompositions
 from deadweight.graph.inplace import without_writing
 from deadweight.graph.node import Graph
-from deadweight.graph.paths import keep_what_is_read
-from deadweight.graph.program import GraphBuilder, Program, TraceError, of_export, tied_names
-from deadweight.graph.values import trace_on_values
+from deadweight.graph.traced_program import GraphBuilder, Program, TraceError, of_export, tied_names
+from deadweight.graph.unread_parameters import keep_what_is_read
+from deadweight.graph.value_tracing import trace_on_values
 from deadweight.silence import silenced
-from deadweight.source.copies import share_tensors
 from deadweight.source.inputs import Inputs, refuse_hidden_tensors
-from deadweight.source.kinds import Arguments, Keywords, Leaf
-from deadweight.source.private import OpOverload, schema
+from deadweight.source.module_copies import share_tensors
+from deadweight.source.private_api import OpOverload, schema
+from deadweight.source.type_aliases import Arguments, Keywords, Leaf
 
 __all__ = ["TraceError", "first_line", "tied_names", "trace"]
 

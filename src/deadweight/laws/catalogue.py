@@ -42,8 +42,9 @@ class Catalogue:
     def search(self, graph: Graph, progress: Progress = silent) -> Prover:
         """Every claim that some law proves of this graph."""
         prover = Prover(graph)
-        for law, search in self.in_search_order():
-            progress(" ".join(law.title))
+        order = self.in_search_order()
+        for number, (law, search) in enumerate(order):
+            progress(" ".join(law.title), number, len(order))
             for claim in search.find(prover):
                 assert claim.law == law.title and claim.tier in law.tiers, (law.title, claim.law, claim.tier)
                 prover.claims.append(claim)

@@ -73,6 +73,7 @@ def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
 
 LAW = Law(
     title=TITLE,
+    fix="delete the module, or return the output that was meant to use it",
     searches=(Search(10, find),),
     rewriting=Kept("unused only for the inputs that were traced; other inputs may read it"),
     tiers=("bitwise",),

@@ -31,6 +31,7 @@ def is_key_bias(prover: Prover, node: Node, outcome: Outcome) -> bool:
 
 LAW = Law(
     title=TITLE,
+    fix="build the key projection with bias=False; if fused, keep only the query bias",
     searches=(Search(20, find),),
     rewriting=Rewriting(order=40, make=rewrite_shift),
     avoidable=True,

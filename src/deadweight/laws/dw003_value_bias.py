@@ -31,6 +31,7 @@ def is_value_bias(prover: Prover, node: Node, outcome: Outcome) -> bool:
 
 LAW = Law(
     title=TITLE,
+    fix="build the value projection with bias=False; the output bias does its work",
     searches=(Search(80, find),),
     rewriting=Rewriting(order=50, make=rewrite_shift),
     avoidable=True,

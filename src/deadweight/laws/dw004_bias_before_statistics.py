@@ -87,6 +87,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="build the layer in front of the norm with bias=False",
     searches=(Search(50, find), Search(70, find_centred_weights), Search(170, find_batch_gains)),
     rewriting=Rewriting(order=60, make=make_rewrite),
     tiers=("real", "mode"),

@@ -14,9 +14,9 @@ from deadweight.claims.claim import Claim, Title
 from deadweight.claims.shift_claim import ShiftClaim, channel_axis, element_wise
 from deadweight.graph.node import Graph, Node, Ref, is_vector
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof.reading import peel
+from deadweight.proof.readers import peel
 from deadweight.proof.shift import Outcome
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, chosen_place
 from deadweight.rewrite.shifts import ShiftRewrite, parameters_read, rewrite_shift
 from deadweight.save.facts import Fact, ZeroPlaces, module_of
@@ -165,6 +165,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="use RMSNorm, which has no mean to lose; or leave it: one number per row",
     searches=(Search(60, find),),
     rewriting=Rewriting(
         order=90, make=make_rewrite, slim_only="in the stock layout the emptied channel would still be stored"

@@ -16,14 +16,14 @@ from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph, Node
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof.reading import peel, skip_shape
+from deadweight.proof.basis import Site
+from deadweight.proof.readers import peel, skip_shape
 from deadweight.proof.shift import Outcome
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import Site
 from deadweight.proof.weights import numbered
-from deadweight.rewrite.effect import Constants
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
+from deadweight.rewrite.shift_effect import StaticValues
 from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.save.facts import Constant, Fact
 from deadweight.search.prover import Prover
@@ -97,7 +97,7 @@ class FoldGain(Rewrite):
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         own = next(s for s in self.claim.sites if s.role == "gain")
         assert own.value is not None
-        values = Constants(self.graph, lambda node: self.value(tensors, node))
+        values = StaticValues(self.graph, lambda node: self.value(tensors, node))
         gain = values.of(own.value).reshape(-1)
         factor = torch.ones(len(self.claim.blocks), dtype=torch.float64)
         factor[own.coordinate] = gain
@@ -129,6 +129,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="build the norm without gain and shift, or fold them in after training",
     searches=(Search(130, find), Search(160, find_gains)),
     rewriting=Rewriting(order=20, make=make_rewrite),
 )

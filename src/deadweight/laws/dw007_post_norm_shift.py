@@ -79,4 +79,9 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     return fold
 
 
-LAW = Law(title=TITLE, searches=(Search(140, find),), rewriting=Rewriting(order=10, make=make_rewrite))
+LAW = Law(
+    title=TITLE,
+    fix="build the second feed-forward layer with bias=False; the norm's shift remains",
+    searches=(Search(140, find),),
+    rewriting=Rewriting(order=10, make=make_rewrite),
+)

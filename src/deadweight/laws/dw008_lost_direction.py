@@ -12,13 +12,13 @@ from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Graph, Node
 from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.labels import compact
-from deadweight.proof.reading import CentredReader, centred_input, centred_reader
+from deadweight.proof.readers import CentredReader, centred_input, centred_reader
 from deadweight.proof.shift import Outcome
 from deadweight.proof.steps import Step
 from deadweight.proof.weights import uses_of, weight_view
-from deadweight.rewrite.effect import effect
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index, chosen_place
+from deadweight.rewrite.shift_effect import effect
 from deadweight.rewrite.shifts import ShiftRewrite, folds_into_weights, parameters_read
 from deadweight.save.facts import Fact, ZeroPlaces
 from deadweight.search.prover import Prover, split_by_readers
@@ -149,6 +149,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="use RMSNorm, which loses no direction; or leave it: one number per row",
     searches=(Search(150, find),),
     rewriting=Rewriting(
         order=30, make=make_rewrite, slim_only="in the stock layout the emptied column would still be stored"

@@ -19,16 +19,16 @@ from deadweight.claims.head_parts import HeadPart
 from deadweight.claims.normed_heads import keeping_lengths
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof import basis_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof.basis import Site, Turned, TurnWalk, WalkOptions
 from deadweight.proof.commutant import Part, Products, commutant, head_products, merged
-from deadweight.proof.normed import grams
+from deadweight.proof.normed_heads import grams
 from deadweight.proof.opsets import SHAPE
-from deadweight.proof.reading import peel, skip_shape
+from deadweight.proof.readers import peel, skip_shape
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
 from deadweight.rewrite.bases import BasisRewrite, places_of, worthwhile
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact
 from deadweight.search.prover import Prover
@@ -115,7 +115,7 @@ def contraction(
     except Blocked:
         return
     first_key = sites[len(queries)]
-    turned = TurnWalk(prover.graph, prover.identity, writers, sites, size, contracts=True).run()
+    turned = TurnWalk(prover.identity, writers, sites, size, WalkOptions(contracts=True)).run()
     gains = queries[0].is_gain
     only = turned.proved and bool(turned.contractions) and not turned.rotations and not (gains and turned.norms)
     if only and not bool(turned.blocks.any()) and not any(s.role == "in" for s in turned.sites):
@@ -127,7 +127,7 @@ def reaching(prover: Prover, root: Root, operand: str, offset: int) -> Tensor:
     numbers = numbered(root.width, offset)
     within = between(prover.graph, root.node.name, operand)
     start = {root.node.name: placed(root.node, numbers)}
-    walk = TurnWalk(prover.graph, prover.identity, start, [], offset + root.width, within=within, contracts=True)
+    walk = TurnWalk(prover.identity, start, [], offset + root.width, WalkOptions(contracts=True), within=within)
     walk.run()
     form = walk.forms.get(operand)
     if form is None:
@@ -341,6 +341,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="nothing in code: `deadweight reduce` stores an identity block per head",
     searches=(Search(180, find),),
     rewriting=Rewriting(
         order=120, make=make_rewrite, slim_only="in the stock layout the identity block would still be stored"

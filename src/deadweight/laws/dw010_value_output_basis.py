@@ -12,7 +12,7 @@ from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph
 from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.rewrite.bases import BasisRewrite, copies_of, places_of, worthwhile
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact
 from deadweight.search.prover import Prover
@@ -76,6 +76,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="nothing in code: `deadweight reduce` stores an identity block per head",
     searches=(Search(190, find),),
     rewriting=Rewriting(
         order=110, make=make_rewrite, slim_only="in the stock layout the identity block would still be stored"

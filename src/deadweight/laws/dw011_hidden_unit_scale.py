@@ -46,6 +46,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="nothing in code: balance the units before quantising",
     searches=(Search(200, find), Search(205, partial(find_learned_factors, law=TITLE))),
     rewriting=Rewriting(order=70, make=make_rewrite),
 )

@@ -38,6 +38,7 @@ def is_stream(space: Space) -> bool:
 
 LAW = Law(
     title=TITLE,
+    fix="nothing in code: rotate outliers away before quantising",
     searches=(Search(210, find), Search(212, partial(find_unseen_turns, law=TITLE))),
     rewriting=Kept("turning the whole stream saves no whole row or column; it changes every matrix for nothing"),
 )

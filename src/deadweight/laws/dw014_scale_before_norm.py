@@ -61,6 +61,7 @@ def scale(prover: Prover, node: Node, covered: set[str]) -> Iterator[TurnClaim]:
 
 LAW = Law(
     title=TITLE,
+    fix="nothing in code: weight decay on it does not regularise",
     searches=(Search(250, partial(find_lengths, law=TITLE)), Search(260, find)),
     rewriting=Kept("one number; and it holds only if the norm's ε were 0"),
     tiers=("epsilon", "real"),

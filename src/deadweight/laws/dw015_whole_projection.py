@@ -16,9 +16,9 @@ from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph
 from deadweight.laws.dw012_residual_basis import is_stream
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof.turn import Site
+from deadweight.proof.basis import Site
 from deadweight.rewrite.bases import BasisRewrite, copies_of, places_of
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.save.facts import Fact, IdentityBlocks
 from deadweight.search.prover import Prover
@@ -84,7 +84,7 @@ class WholeProjection(BasisRewrite):
         site = self.reader()
         return [sorted(set(site.coordinate.tolist()) - {0})]
 
-    def milder(self) -> Iterator[Rewrite]:
+    def with_tighter_limits(self) -> Iterator[Rewrite]:
         yield from ()  # the whole matrix or none of it
 
     @property
@@ -122,6 +122,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="build the model without this projection",
     searches=(Search(220, find),),
     rewriting=Rewriting(
         order=100,

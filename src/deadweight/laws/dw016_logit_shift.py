@@ -31,6 +31,7 @@ def dies_in_the_reader(prover: Prover, node: Node, outcome: Outcome) -> bool:
 
 LAW = Law(
     title=TITLE,
+    fix="nothing in code: centre the unembedding before comparing checkpoints",
     searches=(Search(40, find),),
     rewriting=Kept("keeps probabilities, not logits"),
 )

@@ -79,6 +79,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 
 LAW = Law(
     title=TITLE,
+    fix="keep one of the two biases: build the other layer with bias=False",
     searches=(Search(90, find), Search(95, partial(find_same_values, law=TITLE))),
     rewriting=Rewriting(order=80, make=make_rewrite),
     avoidable=True,

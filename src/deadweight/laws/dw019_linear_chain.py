@@ -33,6 +33,7 @@ def find(prover: Prover) -> Iterator[TurnClaim]:
 
 LAW = Law(
     title=TITLE,
+    fix="multiply the two maps into one layer, unless a bottleneck lies between them",
     searches=(Search(230, find), Search(240, partial(find_projected_states, law=TITLE))),
     rewriting=Kept("a product of two matrices; multiplying them out is a change of architecture"),
 )

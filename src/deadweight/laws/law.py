@@ -58,6 +58,7 @@ class Law:
     title: Title
     searches: tuple[Search, ...]
     rewriting: Rewriting | Kept
+    fix: str  # what to write in the model's code, in one short sentence
     tiers: tuple[Tier, ...] = ("real",)  # what its claims may say about exactness
     avoidable: bool = False  # a flag or one line of the model's code avoids these parameters: advice begins here
     refusals: Callable[[Prover], Iterator[tuple[str, str]]] | None = None  # parameters it does not hold for, and why

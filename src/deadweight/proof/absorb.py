@@ -12,7 +12,7 @@ from deadweight.graph.constants import constant_value
 from deadweight.graph.node import Graph, Node, Value, substitute
 from deadweight.proof.labels import Labels, compact
 from deadweight.proof.opsets import SHAPE
-from deadweight.proof.reading import centred_reader
+from deadweight.proof.readers import centred_reader
 
 KEEPS_ELEMENTS = {"aten.reshape", "aten.transpose", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.t"}
 KEEPS_ELEMENTS |= {"aten.expand"}

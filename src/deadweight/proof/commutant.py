@@ -18,8 +18,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from deadweight.proof import field
-from deadweight.proof.form import Form
 from deadweight.proof.labels import fold, fresh
+from deadweight.proof.linear_form import Form
 
 POSITIONS = 16
 WIDEST = 16  # coordinates that positions mix with each other: rotary mixes two

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from deadweight.graph.node import Node, Ref
-from deadweight.proof.form import Form, Slot
+from deadweight.proof.basis import TurnWalk, turn_rule
+from deadweight.proof.linear_form import Form, Slot
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import TurnWalk, turn_rule
 
 HIGHEST = 8  # of whole powers that are followed: more are not used
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof import field as exact
-from deadweight.proof.moving import move
 from deadweight.proof.opsets import SHAPE
+from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, Step
 
 ScaleRule = Callable[["ScaleWalk", Node], Tensor]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, SHAPE
+from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, Step, refuse_large
 from deadweight.proof.weights import weight_view
 

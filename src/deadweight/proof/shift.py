@@ -15,13 +15,12 @@ from torch import Tensor
 
 from deadweight.graph.node import Argument, Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber, readings
-from deadweight.proof.identity import Identity
+from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
 from deadweight.proof.opsets import FREE, KEEPS_REPEATED
-from deadweight.proof.steps import Blocked, Kind, Step, refuse_large
+from deadweight.proof.steps import LARGEST_REPLAYED, Blocked, Kind, Step, refuse_large
 
 MIXED = -1
-REPLAYABLE = 4096  # elements: the labels of a larger value are not kept with the step, and it is not replayed
 Absorbers = Literal["none", "biases", "weights"]  # what may take a constant shift over
 
 
@@ -178,9 +177,9 @@ def reaches_output(walk: ShiftWalk, node: Node) -> None:
 
 def kept(value: Any) -> Any:
     """What a step remembers: the labels themselves where they are small enough to replay, else only that it moved."""
-    if isinstance(value, Shift) and value.label.numel() > REPLAYABLE:
+    if isinstance(value, Shift) and value.label.numel() > LARGEST_REPLAYED:
         return True
-    large = isinstance(value, list) and any(isinstance(v, Shift) and v.label.numel() > REPLAYABLE for v in value)
+    large = isinstance(value, list) and any(isinstance(v, Shift) and v.label.numel() > LARGEST_REPLAYED for v in value)
     return True if large else value
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from deadweight.errors import DeadweightError
 from deadweight.graph.evaluate import Lazy, pieces
 from deadweight.reduce.plan import Skipped
-from deadweight.rewrite.effect import NotFollowed
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
+from deadweight.rewrite.shift_effect import NotFollowed
 from deadweight.save.facts import Fact, module_of
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from deadweight.reduce.plan import Layout, Plan
 from deadweight.reduce.result import Reduction, describe_rewrite
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.source.checkpoint import EVERY, Checkpoint
-from deadweight.source.files import read_json
+from deadweight.source.checkpoint_files import read_json
 from deadweight.source.model import Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 
 
 @dataclass(frozen=True)

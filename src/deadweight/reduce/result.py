@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import nn
 
 from deadweight.proof.verdict import Tier
+from deadweight.reduce.noise_floor import Verification
 from deadweight.reduce.plan import Layout, Skipped
-from deadweight.reduce.verify import Verification
 from deadweight.rewrite.rewrite import Rewrite
 
 

@@ -20,24 +20,25 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
+from deadweight.reduce.comparison import LENGTH, ComparedModel, prepare_comparison
 from deadweight.reduce.job import ReductionJob, summarise_applied, summarise_plan
-from deadweight.reduce.parts import Stream
+from deadweight.reduce.layer_windows import open_windows
+from deadweight.reduce.noise_floor import require_same
 from deadweight.reduce.plan import Layout, Request, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
+from deadweight.reduce.stored_tensors import Stream
 from deadweight.reduce.trial import Trial
-from deadweight.reduce.verify import LENGTH, ComparedModel, prepare_comparison, require_same
-from deadweight.reduce.windows import open_windows
 from deadweight.reduce.write import Target, write
-from deadweight.save.folder import check_out, check_space, followed
-from deadweight.save.layout import can_shrink, tied_parameters
+from deadweight.save.atomic_folder import check_out, check_space, resolve_path
+from deadweight.save.slim_layout import can_shrink, tied_parameters
 from deadweight.search.prover import Prover
 from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
-from deadweight.source.hugging import ADAPTER, MERGE, local_folder
-from deadweight.source.kinds import ExampleInputs, ModelLike
+from deadweight.source.hugging_face_config import ADAPTER, MERGE, local_folder
 from deadweight.source.model import ModelSpec, Source
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
 from deadweight.source.tokens import text_pieces
+from deadweight.source.type_aliases import ExampleInputs, ModelLike
 from deadweight.threads import one_thread, threads_for
 
 IN_PARTS = "original and reduced model do not fit into memory together: compared in float64, a few layers at a time"
@@ -73,7 +74,7 @@ def reduce(
     if out is None and not dry_run and not isinstance(model, nn.Module):
         raise DeadweightError("no folder to write to; expected OUT, or dry_run=True")
     start = time.perf_counter()
-    target = Target(None if out is None else followed(out), overwrite)
+    target = Target(None if out is None else resolve_path(out), overwrite)
     if target.folder is not None and not dry_run:
         check_out(target.folder, model, overwrite=overwrite)
     spec = ModelSpec(model, inputs, trust_remote_code)

@@ -13,27 +13,17 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, independent, require_finite
+from deadweight.reduce.comparison import ComparedModel, in_float64, in_own_precision, names_of, relative
 from deadweight.reduce.job import ReductionJob
-from deadweight.reduce.parts import Made
-from deadweight.reduce.pipeline import in_order
+from deadweight.reduce.noise_floor import FLOORS, Error, Noise, Verification, noise_floor
+from deadweight.reduce.ordered_threads import in_order
 from deadweight.reduce.plan import Skipped
-from deadweight.reduce.verify import (
-    FLOORS,
-    ComparedModel,
-    Error,
-    Noise,
-    Verification,
-    in_float64,
-    in_own_precision,
-    names_of,
-    noise_floor,
-    relative,
-)
+from deadweight.reduce.stored_tensors import Made
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.save.facts import Fact
-from deadweight.save.layout import layout as slim_layout
+from deadweight.save.slim_layout import layout as slim_layout
 from deadweight.slim.layers import install
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.threads import workers
 
 Say = Callable[[str], None]
@@ -59,7 +49,7 @@ class Trial:
         self.job, self.full = job, full
         self.check_weights()
         self.truth = in_float64(full, self.original)
-        self.floor = noise_floor(full, relative(in_float64(full, self.original, rounding=True), self.truth))
+        self.floor = noise_floor(full.graph, relative(in_float64(full, self.original, rounding=True), self.truth))
 
     def original(self, name: str) -> Tensor:
         tensor = self.job.read(name)
@@ -86,7 +76,7 @@ class Trial:
         for code in sorted({r.claim.code for r in rewrites.values()}):
             say(f"measuring {code}")
             mine = {n: r for n, r in rewrites.items() if r.claim.code == code}
-            attempts = (self.try_rewrites(in_place_order(best.rewrites | m)) for m in milder(mine))
+            attempts = (self.try_rewrites(in_place_order(best.rewrites | m)) for m in with_tighter_limits(mine))
             best = next((t for t in attempts if t.fits), best)
         why = f"it would exceed {FLOORS:g} times the rounding noise of the model's own precision"
         left = [r for n, r in rewrites.items() if n not in best.rewrites]
@@ -121,7 +111,7 @@ class Trial:
         exact = relative(in_float64(self.full, reduced), self.truth)
         own = relative(self.outputs(module), self.truth)
         before = in_own_precision(self.full.module, self.full.calls, self.full.source.inputs)
-        floor = noise_floor(self.full, relative(before, self.truth))
+        floor = noise_floor(self.full.graph, relative(before, self.truth))
         names = names_of(self.full, len(exact))
         rows = zip(names, exact, own, floor, tried.noise, strict=True)
         return Verification(tuple(Error(*row) for row in rows), self.full.words)
@@ -186,10 +176,13 @@ def in_place_order(rewrites: Rewrites) -> Rewrites:
     return dict(sorted(rewrites.items()))
 
 
-def milder(law: Rewrites) -> Iterator[Rewrites]:
+def with_tighter_limits(law: Rewrites) -> Iterator[Rewrites]:
     """All rewrites of one law; then the same with tighter limits, as long as each of them has one."""
     yield law
-    tighter = [dict(zip(law, each, strict=True)) for each in zip(*(r.milder() for r in law.values()), strict=False)]
+    tighter = [
+        dict(zip(law, each, strict=True))
+        for each in zip(*(r.with_tighter_limits() for r in law.values()), strict=False)
+    ]
     yield from tighter
 
 

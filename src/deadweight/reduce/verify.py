@@ -1,279 +1,55 @@
-"""Are two models the same function? In float64, and in the model's own precision against its own rounding noise."""
+"""Are two checkpoints the same function? It does not matter which tool wrote them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from deadweight.errors import DeadweightError
-from deadweight.graph.bind import bind
-from deadweight.graph.canonical import canonical
-from deadweight.graph.evaluate import evaluate
-from deadweight.graph.node import Graph
-from deadweight.graph.trace import first_line, trace
-from deadweight.reduce.rounding import add_rounding
-from deadweight.source.inputs import Inputs
-from deadweight.source.kinds import Arguments, Keywords, Leaf
-from deadweight.source.model import Source
-from deadweight.source.text import printable
-
-EXACT = 1e-10  # relative, in float64: a narrow model gives 1e-15, a deep trained one 1e-13
-FLOORS = 3.0  # how many times its own rounding noise a model may have after the reduction; both are simulated
-GROSS = 10.0  # the same for measured noise, which depends on the machine; a mistake shows a thousandfold
-DRAWS = 6  # inputs; four times as many where an output is small, because its noise varies more
-FEW = 100  # elements: an output with fewer is small
-MANY = 10_000  # elements: from here on two inputs show the noise as well as six
-WORK = 1 << 27  # numbers that a model may compute for all inputs together, where two inputs are enough
-LENGTH = 24  # tokens
-Read = Callable[[str], Tensor]
-Call = tuple[Arguments, Keywords]
+from deadweight.graph.trace import TraceError
+from deadweight.progress import Progress, silent
+from deadweight.reduce.comparison import LENGTH, ComparedModel, compare, prepare_comparison
+from deadweight.reduce.noise_floor import Verification
+from deadweight.source.hugging_face_config import local_folder
+from deadweight.source.model import ModelSpec
+from deadweight.source.tokens import text_pieces
+from deadweight.source.type_aliases import ExampleInputs, ModelLike
+from deadweight.threads import one_thread, threads_for
 
 
-@dataclass(frozen=True)
-class Noise:
-    """The rounding error of an output relative to its size, simulated: the same number on every machine."""
-
-    reduced: float
-    original: float
-
-    @property
-    def growth(self) -> float:
-        return self.reduced / max(self.original, 1e-16)
-
-    @property
-    def small(self) -> bool:
-        return self.reduced <= max(FLOORS * self.original, EXACT)
-
-
-@dataclass(frozen=True)
-class Error:
-    """The error of one output, relative to its size."""
-
-    output: str
-    float64: float  # reduced against original, both in float64
-    own: float | None = None  # reduced as it runs in its own precision, against the original in float64
-    floor: float | None = None  # the original as it runs in its own precision, against itself in float64
-    noise: Noise | None = None
-    stored: bool = False  # both were read from files, with weights that are rounded to their own precision
-
-    @property
-    def same(self) -> bool:
-        runs = self.own is None or self.floor is None or self.own <= max(GROSS * self.floor, EXACT)
-        stored = FLOORS * self.noise.original if self.stored and self.noise is not None else 0.0
-        return self.float64 <= max(EXACT, stored) and runs and (self.noise is None or self.noise.small)
+def verify(
+    a: ModelLike,
+    b: ModelLike,
+    *,
+    inputs: ExampleInputs = None,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+) -> Verification:
+    """Compare B with A on random inputs (and text, where A has a tokenizer): in float64, and in their own precision."""
+    with one_thread():
+        specs = (ModelSpec(a, inputs, trust_remote_code), ModelSpec(b, inputs, trust_remote_code))
+        first, second = open_both(*specs, progress)
+    progress("comparing")
+    with threads_for(sum(p.numel() for p in first.module.parameters())):
+        return compare(first, second)
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The errors of all outputs, over all inputs that were tried."""
-
-    errors: tuple[Error, ...]
-    inputs: str = ""
-
-    @property
-    def same(self) -> bool:
-        return all(e.same for e in self.errors)
-
-    @property
-    def worst(self) -> Error:
-        return max(self.errors, key=lambda e: (e.float64 > EXACT, e.noise.growth if e.noise else 0.0, e.float64))
-
-
-class DifferentError(DeadweightError):
-    """The reduced model is not the same function as the original; it is not written."""
-
-    def __init__(self, message: str, verification: Verification) -> None:
-        super().__init__(message)
-        self.verification = verification
-
-
-def require_same(verification: Verification) -> Verification:
-    """The verification, if both models are the same function; else raises."""
-    if verification.same:
-        return verification
-    worst = verification.worst
-    noisy = f" and by {worst.own:.1e} in its own precision (noise floor {worst.floor:.1e})" if worst.own else ""
-    raise DifferentError(
-        f"the reduced model is not the same function: {worst.output} differs by {worst.float64:.1e} in float64"
-        f"{noisy}; nothing was written",
-        verification,
-    )
-
-
-@dataclass(frozen=True)
-class ComparedModel:
-    """A model with its weights, its graph, and the inputs on which it is compared."""
-
-    source: Source
-    graph: Graph
-    calls: tuple[Call, ...]
-    words: str  # a description of the inputs
-
-    @property
-    def module(self) -> nn.Module:
-        return self.source.module
-
-
-def prepare_comparison(source: Source, text: Sequence[Tensor] = ()) -> ComparedModel:
-    """Trace a model that has its weights, and draw inputs for it; `text` is token ids to run it on too."""
-    graph = canonical(trace(source.module, source.args, source.kwargs), pieces=False)
-    draws = inputs_to_draw(graph)
-    calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(draws)]
-    words = f"{draws} random inputs"
-    ids = source.kwargs.get("input_ids")
-    if ids is not None:
-        span = source.inputs.spans.get("input_ids")
-        for tokens in text:
-            valid = span is None or int(tokens.max()) <= span.high  # the tokenizer may be that of another model
-            if valid and tokens.shape[-1] >= ids.shape[-1]:
-                calls.append(((), {**source.inputs.kwargs, "input_ids": tokens[:, : ids.shape[-1]]}))
-                words = f"{draws} random inputs and {len(calls) - draws} pieces of text"
-    return ComparedModel(source, graph, tuple(calls), words)
-
-
-def inputs_to_draw(graph: Graph) -> int:
-    """How many inputs are needed to see a model's noise; two for a slow model with large outputs."""
-    smallest = min((math.prod(n.shape) for n in map(graph.node, graph.outputs) if n.is_float), default=0)
-    if smallest < MANY:
-        return DRAWS if smallest >= FEW else 4 * DRAWS
-    work = sum(math.prod(n.shape) for n in graph.nodes.values() if n.op not in ("parameter", "buffer"))
-    return min(DRAWS, max(2, WORK // max(work, 1)))
-
-
-def in_float64(one: ComparedModel, read: Read | None = None, *, rounding: bool = False) -> list[list[Tensor]]:
-    """The outputs for every input, all arithmetic in float64; `read` replaces the model's own weights.
-
-    With `rounding`, the rounding of the model's own precision is simulated, the same on every machine.
-    """
-    values = {n: t.detach() for n, t in one.graph.tensors.items()}
-    if read is not None:
-        for node, name in (*one.graph.parameters.items(), *one.graph.buffers.items()):
-            values[node] = read(name)
-    result = []
-    with torch.no_grad():
-        for number, (args, kwargs) in enumerate(one.calls):
-            watch = partial(add_rounding, number=number) if rounding else None
-            outputs = evaluate(one.graph, values, bind(one.graph, args, kwargs), watch)
-            result.append([o for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
-    return result
-
-
-def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -> list[list[Tensor]]:
-    """The outputs of the module as it is."""
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    result = []
-    with torch.no_grad():
-        for args, kwargs in calls:
-            here = Inputs(args, kwargs).on(torch.device("cpu"), dtype)
-            try:
-                output = module(*here[0], **here[1])
-            except Exception as error:
-                raise DeadweightError(f"the model does not run on its example inputs ({first_line(error)})") from error
-            result.append(list(distinct(output)))
-    return result
-
-
-def distinct(output: Leaf) -> Iterator[Tensor]:
-    """Every floating-point tensor that is returned, once."""
-    seen: set[int] = set()
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and id(leaf) not in seen:
-            seen.add(id(leaf))
-            yield leaf
-
-
-def relative(outputs: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> list[float]:
-    """Per output: the norm of the difference divided by that of the truth, both over all inputs together."""
-    pairs: list[list[tuple[float, float]]] = []
-    for a, b in zip(outputs, truth, strict=True):
-        if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
-            raise DeadweightError(
-                f"the outputs differ in shape: {[list(y.shape) for y in b]} and {[list(x.shape) for x in a]}"
-            )
-        pairs.append([difference(x, y) for x, y in zip(a, b, strict=True)])
-    return [ratio(column) for column in zip(*pairs, strict=True)]
-
-
-def ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """The ratio of sums over all inputs: one input with an output close to zero would dominate a mean of ratios."""
-    off, size = (sum(p[i] for p in pairs) for i in (0, 1))
-    return (off / max(size, 1e-300)) ** 0.5
-
-
-def noise_floor(one: ComparedModel, errors: Sequence[float]) -> list[float]:
-    """The errors of a model's own precision, at least half a unit in the last place."""
-    kinds = [node.dtype for node in map(one.graph.node, one.graph.outputs) if node.is_float]
-    least = [torch.finfo(dtype or torch.float64).eps / 2 for dtype in kinds]
-    return [max(pair) for pair in zip(errors, least, strict=True)]
-
-
-def difference(output: Tensor, truth: Tensor) -> tuple[float, float]:
-    """The squared norms of the difference and of the truth."""
-    output, truth = output.to(torch.float64), truth.to(torch.float64)
-    finite = torch.isfinite(truth)
-    if not torch.equal(output[~finite], truth[~finite]) or not bool(torch.isfinite(output[finite]).all()):
-        return float("inf"), 1.0  # a masked logit is −∞ in both; NaN equals nothing
-    return float((output[finite] - truth[finite]).square().sum()), float(truth[finite].square().sum())
-
-
-def names_of(one: ComparedModel, count: int) -> list[str]:
-    """The names that the model gives its outputs, or numbers where it gives none."""
-    with torch.no_grad():
+def open_both(a: ModelSpec, b: ModelSpec, say: Progress) -> tuple[ComparedModel, ComparedModel]:
+    """Both models, traced on inputs of the same length: 24 tokens, or, where one of them cannot, the default length."""
+    for length in (LENGTH, None) if a.inputs is None else (None,):
         try:
-            here = Inputs(*one.calls[0]).on(torch.device("cpu"))
-            output = one.module(*here[0], **here[1])
-        except Exception:  # noqa: BLE001 - only names are wanted
-            output = None
-    keys = [k for k, v in output.items() if isinstance(v, Tensor)] if isinstance(output, Mapping) else []
-    return keys if len(keys) == count else [f"output {i}" for i in range(count)]
+            say("loading the first model")
+            first = open_one(replace(a, length=length))
+            say("loading the second model")
+            return first, open_one(replace(b, length=length))
+        except (DeadweightError, TraceError) as error:
+            if length is None:
+                raise DeadweightError(str(error)) from error
+    raise AssertionError("unreachable")
 
 
-def compare(a: ComparedModel, b: ComparedModel) -> Verification:
-    """Two models, each with weights and graph of its own, on the inputs of the first."""
-    if sorted(b.source.kwargs) != sorted(a.source.kwargs) or len(b.source.args) != len(a.source.args):
-        raise DeadweightError(f"the models take different inputs: {takes(a)} and {takes(b)}; expected one architecture")
-    if shapes(a) != shapes(b):
-        raise DeadweightError(
-            f"the models take inputs of different shapes: {shapes(a)} and {shapes(b)}; expected one architecture"
-        )
-    if returns(a) != returns(b):
-        raise DeadweightError(f"the outputs differ in shape: {returns(a)} and {returns(b)}; the functions differ")
-    b = replace(b, calls=a.calls)
-    truth = in_float64(a)
-    if any(bool(x.isnan().any()) for outputs in truth for x in outputs):
-        raise DeadweightError(
-            f"{printable(a.source.name)} returns NaN; expected numbers to compare with: repair the checkpoint first"
-        )
-    try:
-        theirs = in_float64(b)
-    except IndexError as error:
-        raise DeadweightError(
-            f"{printable(b.source.name)} cannot run on the inputs of {printable(a.source.name)}: its tables have fewer "
-            "rows; expected two models with one vocabulary"
-        ) from error
-    exact = relative(theirs, truth)
-    floor = noise_floor(a, relative(in_own_precision(a.module, a.calls, a.source.inputs), truth))
-    own = relative(in_own_precision(b.module, a.calls, a.source.inputs), truth)
-    before = noise_floor(a, relative(in_float64(a, rounding=True), truth))
-    noise = map(Noise, relative(in_float64(b, rounding=True), truth), before)
-    rows = zip(names_of(a, len(exact)), exact, own, floor, noise, strict=True)
-    return Verification(tuple(Error(*row, stored=True) for row in rows), a.words)
-
-
-def shapes(one: ComparedModel) -> list[list[int]]:
-    leaves = pytree.tree_leaves((one.source.args, one.source.kwargs))
-    return [list(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def returns(one: ComparedModel) -> list[list[int]]:
-    return [list(node.shape) for node in map(one.graph.node, one.graph.outputs) if node.is_float]
-
-
-def takes(one: ComparedModel) -> str:
-    return ", ".join(one.source.kwargs) or f"{len(one.source.args)} tensors"
+def open_one(spec: ModelSpec) -> ComparedModel:
+    folder = None if isinstance(spec.model, nn.Module) else local_folder(str(spec.model))
+    text = text_pieces(folder) if folder is not None else ()
+    return prepare_comparison(spec.open_complete(), text)

@@ -11,15 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deadweight.reduce.deadweight_json import manifest, model_card
 from deadweight.reduce.job import ReductionJob, summarise_applied
-from deadweight.reduce.manifest import card, manifest
-from deadweight.reduce.parts import Stream
+from deadweight.reduce.noise_floor import require_same
 from deadweight.reduce.result import Reduction
-from deadweight.reduce.verify import require_same
-from deadweight.save.beside import how_to_load, lay_beside
-from deadweight.save.folder import complete_or_absent
-from deadweight.save.stream import PER_TENSOR, Writer
-from deadweight.slim.format import SlimSpec
+from deadweight.reduce.stored_tensors import Stream
+from deadweight.save.atomic_folder import complete_or_absent
+from deadweight.save.model_card import write_card
+from deadweight.save.safetensors_writer import PER_TENSOR, Writer
+from deadweight.save.side_files import how_to_load, write_side_files
+from deadweight.slim.format import SIGN, SlimSpec
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str
         accompany(job, draft, slim)
         loading = loading_words(job, out)
         (draft / "deadweight.json").write_text(json.dumps(manifest(done), indent=1) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(card(done, loading), encoding="utf-8")
+        write_card(draft, model_card(done), job.folder, loading, slim=job.layout == "slim")
     return done
 
 
@@ -73,17 +74,18 @@ def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
     """An empty tensor under the name of one weight that is stored in another form.
 
     Plain transformers initialises missing weights at random, with only a warning. This weight is there and has the
-    wrong shape, so loading fails.
+    wrong shape, so loading fails. A second one has a name that says in the list of what failed how to load it.
     """
     if job.source.config is not None:
-        for path in slim.stored_otherwise[:1]:
+        for path in slim.layers_in_other_form[:1]:
             name = f"{path}.weight"
-            yield name, torch.empty(0, dtype=job.checkpoint.dtype(job.stored_name(name)))
+            dtype = job.checkpoint.dtype(job.stored_name(name))
+            yield from ((empty, torch.empty(0, dtype=dtype)) for empty in (name, SIGN))
 
 
 def accompany(job: ReductionJob, draft: Path, slim: SlimSpec) -> None:
     """Write the other files of the checkpoint."""
-    lay_beside(draft, job.folder, job.source.config, type(job.whole), slim if job.layout == "slim" else None)
+    write_side_files(draft, job.folder, job.source.config, type(job.whole), slim if job.layout == "slim" else None)
 
 
 def loading_words(job: ReductionJob, out: Path) -> str:

@@ -18,7 +18,7 @@ from deadweight.allocate.relaxed import relax
 from deadweight.allocate.solver import Optimum
 from deadweight.report.figure import pyplot, save
 from deadweight.report.text import plural
-from deadweight.source.kinds import JsonObject
+from deadweight.source.type_aliases import JsonObject
 from deadweight.version import __version__
 
 BAR = 30  # columns of the longest bar

@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.compress.cache_result import CacheCompression, cache_data
-from deadweight.compress.manifest import as_data as heads_data
-from deadweight.compress.manifest import outcome
-from deadweight.compress.result import Compression
+from deadweight.compress.cache_result import CacheCompression
+from deadweight.compress.deadweight_json import cache_data, heads_data
+from deadweight.compress.result import Compression, outcome
 from deadweight.errors import DeadweightError
 from deadweight.report.cache import plot_cache, print_cache
 
@@ -38,11 +37,13 @@ def plot_compression(result: Compression | CacheCompression, file: Path) -> None
 def print_heads(found: Compression, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("attention")
-    for name in ("keys kept", "values kept", "of"):
+    for name in ("key dimensions kept", "of", "value dimensions kept", "of"):
         table.add_column(name, justify="right")
     for path, kept in found.kept.items():
-        table.add_row(Text(path), spread(kept.keys), spread(kept.values), f"{found.head_sizes[path]:,}")
+        d_key, d_value = found.head_sizes[path]
+        table.add_row(Text(path), spread(kept.keys), f"{d_key:,}", spread(kept.values), f"{d_value:,}")
     console.print(table)
+    console.print("per head; one number where all heads keep the same", style="dim", highlight=False)
     console.print(
         f"\ncache {found.kv_before:,} → {found.kv_after:,} numbers per token "
         f"({found.kv_after / found.kv_before:.1%})   parameters {found.parameters_before:,} → "

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadweight.evaluate.run import Evaluation
-from deadweight.source.kinds import JsonObject
+from deadweight.source.type_aliases import JsonObject
 
 ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
     ("parameters", lambda e: f"{e.parameters:,}"),
@@ -40,3 +40,7 @@ def print_evaluation(evaluations: Sequence[Evaluation], console: Console) -> Non
             table.add_row(name, *cells)
     console.print(table)
     console.print(f"{evaluations[0].tokens:,} tokens, {evaluations[0].bytes:,} bytes of text", highlight=False)
+    for e in evaluations:
+        if e.seen:
+            words = f"note: {e.model} was trained on {e.seen:.0%} of this text: its loss here is not that on new text"
+            console.print(f"{words}; --text FILE takes another", highlight=False, markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -12,14 +13,17 @@ Figure: TypeAlias = Any  # of matplotlib, which is imported when something is dr
 Axes: TypeAlias = Any
 
 
+def require_matplotlib() -> None:
+    """Raise if no figure can be drawn; asked before the work whose result is to be drawn."""
+    if find_spec("matplotlib") is None:
+        raise DeadweightError("a figure needs matplotlib, which is not installed: pip install deadweight[plot]")
+
+
 def pyplot() -> ModuleType:
     """matplotlib's pyplot, set to draw the same file from the same numbers."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise DeadweightError(
-            "a figure needs matplotlib, which is not installed: pip install deadweight[train]"
-        ) from error
+    require_matplotlib()
+    import matplotlib
+
     matplotlib.use("svg")
     matplotlib.rc("svg", hashsalt="deadweight")  # otherwise ids inside the file are random
     from matplotlib import pyplot as drawing

@@ -19,7 +19,7 @@ import transformers
 import typer
 from rich.console import Console
 
-from deadweight.source.kinds import JsonObject
+from deadweight.source.type_aliases import JsonObject
 from deadweight.version import __version__
 
 RecordArgument = Annotated[Path, typer.Argument(metavar="RECORD", help="The record (JSON).")]

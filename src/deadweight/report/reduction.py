@@ -10,12 +10,19 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deadweight.reduce.noise_floor import FLOORS, Verification
 from deadweight.reduce.result import AppliedRewrite, Reduction
-from deadweight.reduce.verify import FLOORS, Verification
-from deadweight.report.pattern import collapse
-from deadweight.report.terminal import PROSE
+from deadweight.report.audit_terminal import PROSE
+from deadweight.report.name_pattern import collapse
 from deadweight.report.text import count, one_line, percent, plural, printable
 from deadweight.version import __version__
+
+MEANING = (
+    "error: relative to the size of the output. noise floor: the error of the original in its own precision.",
+    "rounding grows: the reduced model's rounding errors, as a multiple of the original's.",
+)
+BEFORE_STORING = "in float64: before the weights are stored; `deadweight verify` reads them as stored, and so rounded."
+STORED = "in float64: of the weights as stored. `reduce` shows a smaller error: it measures before they are rounded."
 
 
 def print_reduction(reduction: Reduction, console: Console) -> None:
@@ -27,6 +34,8 @@ def print_reduction(reduction: Reduction, console: Console) -> None:
 
 def print_verification(verification: Verification, console: Console) -> None:
     console.print(_verification_table(verification))
+    for line in (*MEANING, STORED):
+        console.print(Text(line, "dim"))
     console.print()
     if verification.same:
         console.print(Text("the same function, up to the precision of the stored weights", style="bold green"))
@@ -53,6 +62,7 @@ def _parts(reduction: Reduction) -> Iterator[RenderableType]:
     yield _totals(reduction)
     if reduction.verification is not None:
         yield _verification_table(reduction.verification)
+        yield Text("\n".join((*MEANING, BEFORE_STORING)), "dim")
     for note in reduction.notes:
         yield Text(f"note  {one_line(note)}", style="dim")
     yield _next(reduction)

@@ -16,7 +16,7 @@ from deadweight.report.figure import Axes, Figure, pyplot, save
 from deadweight.report.text import plural, printable
 from deadweight.saturation.run import Saturation
 from deadweight.saturation.slopes import FLAT, GROWS, SATURATES, VERDICTS, Head, LayerSlopes
-from deadweight.source.kinds import JsonObject
+from deadweight.source.type_aliases import JsonObject
 from deadweight.version import __version__
 
 DIGITS = 5  # of numbers in JSON

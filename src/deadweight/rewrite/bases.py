@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deadweight.proof.turn import Site
-from deadweight.rewrite.columns import amplification, common_columns, orthonormal
-from deadweight.rewrite.known import SettledFacts
+from deadweight.proof.basis import Site
+from deadweight.rewrite.identity_columns import amplification, common_columns, orthonormal
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index
 from deadweight.save.facts import Fact, IdentityBlocks
 
@@ -53,7 +53,7 @@ class BasisRewrite(Rewrite):
 
     growth: float = GROWTH[0]  # limit on the growth of rounding errors
 
-    def milder(self) -> Iterator[Rewrite]:
+    def with_tighter_limits(self) -> Iterator[Rewrite]:
         return (replace(self, growth=growth) for growth in GROWTH if growth < self.growth)
 
     def heads(self) -> list[list[int]]:

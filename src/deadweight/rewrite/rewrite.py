@@ -13,7 +13,7 @@ from torch import Tensor
 from deadweight.claims.claim import Claim
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.save.facts import Fact
 
 
@@ -70,7 +70,7 @@ class Rewrite(ABC):
         """Whether the modules that it touches must be stored together, when all their weights are final."""
         return False
 
-    def milder(self) -> Iterator[Rewrite]:
+    def with_tighter_limits(self) -> Iterator[Rewrite]:
         """The same rewrite with tighter limits on the growth of rounding errors, the loosest first."""
         yield from ()
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.graph.node import float64_arguments, substitute
-from deadweight.rewrite.effect import Constants
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import Rewrite, Tensors
+from deadweight.rewrite.shift_effect import StaticValues
 from deadweight.rewrite.shifts import parameters_read
 from deadweight.save.facts import Constant, Fact, Passed, module_of
 
@@ -43,7 +43,7 @@ class FoldScale(Rewrite):
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         claim = self.claim
         zero, one = self.through(tensors, 0.0), self.through(tensors, 1.0)
-        values = Constants(self.graph, lambda node: self.value(tensors, node))
+        values = StaticValues(self.graph, lambda node: self.value(tensors, node))
         gain = values.of(claim.factor).reshape(-1)
         slope, offset = one - zero, zero  # of the factor's operand, as a function of the linear map's output
         weight = self.name(claim.weight)
@@ -86,7 +86,7 @@ class FoldScale(Rewrite):
         def parameter(node: str) -> Tensor:
             return torch.zeros_like(self.value(tensors, node)) if node in claim.biases else self.value(tensors, node)
 
-        known = Constants(self.graph, parameter)
+        known = StaticValues(self.graph, parameter)
         for name in chain:
             node = self.graph.nodes[name]
             if not values:

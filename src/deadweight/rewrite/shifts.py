@@ -12,9 +12,9 @@ from deadweight.claims.claim import Claim
 from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim, element_wise, undo
 from deadweight.graph.node import Graph, is_vector
-from deadweight.rewrite.effect import Constants, effect
-from deadweight.rewrite.known import SettledFacts
+from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, as_index
+from deadweight.rewrite.shift_effect import StaticValues, effect
 from deadweight.save.facts import Because, Constant, Fact, ZeroPlaces
 
 
@@ -59,8 +59,8 @@ class ShiftRewrite(Rewrite):
                 moved = tensors[name] + undo(Point(self.graph, {}, {}), absorber, amounts[absorber.node])
                 tensors[name] = torch.where(known.dead(name, moved.shape), 0.0, moved)
 
-    def lookup(self, tensors: Tensors) -> Constants:
-        return Constants(self.graph, lambda node: self.value(tensors, node))
+    def lookup(self, tensors: Tensors) -> StaticValues:
+        return StaticValues(self.graph, lambda node: self.value(tensors, node))
 
 
 def parameters_read(graph: Graph, node: str, steps: set[str]) -> set[str]:

@@ -14,16 +14,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from deadweight.compress.attention_calls import Observer, observing
 from deadweight.compress.calibration import EMBEDDED, edges, token_windows, tokenizer_for
-from deadweight.compress.observe import Observer, observing
 from deadweight.compress.streaming import device_of
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.saturation.rows import Causality, RowObserver, sample_positions
+from deadweight.saturation.attention_rows import Causality, RowObserver, sample_positions
 from deadweight.saturation.slopes import FEWEST, LayerSlopes, factors, layer_of
-from deadweight.source.kinds import Keywords, ModelLike
 from deadweight.source.model import Source, open_complete
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
+from deadweight.source.type_aliases import Keywords, ModelLike
 
 SHORTEST, USUAL = 4, 1024  # keys of a row: the shortest length, and the default of the longest
 AT_A_TIME = 4096  # tokens per batch

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from deadweight.saturation.rows import Column
+from deadweight.saturation.attention_rows import Column
 
 SATURATES, FLAT, GROWS = -0.75, -0.25, 0.25
 VERDICTS = ("saturates", "partly", "flat", "grows")

@@ -12,11 +12,12 @@ from deadweight.slim.format import SlimSpec
 from deadweight.slim.layers import install
 from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import FileCheckpoint
-from deadweight.source.classes import model_class, trusted_class
-from deadweight.source.files import read_json
-from deadweight.source.hugging import load_weights, local_folder, locate, read_config
-from deadweight.source.kinds import Options, Setting
-from deadweight.source.text import printable, reason
+from deadweight.source.checkpoint_files import read_json
+from deadweight.source.hugging_face import load_weights
+from deadweight.source.hugging_face_config import local_folder, locate, read_config
+from deadweight.source.model_classes import model_class, trusted_class
+from deadweight.source.printable import printable, reason
+from deadweight.source.type_aliases import Options, Setting
 
 
 def load(

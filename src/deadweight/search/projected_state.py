@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from deadweight.claims.claim import Title
 from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.turn import Site
+from deadweight.proof.basis import Site
 from deadweight.proof.weights import WeightView, numbered, uses_of, weight_view
 from deadweight.search.prover import Prover
 from deadweight.search.spaces import Writers, explore

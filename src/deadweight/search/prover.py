@@ -13,7 +13,7 @@ from deadweight.claims.claim import Claim, Title
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Graph, Node, Ref, substitute
 from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
-from deadweight.proof.identity import Identity
+from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import compact, scramble
 from deadweight.proof.opsets import CONVOLUTIONS, POINTWISE, SHAPE
 from deadweight.proof.shift import Absorbers, Outcome, Shift, ShiftWalk

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof import turn_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof import basis_rules as _rules  # noqa: F401  (registers the rules)
+from deadweight.proof.basis import NeedsWriters, Site, Turned, TurnWalk, WalkOptions
 from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
-from deadweight.proof.reading import KEEPS_LAST_AXIS, peel, skip_shape
+from deadweight.proof.readers import KEEPS_LAST_AXIS, peel, skip_shape
 from deadweight.proof.steps import Blocked, Step
-from deadweight.proof.turn import NeedsWriters, Site, Turned, TurnWalk
 from deadweight.proof.weights import numbered, uses_of, weight_view
 from deadweight.search.prover import Prover, split_by_readers
 
@@ -45,7 +45,7 @@ def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False
 
     With `powers`, a scale of single coordinates may be followed through whole powers.
     """
-    walk = partial(TurnWalk, prover.graph, prover.identity, size=size, scalar=scalar, powers=powers)
+    walk = partial(TurnWalk, prover.identity, size=size, options=WalkOptions(scalar=scalar, powers=powers))
     for _ in range(400):
         turned = walk(writers=writers.nodes, sites=writers.sites, expert=writers.expert).run()
         if writers.expert is not None and not turned.proved:  # perhaps a space that all experts share

@@ -19,7 +19,7 @@ from deadweight.claims.claim import Claim
 from deadweight.claims.contraction_claim import ContractionClaim
 from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph
-from deadweight.proof.turn import Site
+from deadweight.proof.basis import Site
 from deadweight.search.taken import Taken
 
 LARGEST = (

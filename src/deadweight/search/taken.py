@@ -9,8 +9,8 @@ from torch import Tensor
 
 from deadweight.claims.claim import Claim
 from deadweight.claims.shift_claim import ShiftClaim, element_wise
+from deadweight.proof.basis import Site
 from deadweight.proof.labels import compact
-from deadweight.proof.turn import Site
 
 
 class Taken:

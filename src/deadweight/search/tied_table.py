@@ -17,7 +17,7 @@ from deadweight.claims.point import ancestors
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Graph, Node
 from deadweight.proof.labels import scramble
-from deadweight.proof.reading import CentredReader, centred_input
+from deadweight.proof.readers import CentredReader, centred_input
 from deadweight.proof.shift import Outcome, Shift, ShiftWalk
 from deadweight.proof.steps import Step
 from deadweight.proof.weights import WeightView, uses_of, weight_view

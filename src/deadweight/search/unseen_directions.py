@@ -27,7 +27,7 @@ from deadweight.claims.claim import Claim, Title, normal
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.claims.turn_claim import plane
 from deadweight.graph.node import Graph
-from deadweight.proof.turn import Site, Turned
+from deadweight.proof.basis import Site, Turned
 from deadweight.search.prover import Prover
 from deadweight.search.turns import Space, spaces
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Union
 from .codes import LOW_BITS, SHIFT, UNIT, WIDEST, in_low_half
 
 VERSION = 5
+SIGN = "deadweight_slim_checkpoint__load_it_with_trust_remote_code"  # an empty tensor, for those who load it without
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
 MOST_FIELDS = 8  # codes in a unit
@@ -268,7 +269,7 @@ class SlimSpec:
     caches: dict[str, CacheSpec] = field(default_factory=dict)
 
     @property
-    def stored_otherwise(self) -> list[str]:
+    def layers_in_other_form(self) -> list[str]:
         """Layers whose weight is stored in another form, under other names."""
         return [path for path, spec in self.layers.items() if isinstance(spec, (LinearSpec, EmbeddingSpec))]
 

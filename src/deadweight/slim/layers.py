@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from .format import (
+    SIGN,
     BiasSpec,
     EmbeddingSpec,
     IdentitySpec,
@@ -169,5 +170,5 @@ def install(model: nn.Module, slim: SlimSpec) -> None:
             parent, _, name = place.rpartition(".")
             setattr(model.get_submodule(parent), name, new)
     if hasattr(model, IGNORED):  # a model of transformers, which would report the empty weight of the checkpoint
-        guards = {f"{path}.weight".replace(".", r"\.") for path in slim.stored_otherwise}
-        setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards})
+        guards = {f"{path}.weight".replace(".", r"\.") for path in slim.layers_in_other_form}
+        setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards, SIGN})

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deadweight.source.kinds import Arguments, Keywords, Leaf
-from deadweight.source.private import OpOverload
+from deadweight.source.private_api import OpOverload
+from deadweight.source.type_aliases import Arguments, Keywords, Leaf
 
 LEAST = 3  # blocks: a first, a middle and a last
 List = nn.ModuleList | nn.Sequential

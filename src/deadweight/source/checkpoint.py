@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source.files import check_header, weight_files
-from deadweight.source.kinds import JsonObject
-from deadweight.source.text import printable, reason
+from deadweight.source.checkpoint_files import check_header, weight_files
+from deadweight.source.printable import printable, reason
+from deadweight.source.type_aliases import JsonObject
 
 DTYPES = {
     "F64": torch.float64,

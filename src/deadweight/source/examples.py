@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
+from deadweight.source.example_makers import COMPANIONS, MAKERS, PARTNERS, SIGNALS, Example, Need, first, setting
 from deadweight.source.inputs import Inputs
-from deadweight.source.kinds import Config, Leaf
-from deadweight.source.makers import COMPANIONS, MAKERS, PARTNERS, SIGNALS, Example, Need, first, setting
-from deadweight.source.text import reason
+from deadweight.source.printable import reason
+from deadweight.source.type_aliases import Config, Leaf
 
 LENGTH = 5
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
@@ -162,7 +162,7 @@ def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextMana
     # Fake tensors, as when tracing: with tensors on the meta device, some code of transformers would read values.
     # torch logs a traceback for every op that fails on them; here a failure is an expected result.
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    with fake as mode, silenced("torch._subclasses.fake_tensor"):
+    with fake as mode, silenced("torch._subclasses.fake_tensor", "torch.__trace"):
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (args, kwargs)
         )

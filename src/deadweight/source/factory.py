@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from deadweight.errors import DeadweightError
-from deadweight.source.copies import share_tensors
-from deadweight.source.hugging import Built, eager
-from deadweight.source.kinds import ExampleInputs, Leaf
-from deadweight.source.text import printable, reason
+from deadweight.source.hugging_face import Built, eager
+from deadweight.source.module_copies import share_tensors
+from deadweight.source.printable import printable, reason
+from deadweight.source.type_aliases import ExampleInputs, Leaf
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -27,7 +27,7 @@ def looks_like(spec: str) -> bool:
 
 def from_spec(spec: str) -> Built:
     """Import the callable, with the working directory on the path, and call it."""
-    made = _call(spec, _find(spec))
+    made = _call(spec, find_callable(spec))
     module, inputs = made if isinstance(made, (tuple, list)) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise DeadweightError(
@@ -69,7 +69,8 @@ def _refuse_lazy(module: nn.Module, name: str) -> None:
             )
 
 
-def _find(spec: str) -> Leaf:
+def find_callable(spec: str) -> Leaf:
+    """What package.module:name names, with the working directory on the path."""
     place, _, attribute = spec.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

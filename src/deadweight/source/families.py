@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from deadweight.source.kinds import Config
-from deadweight.source.kinds import Setting as Value
+from deadweight.source.type_aliases import Config
+from deadweight.source.type_aliases import Setting as Value
 
 PLAIN = {
     "gelu": "gelu",

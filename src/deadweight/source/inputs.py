@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from deadweight.errors import DeadweightError
-from deadweight.source.kinds import Arguments, ExampleInputs, Keywords, Leaf
+from deadweight.source.type_aliases import Arguments, ExampleInputs, Keywords, Leaf
 
 Path = tuple[Leaf, ...]  # the keys that lead to a leaf of a pytree
 PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, range)

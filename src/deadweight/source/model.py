@@ -12,15 +12,17 @@ from torch.utils import _pytree as pytree
 
 from deadweight import embedded
 from deadweight.errors import DeadweightError
-from deadweight.source import factory, hugging
+from deadweight.source import factory, hugging_face
 from deadweight.source.blocks import Blocks, Record, collapse
-from deadweight.source.copies import copy_tensors, share_tensors
+from deadweight.source.checkpoint_files import refuse_pickle
 from deadweight.source.examples import example_inputs, left_out, run
-from deadweight.source.files import refuse_pickle
+from deadweight.source.guess import guess_inputs
 from deadweight.source.inputs import Inputs, as_inputs
-from deadweight.source.kinds import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike
-from deadweight.source.text import printable, reason
-from deadweight.source.trial import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
+from deadweight.source.module_copies import copy_tensors, share_tensors
+from deadweight.source.printable import printable, reason
+from deadweight.source.trial_run import Untouched, WrittenTo, held_tensors, kept_note, run_or_refuse
+from deadweight.source.type_aliases import Arguments, Config, ExampleInputs, Keywords, Leaf, ModelLike
+from deadweight.source.written_inputs import read_inputs
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,11 @@ def open_complete(model: ModelLike, *, trust_remote_code: bool = False) -> Sourc
     return ModelSpec(model, trust_remote_code=trust_remote_code).open_complete()
 
 
-def _open(built: hugging.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
+def _open(built: hugging_face.Built, spec: ModelSpec, *, collapsed: bool) -> Source:
     shapes = {name: tuple(p.shape) for name, p in built.module.named_parameters()}
+    if spec.inputs is None and built.inputs is None and built.config is None:
+        inputs, guess = guess_inputs(built.module.train(spec.training), built.name)
+        built = replace(built, inputs=inputs.args, notes=(*built.notes, guess))
     if not collapsed:
         return replace(as_source(built, spec), shapes=shapes)
     if spec.inputs is not None or built.inputs is not None:
@@ -149,18 +154,20 @@ def call_model(module: nn.Module, source: Source, watch: AbstractContextManager[
         return module(*args, **kwargs)
 
 
-def _build(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging.Built:
+def _build(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging_face.Built:
     if isinstance(model, nn.Module):
         return factory.from_module(model)
     if not isinstance(model, (str, Path)) or not str(model):
         raise DeadweightError(f"found {printable(repr(model))} as the model; expected a path, a hub id or an nn.Module")
     refuse_impossible_path(model)
     if str(model) == "demo" and not Path(model).exists():
-        return replace(hugging.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo")
+        return replace(
+            hugging_face.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo"
+        )
     if factory.looks_like(str(model)) and not Path(model).exists():
         return factory.from_spec(str(model))
     refuse_pickle(Path(model))
-    return hugging.from_spec(str(model), weights=weights, trust_remote_code=trust_remote_code)
+    return hugging_face.from_spec(str(model), weights=weights, trust_remote_code=trust_remote_code)
 
 
 def refuse_impossible_path(path: str | Path) -> None:
@@ -174,18 +181,15 @@ def refuse_impossible_path(path: str | Path) -> None:
         ) from error
 
 
-def as_source(built: hugging.Built, spec: ModelSpec) -> Source:
+def as_source(built: hugging_face.Built, spec: ModelSpec) -> Source:
     """The source of a module, with the user's inputs or with examples."""
     module, config = built.module.train(spec.training), built.config
     notes, refusal = built.notes, None
     given = spec.inputs if spec.inputs is not None else built.inputs
-    if given is not None:
+    if isinstance(given, str):
+        inputs = read_inputs(given, module)
+    elif given is not None:
         inputs = as_inputs(given)
-    elif config is None:
-        raise DeadweightError(
-            f"{printable(built.name)} is a {type(module).__name__} without example inputs; expected inputs too: "
-            "return (module, inputs) from the callable, or pass inputs="
-        )
     else:
         inputs, refusal = example_inputs(module, config, spec.length)
         absent = left_out(module, inputs)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
 from deadweight.source.families import BIASED, FAMILIES, NORMED, REQUIRED_SETTINGS, Family, Origin
-from deadweight.source.kinds import Config, Options, PreTrained
+from deadweight.source.hugging_face_config import locate, read_config
+from deadweight.source.type_aliases import Config, Options, PreTrained
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerForCausalLM, TransformerModel
 
@@ -147,7 +148,7 @@ def leftovers(family: Family, tensors: Mapping[str, Tensor], used: set[str]) -> 
 
 def open_theirs(spec: str) -> PreTrained:
     """The model of a folder or hub id, in its own precision, with no weight missing."""
-    from deadweight.source.hugging import load_weights, locate, read_config, without_bars  # it imports us
+    from deadweight.source.hugging_face import load_weights, without_bars  # it imports us
 
     location = locate(spec)
     config = read_config(location)

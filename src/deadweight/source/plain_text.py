@@ -12,7 +12,7 @@ from pathlib import Path
 from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 
 OPENERS: dict[str, Callable[..., BufferedIOBase]] = {
     ".gz": gzip.GzipFile,

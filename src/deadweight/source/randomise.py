@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source.copies import copy_tensors
-from deadweight.source.text import printable
+from deadweight.source.module_copies import copy_tensors
+from deadweight.source.printable import printable
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

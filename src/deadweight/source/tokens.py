@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from deadweight.errors import DeadweightError
-from deadweight.source.kinds import Tokenizer
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
+from deadweight.source.type_aliases import Tokenizer
 
 PROSE = (
     "The old lighthouse keeper counted the ships each evening and wrote their names in a grey book. In winter there "

@@ -20,7 +20,7 @@ from torch import Tensor
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
 from deadweight.source.plain_text import boundary, check_text, read_text
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.train.settings import Data
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Corpus:
     valid_bytes: int
     train_bytes: int
     tokenizer: Path | None  # None: one token per byte
+    train_sha256: str = ""  # of the training text
 
     @cached_property
     def train(self) -> TokenArray:
@@ -93,6 +94,7 @@ def prepare(data: Data, cache: Path, *, context: int, say: Progress = silent) ->
         valid_bytes=len(valid),
         train_bytes=len(text),
         tokenizer=tokenizer if tokenizer.is_file() else None,
+        train_sha256=hashlib.sha256(text).hexdigest(),
     )
     for name, tokens in (("training", corpus.train), ("validation", corpus.valid)):
         if len(tokens) < context + 1:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadweight.errors import DeadweightError
-from deadweight.source.kinds import Setting
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
+from deadweight.source.type_aliases import Setting
 from deadweight.train.settings import TABLES, Run, Table, check_names, make_run, read_toml
 
 SWEEP_TABLES = (*TABLES, "grid", "variant", "seeds")

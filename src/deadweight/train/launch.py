@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deadweight.errors import DeadweightError
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 from deadweight.train.result import Trained, read_result
 from deadweight.train.settings import Run, as_toml
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source.hugging import without_bars
-from deadweight.source.text import printable
+from deadweight.source.hugging_face import without_bars
+from deadweight.source.printable import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
 from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.launch import DATA, begin_out, finished_run, make_accelerator
@@ -128,7 +128,8 @@ class Trainer:
             self.board.close()
         trained = self.step * self.tokens_per_step
         speed = (self.step - first) * self.tokens_per_step / max(seconds, 1e-9)
-        result = Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed)
+        seen = self.corpus.train_bytes, self.corpus.train_sha256
+        result = Trained(self.out, self.parameters, self.step, trained, seconds, valid_loss, bits, speed, *seen)
         self.save_model(result)
         return result
 

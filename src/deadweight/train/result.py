@@ -38,6 +38,8 @@ class Trained:
     valid_loss: float  # nats per token
     bits_per_byte: float
     tokens_per_second: float
+    text_bytes: int = 0  # of the training text: `evaluate` recognises a text that begins with it
+    text_sha256: str = ""
     finished_before: bool = False  # an earlier call finished the run: nothing was trained this time
 
 

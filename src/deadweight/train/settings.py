@@ -13,9 +13,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+import tomli_w
+
 from deadweight.errors import DeadweightError
-from deadweight.source.kinds import Setting
-from deadweight.source.text import printable
+from deadweight.source.printable import printable
+from deadweight.source.type_aliases import Setting
 from deadweight.transformer.shape import BIASES, PER_LAYER, TransformerShape, check
 
 if TYPE_CHECKING:
@@ -201,24 +203,11 @@ def require(holds: bool, where: str, key: str, table: Data | Train, expected: st
 
 def as_toml(run: Run) -> str:
     """The run as a file that `read_run` reads back."""
-    lines: list[str] = []
     tables = {"model": run.model, "data": changed_settings(run.data), "train": changed_settings(run.train)}
-    for name, table in tables.items():
-        lines += [f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in table.items() if v is not None), ""]
-    return "\n".join(lines)
+    return tomli_w.dumps({name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()})
 
 
 def changed_settings(settings: Data | Train) -> Table:
     """The settings that differ from their defaults."""
     default = type(settings)()
     return {k: v for k, v in dataclasses.asdict(settings).items() if v != getattr(default, k)}
-
-
-def toml_value(value: Setting) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-    return repr(value)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from deadweight.errors import DeadweightError
-from deadweight.source.text import printable, reason
+from deadweight.source.printable import printable, reason
 
 STATE = "state"
 FILE, ABOUT = "state.safetensors", "state.json"

@@ -1,0 +1,1 @@
+"""Audits at the start of training, as callbacks of the trainers that people use."""

@@ -1,0 +1,82 @@
+"""Observing the attention of a running model, through the interface by which transformers calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from deadweight.errors import DeadweightError
+from deadweight.slim.attention import NAME, AttentionOptions, attend, options_of, register
+
+OBSERVED = "deadweight-observed"
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of an attention: the path of its module, and its inputs."""
+
+    path: str
+    query: Tensor  # (b, heads, t, d_qk)
+    key: Tensor
+    value: Tensor
+    options: AttentionOptions
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The outputs of the heads for these queries, keys and values, (b, heads, t, d_v)."""
+        return attend(query, key, value, self.options)
+
+
+Observer = Callable[[AttentionCall], Tensor]  # called at every attention; returns the outputs of the heads
+
+
+_observer: ContextVar[tuple[Observer, dict[int, str]] | None] = ContextVar("observer", default=None)
+
+
+def observed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    options = options_of(module, query, attention_mask, given)
+    options = options.with_scale(options.scale_of(query))
+    observation = _observer.get()
+    assert observation is not None, "observed attention without an observer"
+    observer, paths = observation
+    out = observer(AttentionCall(paths[id(module)], query, key, value, options))
+    return out.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def observing(model: Any, observer: Observer) -> Iterator[None]:
+    """Every attention of the model passes through the observer inside this block."""
+    if not hasattr(model, "set_attn_implementation") or not type(model)._can_set_attn_implementation():
+        raise DeadweightError(
+            f"found a {type(model).__name__}; expected a model of transformers with softmax attention that is called "
+            "through its attention interface: only there can heads be looked into"
+        )
+    AttentionInterface.register(OBSERVED, observed_attention)
+    AttentionMaskInterface.register(OBSERVED, sdpa_mask)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
+    token = _observer.set((observer, {id(m): path for path, m in model.named_modules()}))
+    try:
+        model.set_attn_implementation(OBSERVED)
+        yield
+    finally:
+        _observer.reset(token)
+        for config, name in before:
+            config._attn_implementation = name
+
+
+def use_our_attention(model: Any) -> None:
+    """From now on its attention is computed by the code of compressed heads: what then differs is the heads alone.
+
+    It is also faster than attention that is spelled out, and as exact. For models that were observed.
+    """
+    register()
+    model.set_attn_implementation(NAME)

@@ -1,0 +1,99 @@
+"""The bases in which keys and values are coded.
+
+Let x be what is cached, with mean μ and covariance C, and G the second moment of the gradient of the loss with respect
+to x. With L = G^½ and the eigenvectors U of L C L, the coordinates Uᵀ L (x − μ) are uncorrelated, and an error of the
+same size in any of them costs the loss the same: ½ of its square, to second order. They are then scaled to unit
+variance; `cost` is the variance before that, twice the loss of leaving the coordinate out.
+
+Keys and values of a layer are made of the same hidden state, so that codes of keys say much about values. In the joint
+basis x is keys and values of a set of heads as one vector. Otherwise x is the keys first; values are predicted from
+their codes, which costs no bytes, and what the prediction misses is coded in a basis of its own. With codes ẑ the best
+linear prediction is Cov(v, ẑ) Cov(ẑ)⁻¹ ẑ. Rounding to the mean of each cell leaves E[ẑ | z] = (1 − D) z, D the error of
+its width: Cov(v, ẑ) = Cov(v, z) K and Cov(ẑ) = K Cov(z) K + K (1 − K), K = diag(1 − D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deadweight.compress.cache_moments import SetMoments
+from deadweight.compress.settings import Structure
+
+RIDGE = 1e-3  # of the mean squared gradient, added to every direction: what calibration never asked for still counts
+TINY = 1e-12  # of the unit variance of coordinates: a coordinate without bits predicts nothing, and is divided by this
+LEAST = 1e-8  # of the largest cost: coordinates that cost less are not scaled up to unit variance
+
+BLOCK = 16  # dimensions of a block: of eight rotary pairs
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Coordinates of centred numbers, those that cost most first: z = encode · x, x = decode · z."""
+
+    encode: Tensor  # (m, m)
+    decode: Tensor  # (m, m)
+    cost: Tensor  # (m,)
+
+
+def best_basis(covariance: Tensor, gradient: Tensor, blocks: Sequence[Sequence[int]]) -> Basis:
+    """The basis of one set of heads; coordinates are mixed inside the blocks only."""
+    size = len(covariance)
+    ridge = RIDGE * gradient.diagonal().mean().clamp(min=1e-300)
+    encode, decode = torch.zeros_like(covariance), torch.zeros_like(covariance)
+    cost = torch.zeros(size, dtype=covariance.dtype)
+    for block in blocks:
+        at = torch.tensor(block, dtype=torch.long)
+        inside = (at[:, None], at)
+        weight = gradient[inside] + ridge * torch.eye(len(at), dtype=covariance.dtype)
+        encode[inside], decode[inside], cost[at] = decorrelate(covariance[inside], weight)
+    spread = cost.clamp(min=LEAST * float(cost.max().clamp(min=1e-300))).sqrt()
+    order = cost.argsort(descending=True, stable=True)
+    assert len(order) == size
+    return Basis((encode / spread[:, None])[order], (decode * spread)[:, order], cost[order])
+
+
+def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The maps to and from coordinates that are uncorrelated and cost alike, and their variances."""
+    values, vectors = torch.linalg.eigh(weight)
+    root = values.clamp(min=1e-300).sqrt()
+    to, back = (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
+    cost, turn = torch.linalg.eigh(to @ covariance @ to)
+    return turn.T @ to, back @ turn, cost.clamp(min=0)
+
+
+@dataclass(frozen=True)
+class ValuesBasis:
+    """The second stage: values are `predict` · coordinates of keys, and what that misses has a basis."""
+
+    predict: Tensor  # (values, coordinates of keys)
+    basis: Basis
+
+
+def keys_basis(moments: SetMoments, blocks: Sequence[Sequence[int]], *, joint: bool) -> Basis:
+    """The first stage: of the keys of a set, or of its keys and values as one vector."""
+    at = slice(0, len(moments.mean) if joint else moments.keys)
+    return best_basis(moments.covariance[at, at], moments.gradient[at, at], blocks)
+
+
+def values_basis(moments: SetMoments, keys: Basis, errors: Tensor) -> ValuesBasis:
+    """Of the values of a set, if the coordinates of its keys are rounded with these errors, between 0 and 1."""
+    covariance, n, kept = moments.covariance, moments.keys, 1 - errors
+    cross = (covariance[n:, :n] @ keys.encode.T) * kept
+    codes = kept[:, None] * (keys.encode @ covariance[:n, :n] @ keys.encode.T) * kept
+    codes = codes + torch.diag(kept * errors + TINY)
+    predict = torch.linalg.solve(codes, cross.T).T
+    missed = covariance[n:, n:] - predict @ cross.T
+    missed = (missed + missed.T) / 2
+    return ValuesBasis(predict, best_basis(missed, moments.gradient[n:, n:], [list(range(len(missed)))]))
+
+
+def blocks_of(structure: Structure, size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The blocks of the keys of one head; neighbouring rotary pairs stay together."""
+    turned = [place for pair in pairs for place in pair]
+    order = turned + [i for i in range(size) if i not in set(turned)]
+    width = {"head": size, "block": min(BLOCK, size), "pair": 2, "scale": 1}[structure]
+    return [order[i : i + width] for i in range(0, size, width)]

@@ -1,0 +1,1 @@
+"""The audit as a check: settings in pyproject.toml, accepted findings, a baseline."""

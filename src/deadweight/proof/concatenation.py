@@ -1,0 +1,76 @@
+"""Concatenation in a basis proof: vectors beside those of the space, as a learned key or a class token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from deadweight.graph.constants import constant_value
+from deadweight.graph.node import Graph, Node
+from deadweight.proof import field
+from deadweight.proof.absorb import parameter_view
+from deadweight.proof.basis import Site, TurnWalk
+from deadweight.proof.labels import fresh
+from deadweight.proof.linear_form import Form, Slot, coordinate_axis
+
+
+def vectors_beside(walk: TurnWalk, node: Node, names: Iterable[str]) -> dict[str, Form]:
+    """What stands for the other operands of a concatenation along positions, with the coordinates of the turned one.
+
+    Zero turns into zero. A parameter that is read here alone turns along. Whatever writes anything else has to turn.
+    """
+    like = next(form for n in node.inputs if isinstance(form := walk.forms.get(n), Form))
+    slot, result = like.single, dict[str, Form]()
+    for name in names:
+        shape = walk.graph.nodes[name].shape
+        coordinate = None if slot is None or like.expert is not None else coordinates_at(node, slot.coordinate, shape)
+        if coordinate is None:
+            walk.missing[name] = node.name
+            continue
+        factor = torch.zeros(shape, dtype=torch.int64)
+        if not is_zero(walk.graph, name):
+            factor = field.generic(fresh((*shape[:-1], 1), name, "vector")).expand(shape)
+            if not turns_along(walk, name, coordinate, like):
+                walk.missing[name] = node.name
+        result[name] = Form((Slot(coordinate, torch.where(coordinate == 0, 0, factor)),), like.gain, power=like.power)
+    return result
+
+
+def coordinates_at(node: Node, coordinate: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """The coordinates of the turned operand, for another one; None where they differ along the joined axis."""
+    if node.op == "aten.stack":
+        return coordinate
+    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    first = coordinate.narrow(axis, 0, 1)
+    return first.expand(shape) if torch.equal(coordinate, first.expand_as(coordinate)) else None
+
+
+def is_zero(graph: Graph, name: str) -> bool:
+    value = constant_value(graph, name)
+    return value is not None and not bool(value.any())
+
+
+def turns_along(walk: TurnWalk, name: str, coordinate: Tensor, like: Form) -> bool:
+    """Whether the operand is a parameter, behind views, whose coordinates lie along one of its axes; it moves then."""
+    view = parameter_view(walk.graph, name)
+    chain = [name]
+    while walk.graph.nodes[chain[-1]].op != "parameter" and len(walk.graph.nodes[chain[-1]].inputs) == 1:
+        chain.append(walk.graph.nodes[chain[-1]].inputs[0])
+    if view is None or any(len(walk.graph.users[n]) != 1 for n in chain):
+        return False
+    parameter, index = view
+    shape = walk.graph.nodes[parameter].shape
+    along = torch.full((torch.Size(shape).numel(),), -1, dtype=torch.int64)
+    along[index.reshape(-1)] = coordinate.reshape(-1)
+    if not torch.equal(along[index.reshape(-1)], coordinate.reshape(-1)) or bool((along < 0).any()):
+        return False
+    along = along.reshape(shape)
+    axis = coordinate_axis(along)
+    if axis is None:
+        return False
+    walk.turned.touched.update(chain)
+    places = along.movedim(axis, 0).reshape(shape[axis], -1)[:, 0]
+    walk.turned.sites.append(Site(parameter, "out", axis, places, None, like.gain, power=like.power))
+    return True

@@ -1,0 +1,152 @@
+"""The files of a checkpoint besides its weights: config, tokenizer, and the code that builds slim layers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import transformers
+from torch import nn
+
+from deadweight.slim.format import SlimSpec
+from deadweight.source.checkpoint_files import PICKLES, read_json
+from deadweight.source.private_api import model_classes
+from deadweight.source.type_aliases import Config
+from deadweight.transformer.configuration import TransformerConfig
+from deadweight.transformer.modeling import TransformerPreTrained
+
+PACKAGE = Path(__file__).parent.parent
+OWN_CODE = [PACKAGE / "transformer" / f"{name}.py" for name in ("shape", "configuration", "modeling")]
+MODELING = "modeling_deadweight.py"
+RUNTIME = ("scratch", "codes", "format", "layers")  # files of slim/ that a slim checkpoint needs
+HEADS = ("attention", "heads")  # those that smaller heads need too
+CACHE = (
+    "attention",
+    "coder",
+    "cuda_source",
+    "kernels",
+    "cache",
+    "coded_attention",
+)  # those that a coded cache needs too
+LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied
+NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
+AUTOS = (
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForImageClassification",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageTextToText",
+    "AutoModelForPreTraining",
+    "AutoModel",
+)
+
+
+def write_side_files(
+    draft: Path, folder: Path | None, config: Config, cls: type[nn.Module], slim: SlimSpec | None
+) -> None:
+    """Write config, tokenizer and other files of the original folder; for slim, the code that builds its layers."""
+    if folder is not None:
+        for file in sorted(folder.rglob("*")):
+            inside = file.relative_to(folder)
+            plain = file.is_file() and not any(part.startswith(".") for part in inside.parts)
+            if plain and is_copied(file):
+                (draft / inside).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, draft / inside)
+    elif config is not None:
+        config.save_pretrained(draft)
+    if slim is not None and config is None:
+        (draft / "slim.json").write_text(json.dumps(slim.to_json()) + "\n", encoding="utf-8")
+    elif slim is not None:
+        write_slim_code(draft, config, cls, slim)
+
+
+def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: SlimSpec) -> None:
+    """Write the config of a slim checkpoint, and the code that loads it where deadweight is not installed."""
+    file = draft / "config.json"
+    raw = read_json(file)
+    classes = dict.fromkeys(autos_of(cls, config), f"{MODELING.removesuffix('.py')}.SlimModel")
+    if isinstance(config, TransformerConfig):
+        classes |= {"AutoConfig": f"configuration.{TransformerConfig.__name__}"}
+        for own in OWN_CODE:
+            shutil.copyfile(own, draft / own.name)
+    raw |= {"deadweight": slim.to_json(), "auto_map": classes}
+    raw.setdefault("architectures", [cls.__name__])
+    file.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    more = {*(HEADS if slim.heads else ()), *(CACHE if slim.caches else ())}
+    for name in (*RUNTIME, *sorted(more)):
+        text = (PACKAGE / "slim" / f"{name}.py").read_text(encoding="utf-8")
+        (draft / f"deadweight_{name}.py").write_text(rename_imports(text), encoding="utf-8")
+    (draft / MODELING).write_text(modeling_code(cls, slim), encoding="utf-8")
+
+
+def rename_imports(text: str) -> str:
+    """The text of a file of slim/ for a checkpoint's folder, where these files have the prefix deadweight_."""
+    return re.sub(r"from \.(\w+) import", r"from .deadweight_\1 import", text)
+
+
+def is_copied(file: Path) -> bool:
+    named = file.suffix.lower() in NOT_COPIED or file.name.endswith(".index.json")
+    return not named and file.name not in ("README.md", "deadweight.json") and file.stat().st_size <= LARGEST_COPIED
+
+
+def autos_of(cls: type[nn.Module], config: Config) -> list[str]:
+    """The Auto classes of transformers that load this model class."""
+    autos = []
+    for name in AUTOS:
+        mapping = getattr(transformers, name, None)
+        known = model_classes(mapping).get(type(config), None) if mapping is not None else None
+        classes = known if isinstance(known, (tuple, list)) else (known,)
+        if cls in classes:
+            autos.append(name)
+    return autos or ["AutoModel"]
+
+
+def modeling_code(cls: type[nn.Module], slim: SlimSpec) -> str:
+    """The text of the file that defines the model class of a slim checkpoint."""
+    home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
+    imports = ["from .deadweight_format import SlimSpec", "from .deadweight_layers import install"]
+    lines = ["install(self, slim)"]
+    if slim.heads:
+        imports.insert(0, "from .deadweight_heads import install_heads")
+        lines.append("install_heads(self, slim.heads)")
+    if slim.caches:
+        imports.insert(0, "from .deadweight_coded_attention import install_caches")
+        lines.append("install_caches(self, slim.caches)")
+    return "\n".join(
+        [
+            f'"""{cls.__name__} with the layers that its config describes, in a smaller form."""',
+            "",
+            f"from {home} import {cls.__name__}",
+            "",
+            *imports,
+            "",
+            "",
+            f"class SlimModel({cls.__name__}):",
+            "    def __init__(self, config, *args, **kwargs):",
+            "        super().__init__(config, *args, **kwargs)",
+            "        slim = SlimSpec.from_json(config.deadweight)",
+            *(f"        {line}" for line in lines),
+            "",
+        ]
+    )
+
+
+def how_to_load(name: str, cls: type[nn.Module], config: Config, *, slim: bool) -> str:
+    if config is None:
+        return f'import deadweight\nmodel = deadweight.load("{name}", build())  # build() makes the original module'
+    auto = autos_of(cls, config)[0]
+    trust = ", trust_remote_code=True" if slim else ""
+    lines = [f"from transformers import {auto}", f'model = {auto}.from_pretrained("{name}"{trust})']
+    if slim:
+        lines += [
+            "# or, without running code from the folder:",
+            "import deadweight",
+            f'model = deadweight.load("{name}")',
+        ]
+    return "\n".join(lines)

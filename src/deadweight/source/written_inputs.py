@@ -1,0 +1,140 @@
+"""Example inputs as people write them on a command line: `2x64:int`, `mask=2x64:bool`, or a safetensors file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from deadweight.errors import DeadweightError
+from deadweight.source.examples import first_that_runs
+from deadweight.source.inputs import Inputs
+from deadweight.source.module_copies import share_tensors
+from deadweight.source.printable import printable, reason
+
+WRITTEN = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<kind>int|float|bool)(?::(?P<high>\d+))?)?"
+)
+EXPECTED = (
+    "sizes with x between them and a kind (2x64:int, 2x3x32x32, mask=2x64:bool, 2x64:int:1000 for numbers below 1000), "
+    "several with commas between them, or a .safetensors file"
+)
+LARGEST = 2**28  # elements: 1 GiB of floats
+SEED = 0
+
+
+@dataclass(frozen=True)
+class WrittenTensor:
+    """One tensor: its shape, the kind of its numbers, the bound of integers, and the argument that it is for."""
+
+    shape: tuple[int, ...]
+    kind: str = "float"
+    high: int | None = None
+    name: str = ""
+
+    def make(self, high: int) -> Tensor:
+        generator = torch.Generator().manual_seed(SEED)
+        if self.kind == "int":
+            return torch.randint(0, self.high or high, self.shape, generator=generator)
+        if self.kind == "bool":
+            return torch.ones(self.shape, dtype=torch.bool)
+        return torch.randn(self.shape, generator=generator)
+
+
+@dataclass(frozen=True)
+class WrittenInputs:
+    """The inputs of one call: unnamed ones by position, the others by keyword."""
+
+    tensors: tuple[WrittenTensor, ...]
+
+    def make(self, high: int) -> Inputs:
+        named = {t.name: t.make(high) for t in self.tensors if t.name}
+        return Inputs(tuple(t.make(high) for t in self.tensors if not t.name), named)
+
+    def choose(self, module: nn.Module) -> Inputs:
+        """Integers below the rows of the first table, or of the smallest where the model does not run on those."""
+        choices = [self.make(high) for high in bounds(module)]
+        inputs, _ = first_that_runs(share_tensors(module), choices)
+        return choices[-1] if inputs is None else inputs
+
+
+def bounds(module: nn.Module) -> list[int]:
+    """Upper bounds of integers to try: the rows of the first table, then of the smallest; 2 where there is none."""
+    rows = [table.num_embeddings for table in module.modules() if isinstance(table, nn.Embedding)]
+    return list(dict.fromkeys([rows[0], min(rows)])) if rows else [2]
+
+
+def read_inputs(written: str, module: nn.Module) -> Inputs:
+    """What `--inputs` says: a safetensors file, whose names are those of forward's arguments, or shapes."""
+    if written.endswith(".safetensors"):
+        return Inputs(kwargs=read_tensors(Path(written)))
+    return WrittenInputs(tuple(map(parse_tensor, written.split(",")))).choose(module)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except Exception as error:  # safetensors raises its own kinds
+        raise DeadweightError(
+            f"inputs {printable(file)} cannot be read ({reason(error)}); expected a safetensors file with one tensor "
+            "for every argument of forward, under its name"
+        ) from error
+
+
+def parse_tensor(word: str) -> WrittenTensor:
+    match = WRITTEN.fullmatch(word.strip())
+    if match is None:
+        raise DeadweightError(f"found inputs {printable(word)!r}; expected {EXPECTED}")
+    shape = tuple(map(int, match["shape"].split("x")))
+    if math.prod(shape) > LARGEST or 0 in shape:
+        raise DeadweightError(f"found inputs {printable(word)!r}; expected 1 to {LARGEST:,} numbers: an example")
+    high = None if match["high"] is None else int(match["high"])
+    if high == 0:
+        raise DeadweightError(f"found inputs {printable(word)!r}; expected a bound of 1 or more")
+    return WrittenTensor(shape, match["kind"] or "float", high, match["name"] or "")
+
+
+def first_tensors(module: nn.Module) -> Iterator[tuple[str, WrittenTensor]]:
+    """Inputs that the layers of a module take, the first layers first, each with the layer's name."""
+    for name, layer in module.named_modules():
+        if any(layer.children()) and not isinstance(layer, nn.MultiheadAttention):
+            continue
+        for tensor in tensors_for(layer):
+            yield name or type(layer).__name__, tensor
+
+
+def tensors_for(layer: nn.Module) -> Iterable[WrittenTensor]:
+    """Inputs for a layer of torch.nn, the likeliest first; none for a layer whose input may have any shape."""
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        return WrittenTensor((2, 5), "int", layer.num_embeddings), WrittenTensor((2,), "int", layer.num_embeddings)
+    if isinstance(layer, (nn.Conv1d, nn.BatchNorm1d)):
+        channels = layer.in_channels if isinstance(layer, nn.Conv1d) else layer.num_features
+        return WrittenTensor((2, channels, 64)), WrittenTensor((2, channels))
+    if isinstance(layer, (nn.Conv2d, nn.BatchNorm2d)):
+        channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.num_features
+        return [WrittenTensor((2, channels, size, size)) for size in (32, 28, 64, 224)]
+    if isinstance(layer, nn.Conv3d):
+        return (WrittenTensor((2, layer.in_channels, 16, 16, 16)),)
+    if (width := input_width(layer)) is not None:
+        return WrittenTensor((2, 5, width)), WrittenTensor((2, width))
+    return ()
+
+
+def input_width(layer: nn.Module) -> int | None:
+    """The size of the last axis of what a layer reads."""
+    if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)):
+        return int(layer.normalized_shape[-1])
+    for kind, attribute in (
+        (nn.Linear, "in_features"),
+        (nn.RNNBase, "input_size"),
+        (nn.MultiheadAttention, "embed_dim"),
+    ):
+        if isinstance(layer, kind):
+            return int(getattr(layer, attribute))
+    return None

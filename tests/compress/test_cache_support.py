@@ -1,0 +1,122 @@
+"""Models whose cache is not what their attention reads are refused; decoding with codes gives the judged logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as T
+
+from deadweight.compress.cache_result import CacheCompression
+from deadweight.compress.cache_support import expect_same_decoded
+from deadweight.compress.run import compress
+from deadweight.errors import DeadweightError
+from deadweight.slim.coder import Coder
+
+from .conftest import SHARED, SIZE
+
+PER_LAYER = {"vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+EXPERTS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+STATES = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "keys that layers share": (
+        lambda: T.Gemma3nForCausalLM(
+            T.Gemma3nTextConfig(
+                **{**SHARED, "num_hidden_layers": 4},
+                **PER_LAYER,
+                head_dim=8,
+                altup_num_inputs=2,
+                laurel_rank=4,
+                layer_types=["sliding_attention", "full_attention"] * 2,
+                activation_sparsity_pattern=[0.0] * 4,
+            )
+        ),
+        "reads the keys of model.layers.0.self_attn",
+    ),
+    "latent attention": (
+        lambda: T.DeepseekV3ForCausalLM(T.DeepseekV3Config(**SIZE, **LATENT, **EXPERTS, first_k_dense_replace=2)),
+        "is not what the cache holds",
+    ),
+    "states beside keys": (
+        lambda: T.FalconH1ForCausalLM(T.FalconH1Config(**SHARED, **STATES, head_dim=8)),
+        "is not what the cache holds",
+    ),
+    "two kinds of values": (lambda: T.DiffLlamaForCausalLM(T.DiffLlamaConfig(**SHARED)), "cannot be coded"),
+    "a mask made of values": (lambda: T.DogeForCausalLM(T.DogeConfig(**SHARED)), "cannot be coded"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_cache_of_another_kind_is_refused_and_nothing_is_written(kind: str, words: Any, tmp_path: Path) -> None:
+    build, message = REFUSED[kind]
+    torch.manual_seed(0)
+    with pytest.raises(DeadweightError, match=message):
+        compress(build().eval(), tmp_path / "out", inputs=words, keep_kv=0.4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_coder_that_does_not_read_what_it_wrote_is_refused(make: Callable, words: Any) -> None:
+    result = compress(make("llama"), inputs=words, keep_kv=0.4)
+    assert isinstance(result, CacheCompression)
+    small: Any = result.module
+    expect_same_decoded(small, small, words, "a model")
+    for part in small.modules():
+        if isinstance(part, Coder):
+            encode = part.encode
+            part.encode = lambda key, value, at, encode=encode: encode(key, value, at + 3)  # type: ignore[method-assign]
+    with pytest.raises(DeadweightError, match="other logits than it was judged by"):
+        expect_same_decoded(make("llama"), small, words, "a model")
+
+
+def test_a_model_that_never_decodes_to_the_same_is_not_refused_for_it() -> None:
+    """Already its original decodes to other logits: that is not the fault of codes."""
+
+    class Drifting(torch.nn.Module):
+        def forward(self, input_ids: Any, use_cache: bool, past_key_values: Any = None) -> Any:
+            shift = 1.0 if use_cache else 0.0
+            return SimpleNamespace(logits=torch.ones(1, input_ids.shape[1], 3) + shift, past_key_values=None)
+
+    expect_same_decoded(Drifting(), Drifting(), {"input_ids": torch.ones(1, 8, dtype=torch.long)}, "a model")
+
+
+def test_gradients_may_be_switched_off_by_the_caller(make: Callable, words: Any) -> None:
+    expected = compress(make("gpt2"), inputs=words, keep_kv=0.4)
+    with torch.no_grad():
+        off = compress(make("gpt2"), inputs=words, keep_kv=0.4)
+    with torch.inference_mode():
+        inference = compress(make("gpt2"), inputs=words, keep_kv=0.4)
+    for result in (off, inference):
+        assert isinstance(result, CacheCompression) and isinstance(expected, CacheCompression)
+        assert result.caches == expected.caches and result.point == expected.point
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"judge_text": "a.txt", "keep_attention": 0.5}, "found --judge-text"),
+        ({"bits": 4, "layout": "stock"}, "found --bits"),
+        ({"keep_kv": 0.4, "text": "a.txt", "judge_text": "a.txt"}, "both to learn from and to judge by"),
+        ({"keep_kv": 0.4, "heal": 3, "heal_text": "a.txt", "judge_text": "a.txt"}, "both to learn from and to judge"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeadweightError, match=message):
+        compress("demo", **options)
+
+
+def test_a_model_without_variance_or_gradient_in_a_layer_is_coded(make: Callable, words: Any) -> None:
+    model = make("qwen2")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.zero_()  # values are a constant
+        model.model.layers[1].self_attn.o_proj.weight.zero_()  # nothing that is cached matters
+    for keep in (0.4, 1.0):
+        result = compress(model, inputs=words, keep_kv=keep)
+        assert isinstance(result, CacheCompression) and result.module is not None
+        assert all(bool(b.isfinite().all()) for b in result.module.buffers() if b.is_floating_point())
+        judgement = result.point.judgements["held-back calibration text"]
+        assert 0 <= judgement.error < 0.05
