@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deadweight.notebook import Shown
 from deadweight.proof.verdict import Tier, Verdict
 
 Pieces = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A step of a proof at its place in the graph; operations that only move elements are left out."""
+
+    node: str  # in the graph, or the parameter's state-dict name
+    op: str
+    rule: str
+    conclusion: str
+    reads: tuple[int, ...] = ()  # earlier steps of this proof whose values it reads
+    parameters: tuple[str, ...] = ()  # that it reads
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,7 @@ class Finding:
     evidence: float | None = None  # largest |J·tangent| relative to a live direction; None: not measured
     unreplayed: int = 0  # steps of the proof that the checker did not replay: their values have too many elements
     note: str = ""  # a condition in words: "eval only: attention dropout is off"
+    walk: tuple[Visit, ...] = field(default=(), compare=False, repr=False)  # the proof's part of the graph
 
     def counts(self, *, gauges: bool = False) -> bool:
         """Whether a check fails for it: it could be left out. Gauges, which every transformer has, count on request."""
@@ -54,7 +68,7 @@ class Completeness:
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Shown):
     """The result of an audit of one model."""
 
     model: str
@@ -67,6 +81,7 @@ class Audit:
     seconds: float = 0.0
     untested: str | None = None  # the reason, where the model was traced but no evidence could be taken
     specialised: str | None = None  # where Python reads values, if the model was traced with those of the example
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)  # of every parameter, by name
 
     @property
     def unaudited(self) -> str | None:

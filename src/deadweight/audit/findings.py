@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from deadweight.audit.finding import Finding, Pieces, Unknown
+from deadweight.audit.finding import Finding, Pieces, Unknown, Visit
+from deadweight.audit.names import by_name
+from deadweight.audit.walk import walk_graph
 from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
 from deadweight.proof.opsets import SHAPE
@@ -34,6 +35,7 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
         tier=claim.tier,
         proof=tuple(readable(graph, claim.steps)),
         note=claim.note,
+        walk=walk_graph(graph, claim.steps),
     )
 
 
@@ -61,13 +63,6 @@ def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
             yield f"{moves} operation{'s' if moves > 1 else ''} that only move elements → no element changes"
             moves = 0
         yield by_name(graph, str(step), step.node)
-
-
-def by_name(graph: Graph, words: str, *nodes: str) -> str:
-    """The same text with the state-dict names of parameters."""
-    for name in sorted({*nodes, *re.findall(r"\bp_\w+", words)}, key=len, reverse=True):
-        words = re.sub(rf"\b{re.escape(name)}\b", graph.parameters.get(name, name), words)
-    return words
 
 
 def is_vector(shape: tuple[int, ...]) -> bool:
@@ -105,7 +100,19 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
             parameter=blocks.shifted(finding.parameter, offset),
             into=tuple(name for n in finding.into if (name := blocks.shifted(n, offset)) in source.shapes),
             proof=tuple(blocks.shifted(line, offset) for line in finding.proof),
+            walk=tuple(shift_visit(blocks, visit, offset) for visit in finding.walk) if offset else finding.walk,
         )
+
+
+def shift_visit(blocks: Blocks, visit: Visit, offset: int) -> Visit:
+    """The same step in another block."""
+    return replace(
+        visit,
+        node=blocks.shifted(visit.node, offset),
+        rule=blocks.shifted(visit.rule, offset),
+        conclusion=blocks.shifted(visit.conclusion, offset),
+        parameters=tuple(blocks.shifted(name, offset) for name in visit.parameters),
+    )
 
 
 def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterator[str]:

@@ -148,6 +148,7 @@ def make_audit(source: Source, graph: Graph, request: AuditRequest, say: Progres
         untested=measured.untested,
         notes=(*source.notes, *graph.specialised, *measured.notes),
         specialised="; ".join(graph.specialised) or None,
+        shapes=tuple(source.shapes.items()),
     )
 
 
@@ -171,4 +172,5 @@ def audit_untraced(source: Source, reason: str, seconds: float) -> Audit:
         untraced=reason,
         notes=source.notes,
         seconds=seconds,
+        shapes=tuple(source.shapes.items()),
     )
