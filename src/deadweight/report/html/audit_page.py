@@ -9,7 +9,7 @@ from pathlib import PurePath
 from deadweight.audit.finding import Audit
 from deadweight.laws.page import pages
 from deadweight.report.groups import Doubt, Group, group_findings, group_unknown
-from deadweight.report.html.layers import Layers, by_layer
+from deadweight.report.html.layers import Layers, by_layer, spans_blocks
 from deadweight.report.html.model_tree import draw_model
 from deadweight.report.html.page import law_page, render_page, render_part, safe
 from deadweight.report.html.remedy import reduce_command, remedy_of
@@ -97,7 +97,7 @@ def make_overview(audit: Audit, groups: list[Group]) -> Overview:
         ),
         laws=total_laws(groups),
         layers=by_layer(
-            ((f.parameter, f.verdict, f.dof) for f in audit.findings),
+            (("" if spans_blocks(f) else f.parameter, f.verdict, f.dof) for f in audit.findings),
             (name for name, _ in audit.shapes) if audit.shapes else (f.parameter for f in audit.findings),
         ),
         notes=tuple(one_line(note) for note in audit.notes),

@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from deadweight.audit.finding import Finding
 from deadweight.report.pattern import split
 
+OUTSIDE = ("", -1)
 MOST_BARS = 200  # blocks of one list that get a bar each
 
 
@@ -40,7 +42,7 @@ class Stack:
 @dataclass(frozen=True)
 class Layers:
     stacks: tuple[Stack, ...]
-    outside: int  # dof of parameters in no repeated block
+    outside: int  # dof of parameters in no repeated block, and of findings that span several
 
 
 def by_layer(amounts: Iterable[tuple[str, str, int]], names: Iterable[str]) -> Layers:
@@ -60,10 +62,15 @@ def by_layer(amounts: Iterable[tuple[str, str, int]], names: Iterable[str]) -> L
     return Layers(tuple(make_stack(path, sizes[path], by) for path, by in dof.items()), outside)
 
 
+def spans_blocks(f: Finding) -> bool:
+    """Whether a finding is about the whole residual stream: its parameters lie in more than two blocks of a list."""
+    return len({block_of(name) for name in (f.parameter, *f.into)} - {OUTSIDE}) > 2
+
+
 def block_of(name: str) -> tuple[str, int]:
     """The list that a parameter's outermost block is in, and its number there; −1 outside."""
     fixed, numbers, _ = split(name)
-    return (fixed[0].rstrip("._"), numbers[0]) if numbers else ("", -1)
+    return (fixed[0].rstrip("._"), numbers[0]) if numbers else OUTSIDE
 
 
 def make_stack(path: str, n_blocks: int, by_verdict: dict[str, dict[int, int]]) -> Stack:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from deadweight.audit.finding import Audit
 from deadweight.proof.verdict import Verdict
+from deadweight.report.html.layers import spans_blocks
 from deadweight.report.pattern import ranges
 
 MOST_DRAWN = 600  # parameters in the drawing; a model without repeated blocks may have more
@@ -48,6 +49,12 @@ class Box:
     boxes: tuple[Box, ...]
     blocks: str = ""
     n_blocks: int = 1
+    path: str = ""  # of the list that the blocks are in
+
+    @property
+    def title(self) -> str:
+        dot = "." if self.blocks and self.name else ""
+        return f"{self.path}{self.blocks}{dot}{self.name}"
 
     @property
     def elements(self) -> int:
@@ -69,6 +76,7 @@ class Box:
 class ModelTree:
     box: Box
     left_out: int  # parameters that are not drawn
+    across: tuple[tuple[str, str, int], ...]  # law and dof of findings about all blocks at once, which no cell shows
 
 
 def draw_model(audit: Audit) -> ModelTree:
@@ -79,13 +87,16 @@ def draw_model(audit: Audit) -> ModelTree:
     if root.n_cells > MOST_DRAWN:
         shown = cells[:MOST_DRAWN]
         left_out, root = len(cells) - MOST_DRAWN, build_box("", shown)
-    return ModelTree(root, left_out)
+    across = tuple(sorted({(f.code, f.law, f.dof) for f in audit.findings if spans_blocks(f)}))
+    return ModelTree(root, left_out, across)
 
 
 def make_cells(audit: Audit) -> Iterable[tuple[str, Cell]]:
     dof: dict[str, dict[Verdict, int]] = defaultdict(lambda: defaultdict(int))
     codes: dict[str, dict[str, None]] = defaultdict(dict)
     for f in audit.findings:
+        if spans_blocks(f):
+            continue
         dof[f.parameter][f.verdict] += f.dof
         codes[f.parameter][f.code] = None
     why = {u.parameter: u.why for u in audit.unknown}
@@ -104,10 +115,18 @@ def build_box(name: str, cells: Sequence[tuple[list[str], Cell]]) -> Box:
     for path, cell in cells:
         if len(path) > 1:
             below[path[0]].append((path[1:], cell))
-    boxes = join_equal([build_box(child, inside) for child, inside in below.items()])
+    joined = join_equal([build_box(child, inside) for child, inside in below.items()])
+    boxes = [b for box in joined for b in without_list(box)]
     if not own and len(boxes) == 1 and boxes[0].n_blocks == 1 and not boxes[0].blocks:
         return replace(boxes[0], name=f"{name}.{boxes[0].name}" if name else boxes[0].name)
     return Box(name, own, tuple(boxes))
+
+
+def without_list(box: Box) -> list[Box]:
+    """A list of blocks is not a box of its own: its blocks are drawn in its place, under its name."""
+    if box.cells or box.blocks or not all(b.blocks for b in box.boxes):
+        return [box]
+    return [replace(b, path=f"{box.name}.") for b in box.boxes]
 
 
 def join_equal(boxes: list[Box]) -> list[Box]:
@@ -154,4 +173,4 @@ def star(names: Sequence[str]) -> str:
 def look(box: Box) -> object:
     """Everything that is drawn of a box, but its name and what to search for."""
     cells = tuple((c.name, c.shape, c.marks, c.codes, c.unknown) for c in box.cells)
-    return cells, tuple((b.name, b.blocks, look(b)) for b in box.boxes)
+    return cells, tuple((b.title, look(b)) for b in box.boxes)

@@ -186,6 +186,10 @@ function drawRemedy(remedy) {
   return parts;
 }
 
+const LANE = 14; // pixels between two lanes
+const KEY = "A change begins at a filled dot, follows the lines through the operations that read it, and ends at a green dot. " +
+  "Shifted: changed by an unknown amount. Turned alike: multiplied by the same matrix. Scaled: multiplied by the same number.";
+
 // The steps of a proof with the part of the graph beside them, drawn like the history of a repository.
 function drawProof(finding) {
   if (finding.walk < 0) return [make("p", { class: "dim" }, "Left out to keep this file small: --json FILE has it.")];
@@ -194,10 +198,10 @@ function drawProof(finding) {
     ({ op: text(op), node: text(node), rule: text(rule), then: text(then), reads, parameters: parameters.map(text) }));
   if (steps.length === 0) return [make("p", { class: "dim" }, "No proof: this was only measured.")];
   const lanes = assignLanes(steps);
-  const list = make("ol", { class: "proof", style: `padding-left: ${24 + 14 * Math.max(...lanes)}px` });
+  const list = make("ol", { class: "proof", style: `padding-left: ${24 + LANE * Math.max(...lanes)}px` });
   steps.forEach((step, i) => list.append(drawStep(step, i)));
   list.walk = { steps, lanes };
-  return [list];
+  return [make("p", { class: "dim small" }, KEY), list];
 }
 
 function drawStep(step, i) {
@@ -209,23 +213,17 @@ function drawStep(step, i) {
     step.then ? make("span", { class: "then" }, `→ ${step.then}`) : null);
 }
 
-// A step continues the lane of the first step it reads, unless another step has taken that lane on already.
+// A value keeps its lane until its last reader, which takes the lane over; another step takes the first free one.
 function assignLanes(steps) {
-  const lanes = [], continued = new Set(), last = steps.map(() => -1);
-  steps.forEach((step, i) => step.reads.forEach((j) => (last[j] = Math.max(last[j], i))));
+  const lastReader = steps.map(() => -1), lanes = [], busy = new Set();
+  steps.forEach((step, i) => step.reads.forEach((j) => (lastReader[j] = i)));
   steps.forEach((step, i) => {
-    const from = step.reads.find((j) => !continued.has(j));
-    if (from !== undefined) {
-      continued.add(from);
-      lanes.push(lanes[from]);
-      return;
-    }
-    const busy = new Set();
-    for (let j = 0; j < i; j++) if (last[j] > i && !(continued.has(j) && lanes.lastIndexOf(lanes[j]) !== j)) busy.add(lanes[j]);
-    if (i > 0) busy.add(lanes[i - 1]);
-    let lane = 0;
-    while (busy.has(lane) && lane < 11) lane++;
+    for (const j of step.reads) if (lastReader[j] === i) busy.delete(lanes[j]);
+    const ended = step.reads.find((j) => lastReader[j] === i);
+    let lane = ended === undefined ? 0 : lanes[ended];
+    while (busy.has(lane)) lane++;
     lanes.push(lane);
+    if (lastReader[i] > i) busy.add(lane);
   });
   return lanes;
 }
@@ -234,7 +232,7 @@ function drawEdges() {
   for (const list of document.querySelectorAll(".proof")) {
     list.querySelector("svg")?.remove();
     const { steps, lanes } = list.walk;
-    const at = [...list.children].map((item, i) => [9 + 14 * lanes[i], item.offsetTop + 12]);
+    const at = [...list.children].map((item, i) => [9 + LANE * lanes[i], item.offsetTop + 12]);
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     const add = (tag, attributes) => {
       const shape = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -243,7 +241,7 @@ function drawEdges() {
     };
     steps.forEach((step, i) => step.reads.forEach((j) => {
       const [x, y] = at[i], [u, v] = at[j];
-      add("path", { d: x === u ? `M${u},${v}V${y}` : `M${u},${v}C${u},${v + 22} ${x},${v} ${x},${v + 24}V${y}` });
+      add("path", { d: x === u ? `M${u},${v}V${y}` : `M${u},${v}V${y - 20}C${u},${y - 4} ${x},${y - 16} ${x},${y}` });
     }));
     const read = new Set(steps.flatMap((step) => step.reads));
     steps.forEach((step, i) => {
