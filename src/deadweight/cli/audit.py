@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import deadweight
-from deadweight.cli.options import AnyModel, Ignore, Json, Select, TrustRemoteCode
-from deadweight.cli.screen import JsonReport, progress_bar
+from deadweight.cli.options import AnyModel, Html, Ignore, Json, Select, TrustRemoteCode
+from deadweight.cli.screen import HtmlReport, JsonReport, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
 from deadweight.report.json_report import to_json
@@ -49,6 +49,7 @@ LengthOption = Annotated[
 def audit(
     model: AnyModel,
     json: Json = None,
+    html: Html = None,
     training: TrainingOption = False,
     output: OutputOption = Output.logits,
     complete: CompleteOption = False,
@@ -66,6 +67,7 @@ def audit(
     deadweight audit demo --proofs              every law with one of its proofs
     deadweight audit demo --complete            do the laws explain every redundant dimension?
     deadweight audit demo --json -              the same result as JSON
+    deadweight audit demo --html demo.html      the same result as a page, with every proof
     deadweight audit ./config.json              no weights needed: only the architecture matters
     deadweight audit mypkg.model:build --check --select key-bias,value-bias
                                                 in CI: fail if the model has one of these
@@ -73,7 +75,7 @@ def audit(
     \b
     exit status: 0 done, 1 --check found something, 2 wrong usage, bad input, or a model that could not be audited
     """
-    report = JsonReport(json)
+    report, page = JsonReport(json), HtmlReport(html)
     with progress_bar() as progress:
         result = deadweight.audit(
             model,
@@ -87,6 +89,7 @@ def audit(
             progress=progress,
         )
     report.deliver(lambda: to_json(result), lambda console: print_audit(result, console, proofs=proofs))
+    page.deliver(result)
     if check and any(f.counts(gauges=gauges) for f in result.findings):
         raise typer.Exit(FOUND)
     if result.unaudited is not None and (check or not result.findings):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -18,6 +19,10 @@ from deadweight.report.json_report import as_text
 from deadweight.report.terminal import make_console
 from deadweight.report.text import one_line
 from deadweight.source.kinds import JsonObject
+
+if TYPE_CHECKING:
+    from deadweight.audit.finding import Audit
+    from deadweight.report.html.render import Measured
 
 
 def complain(message: str) -> None:
@@ -73,6 +78,19 @@ class JsonReport:
             show(make_console())
         if self.file is not None:
             self.file.write_text(text, encoding="utf-8")
+
+
+class HtmlReport:
+    """Where the HTML page goes: nowhere, or to a file."""
+
+    def __init__(self, target: Path | None) -> None:
+        self.file = writable(target, "--html")
+
+    def deliver(self, result: Audit | Measured) -> None:
+        if self.file is not None:
+            from deadweight.report.html.render import render_html  # imports every stage
+
+            self.file.write_text(render_html(result), encoding="utf-8")
 
 
 def writable(file: str | Path | None, option: str) -> Path | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from deadweight.compress.result import Judgement
+from deadweight.notebook import Shown
 from deadweight.slim.format import CacheSpec
 from deadweight.version import __version__
 
@@ -23,7 +24,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class CacheCompression:
+class CacheCompression(Shown):
     """One model with a coded cache, or the curve of what such caches would cost."""
 
     model: str

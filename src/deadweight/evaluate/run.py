@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
+from deadweight.notebook import Shown
 from deadweight.progress import Progress, silent
 from deadweight.source.kinds import Options, PreTrained, Tokenizer
 from deadweight.source.plain_text import boundary, check_text, read_text
@@ -23,7 +24,7 @@ DECODED = 64  # tokens that are generated to measure the speed
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Shown):
     """One model on one text."""
 
     model: str

@@ -47,7 +47,8 @@ def environment() -> Environment:
     )
     made.filters |= {"count": count, "percent": percent, "plural": plural, "short": short_count, "line": one_line}
     made.globals |= {"version": __version__, "meaning": MEANING, "letter": LETTER}
-    made.globals |= {"colours": source("colours.css"), "layout": source("page.css")}
+    sheets = {"colours": "colours.css", "plots": "plots.css", "layout": "page.css", "fragment": "fragment.css"}
+    made.globals |= {name: source(file) for name, file in sheets.items()}
     return made
 
 

@@ -1,10 +1,12 @@
-"""Plots as data: coordinates that the templates draw as SVG. Colours come from the style sheet, so they follow the theme."""
+"""Plots as data: coordinates that the templates draw as SVG. Colours come from the style sheet and follow the theme."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 44
@@ -113,21 +115,15 @@ def make_line(name: str, points: list[tuple[float, float]], i: int, n: int) -> L
 
 
 @dataclass(frozen=True)
-class HeatCell:
-    x: int
-    y: int
-    tone: int
-    label: str
-
-
-@dataclass(frozen=True)
 class HeatMap:
+    """Cells of one colour are one path: a table of 126 layers and 128 heads stays small."""
+
     title: str
     x_label: str
     y_label: str
     columns: int
     rows: int
-    cells: tuple[HeatCell, ...]
+    paths: tuple[tuple[int, str], ...]  # tone, and the path of all its cells
     low: str
     high: str
     diverging: bool
@@ -137,15 +133,19 @@ def heat_map(
     title: str, table: Sequence[Sequence[float | None]], low: float, high: float, *, axes: tuple[str, str], form: str
 ) -> HeatMap:
     """A cell for every number of a table of rows, its colour between `low` and `high`; None is left empty."""
-    cells = tuple(
-        HeatCell(x, y, tone_of(v, low, high), format(v, form).replace("-", "−"))
-        for y, row in enumerate(table)
-        for x, v in enumerate(row)
-        if v is not None and math.isfinite(v)
-    )
+    by_tone: dict[int, list[str]] = defaultdict(list)
+    for y, row in enumerate(table):
+        tones = [None if v is None or not math.isfinite(v) else tone_of(v, low, high) for v in row]
+        x = 0
+        for tone, run in groupby(tones):
+            n = len(list(run))
+            if tone is not None:
+                by_tone[tone].append(f"M{x} {y}h{n}v1h-{n}z")
+            x += n
     ends = (format(end, form).replace("-", "−") for end in (low, high))
     widest = max((len(row) for row in table), default=0)
-    return HeatMap(title, *axes, widest, len(table), cells, *ends, diverging=low < 0 < high)
+    paths = tuple((tone, "".join(by_tone[tone])) for tone in sorted(by_tone))
+    return HeatMap(title, *axes, widest, len(table), paths, *ends, diverging=low < 0 < high)
 
 
 def tone_of(value: float, low: float, high: float) -> int:
