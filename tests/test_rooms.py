@@ -10,7 +10,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "deadweight"
-COMMON = {"errors", "embedded", "progress", "silence", "threads", "version"}  # small, and imported by anyone
+COMMON = {
+    "errors",
+    "embedded",
+    "notebook",
+    "progress",
+    "silence",
+    "threads",
+    "version",
+}  # small, and imported by anyone
 FLOORS = (  # from the ground up: a room may import what stands before it
     ("slim", "the runtime that travels with a checkpoint: layers, attention, heads, caches and their codes"),
     ("transformer", "our own transformer, of any shape"),
@@ -29,7 +37,7 @@ FLOORS = (  # from the ground up: a room may import what stands before it
     ("compress", "smaller heads and key-value caches, at a measured loss"),
     ("saturation", "how sensitive each head is to its logits"),
     ("allocate", "number and size of heads, by an exact solver"),
-    ("report", "results as tables, JSON and plots"),
+    ("report", "results as tables, JSON, HTML pages and plots"),
     ("deadweight", "the library's own functions, imported when they are used"),
     ("testing", "the audit as an assertion"),
     ("cli", "the command line, one file per subcommand"),

@@ -21,8 +21,7 @@ from deadweight.report.text import one_line
 from deadweight.source.kinds import JsonObject
 
 if TYPE_CHECKING:
-    from deadweight.audit.finding import Audit
-    from deadweight.report.html.render import Measured
+    from deadweight.report.html.render import Result
 
 
 def complain(message: str) -> None:
@@ -86,7 +85,7 @@ class HtmlReport:
     def __init__(self, target: Path | None) -> None:
         self.file = writable(target, "--html")
 
-    def deliver(self, result: Audit | Measured) -> None:
+    def deliver(self, result: Result) -> None:
         if self.file is not None:
             from deadweight.report.html.render import render_html  # imports every stage
 

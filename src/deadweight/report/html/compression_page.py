@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, outcome_line, perplexity_rise
 from deadweight.compress.manifest import outcome
 from deadweight.compress.result import Compression
 from deadweight.report.cache import mean_bits, widths_of
-from deadweight.report.html.page import byte_text
+from deadweight.report.html.page import byte_text, change_text
 from deadweight.report.html.plots import HeatMap, LinePlot, heat_map, line_plot
 from deadweight.report.html.report import Report, Section, Table, make_table, used
 from deadweight.report.text import one_line
 from deadweight.slim.format import CodeSpec
 
 COLUMNS = 32  # of the picture of bits: coordinates are averaged in as many groups
-LEAST_RISE = 1e-7  # of perplexity, on a logarithmic axis
+LEAST_RISE = 1e-4  # of perplexity, on a logarithmic axis
 NOT_THE_SAME = "This is not the same function; what it costs was measured on text that was held back."
 
 
@@ -27,10 +28,11 @@ def describe_cache(c: CacheCompression) -> Report:
     before, after = c.bytes_per_token
     many = len(c.points) > 1
     name, judgement = next(iter(c.point.judgements.items()))
+    rise = change_text(perplexity_rise(judgement))
     headline = (
         f"{len(c.points)} sizes of the key-value cache, measured"
         if many
-        else f"{c.point.share:.1%} of the bytes of a 16-bit cache, {perplexity_rise(judgement):+.2%} perplexity"
+        else f"{100 * c.point.share:.1f} % of the bytes of a 16-bit cache, {rise} perplexity"
     )
     facts = [("text", name), ("calibrated on", f"{c.calibration_tokens:,} tokens"), ("time", f"{c.seconds:.0f} s")]
     if not many:
@@ -41,10 +43,12 @@ def describe_cache(c: CacheCompression) -> Report:
     sections = used(
         Section(title="Loss against size", line_plots=curve(c), table=curve_table(c)) if many else Section(title=""),
         Section(title="What it costs", notes=tuple(line for part in (*healing, *costs) for line in part)),
-        Section(title="Where the bits went", heat_maps=() if many else bits_maps(c), table=None if many else bits_table(c)),
+        Section(
+            title="Where the bits went", heat_maps=() if many else bits_maps(c), table=None if many else bits_table(c)
+        ),
         Section(title="Notes", notes=tuple(map(one_line, c.notes))),
     )
-    return Report("compress", c.model, headline.replace("-", "−"), NOT_THE_SAME, tuple(facts), sections)
+    return Report("compress", c.model, headline, NOT_THE_SAME, tuple(facts), sections)
 
 
 def outcomes(point: CurvePoint, prefix: str) -> tuple[str, ...]:
@@ -58,19 +62,26 @@ def curve(c: CacheCompression) -> tuple[LinePlot, ...]:
         for name in c.point.judgements
     ]
     plot = line_plot(
-        "Rise of perplexity", series, x_label="bytes of a 16-bit cache (%)", y_label="rise of perplexity (%)", log="y"
+        "Rise of perplexity (below 0.01 % drawn as 0.01 %)",
+        series,
+        x_label="bytes of a 16-bit cache (%)",
+        y_label="rise of perplexity (%)",
+        log="y",
     )
     return () if plot is None else (plot,)
 
 
 def curve_table(c: CacheCompression) -> Table:
-    texts = [name.replace("|", "/") for name in c.point.judgements]
-    head = "|".join(["share of 16 bits", "bits per number", *texts])
+    head = ["share of 16 bits", "bits per number", *c.point.judgements]
     rows = [
-        (f"{p.share:.1%}", f"{16 * p.share:.2f}", *(f"{perplexity_rise(j):+.2%}" for j in p.judgements.values()))
+        (
+            f"{100 * p.share:.1f} %",
+            f"{16 * p.share:.2f}",
+            *(change_text(perplexity_rise(j)) for j in p.judgements.values()),
+        )
         for p in c.points
     ]
-    return make_table(head, *rows, right=head, caption="rise of perplexity by size of the cache")
+    return make_table(head, rows, right=head, caption="rise of perplexity by size of the cache")
 
 
 def bits_maps(c: CacheCompression) -> tuple[HeatMap, ...]:
@@ -87,7 +98,7 @@ def bits_maps(c: CacheCompression) -> tuple[HeatMap, ...]:
 def grouped_widths(stage: CodeSpec) -> list[float | None]:
     widths = widths_of(stage)
     edges = [i * len(widths) // COLUMNS for i in range(COLUMNS + 1)]
-    groups = [widths[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    groups = [widths[a:b] for a, b in pairwise(edges)]
     return [math.fsum(g) / len(g) if g else None for g in groups]
 
 
@@ -101,8 +112,8 @@ def bits_table(c: CacheCompression) -> Table:
         )
         for path, spec in c.caches.items()
     ]
-    head = "attention|key bits|value bits|bytes per token"
-    return make_table(head, *rows, right="key bits|value bits|bytes per token", names="attention")
+    head = ("attention", "key bits", "value bits", "bytes per token")
+    return make_table(head, rows, right=head[1:], names=("attention",))
 
 
 def describe_heads(c: Compression) -> Report:
@@ -121,7 +132,9 @@ def describe_heads(c: Compression) -> Report:
         Section(title="Kept dimensions", heat_maps=kept_maps(c), table=kept_table(c)),
         Section(title="Notes", notes=(*left, *map(one_line, c.notes))),
     )
-    return Report("compress", c.model, f"Smaller heads: {share:.1%} of the cache", NOT_THE_SAME, facts, sections)
+    return Report(
+        "compress", c.model, f"Smaller heads: {100 * share:.1f} % of the cache", NOT_THE_SAME, facts, sections
+    )
 
 
 def kept_maps(c: Compression) -> tuple[HeatMap, ...]:
@@ -142,4 +155,6 @@ def kept_table(c: Compression) -> Table:
         (path, " ".join(map(str, k.keys)), " ".join(map(str, k.values)), f"{c.head_sizes[path]:,}")
         for path, k in c.kept.items()
     ]
-    return make_table("attention|keys kept, by head|values kept, by head|of", *rows, right="of", names="attention")
+    return make_table(
+        ("attention", "keys kept, by head", "values kept, by head", "of"), rows, right=("of",), names=("attention",)
+    )

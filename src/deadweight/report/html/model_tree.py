@@ -12,7 +12,7 @@ from deadweight.proof.verdict import Verdict
 from deadweight.report.html.layers import spans_blocks
 from deadweight.report.pattern import ranges
 
-MOST_DRAWN = 600  # parameters in the drawing; a model without repeated blocks may have more
+MOST_DRAWN = 300  # parameters in the drawing; a model without repeated blocks may have more
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from deadweight.laws.page import pages
 from deadweight.report.text import count, one_line, percent, plural, printable
 from deadweight.version import __version__
 
-LONGEST = 400  # characters of a name; what is longer is cut in the middle
+LONGEST_NAME, LONGEST_TEXT = 240, 2000  # characters; what is longer is cut in the middle
 MEANING = {
     "dead": "Changing it changes no output.",
     "folds": "Other parameters can take over its effect.",
@@ -23,16 +23,16 @@ MEANING = {
 LETTER = {"dead": "D", "folds": "F", "gauge": "G", "unknown": "?"}
 
 
-def safe(text: str) -> str:
+def safe(text: str, longest: int = LONGEST_NAME) -> str:
     """Text without control and direction characters, and not longer than a page can show."""
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+    if len(text) > longest:
+        text = f"{text[: longest // 2]}…{text[-longest // 2 :]}"
     return printable(text)
 
 
 def finalize(value: object) -> object:
     """What a template puts out: any text but our own markup is made safe here, whoever wrote the template."""
-    return safe(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return safe(value, LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache
@@ -45,7 +45,14 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         finalize=finalize,
     )
-    made.filters |= {"count": count, "percent": percent, "plural": plural, "short": short_count, "line": one_line}
+    made.filters |= {
+        "count": count,
+        "percent": percent,
+        "plural": plural,
+        "short": short_count,
+        "line": one_line,
+        "name": safe,
+    }
     made.globals |= {"version": __version__, "meaning": MEANING, "letter": LETTER}
     sheets = {"colours": "colours.css", "plots": "plots.css", "layout": "page.css", "fragment": "fragment.css"}
     made.globals |= {name: source(file) for name, file in sheets.items()}
@@ -87,6 +94,12 @@ def short_count(n: int) -> str:
         if n >= size:
             return f"{n / size:.3g}{letter}"
     return str(n)
+
+
+def change_text(share: float) -> str:
+    """+1.20 % or −1.20 %; what rounds to nothing has no sign."""
+    text = f"{abs(share):.2%}".replace("%", " %")
+    return text if float(f"{share:.4f}") == 0 else f"{'+' if share > 0 else '−'}{text}"
 
 
 def byte_text(n: float) -> str:

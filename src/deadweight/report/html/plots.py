@@ -142,10 +142,10 @@ def heat_map(
             if tone is not None:
                 by_tone[tone].append(f"M{x} {y}h{n}v1h-{n}z")
             x += n
-    ends = (format(end, form).replace("-", "−") for end in (low, high))
+    first, last = (format(end, form).replace("-", "−") for end in (low, high))
     widest = max((len(row) for row in table), default=0)
     paths = tuple((tone, "".join(by_tone[tone])) for tone in sorted(by_tone))
-    return HeatMap(title, *axes, widest, len(table), paths, *ends, diverging=low < 0 < high)
+    return HeatMap(title, *axes, widest, len(table), paths, first, last, diverging=low < 0 < high)
 
 
 def tone_of(value: float, low: float, high: float) -> int:

@@ -14,9 +14,9 @@ from deadweight.report.pattern import collapse
 from deadweight.report.text import one_line, percent
 
 EXACT = (
-    "The error is the norm of the difference of both models' outputs over the norm of the original's. The noise floor is "
-    "the error of the original in its own precision, measured against itself in float64. Rounding grows by the factor "
-    f"shown (simulated); a law that would make it grow by more than {FLOORS:g} is left out."
+    "The error is the norm of the difference of both models' outputs over the norm of the original's. The noise floor "
+    "is the error of the original in its own precision, measured against itself in float64. Rounding grows by the "
+    f"factor shown (simulated); a law that would make it grow by more than {FLOORS:g} is left out."
 )
 
 
@@ -75,26 +75,26 @@ def steps_table(r: Reduction) -> Table | None:
         for pattern in collapse(s.parameter for s in steps)
     ]
     word = "numbers saved" if r.layout == "slim" else "constant now"
-    return make_table(f"law|parameters|exact|{word}", *rows, right=word, names="parameters") if rows else None
+    return (
+        make_table(("law", "parameters", "exact", word), rows, right=(word,), names=("parameters",)) if rows else None
+    )
 
 
 def skipped_table(r: Reduction) -> Table | None:
     by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for s in r.skipped:
         by_reason[f"{s.code} {s.law}", one_line(s.why)].append(s.parameter)
-    rows = [
-        (law, str(pattern), why) for (law, why), names in by_reason.items() for pattern in collapse(names)
-    ]
-    return make_table("law|parameters|because", *rows, names="parameters") if rows else None
+    rows = [(law, str(pattern), why) for (law, why), names in by_reason.items() for pattern in collapse(names)]
+    return make_table(("law", "parameters", "because"), rows, names=("parameters",)) if rows else None
 
 
 def verification_table(verification: Verification) -> Table:
-    head = "output|error in float64|in own precision|noise floor|rounding grows"
+    head = ("output", "error in float64", "in own precision", "noise floor", "rounding grows")
     rows = []
     for e in verification.errors:
         own, floor = ("not measured" if v is None else f"{v:.1e}" for v in (e.own, e.floor))
         rows.append((e.output, f"{e.float64:.1e}", own, floor, "" if e.noise is None else f"× {e.noise.growth:.2f}"))
-    return make_table(head, *rows, right=head.partition("|")[2], caption=f"measured on {verification.inputs}")
+    return make_table(head, rows, right=head[1:], caption=f"measured on {verification.inputs}")
 
 
 def loading(r: Reduction) -> str:

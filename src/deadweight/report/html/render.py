@@ -18,9 +18,10 @@ from deadweight.report.html.saturation_page import describe_saturation
 from deadweight.saturation.run import Saturation
 
 Measured = Reduction | Compression | CacheCompression | Saturation | Sequence[Evaluation]
+Result = Audit | Measured
 
 
-def render_html(result: Audit | Measured) -> str:
+def render_html(result: Result) -> str:
     """One HTML page that needs nothing but itself."""
     return render_audit(result) if isinstance(result, Audit) else render_report(describe(result))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deadweight.report.html.layers import Layers
@@ -53,11 +54,17 @@ def render_report_fragment(report: Report) -> str:
     return render_part("result_fragment.html", report=report)
 
 
-def make_table(head: str, *rows: tuple[str, ...], right: str = "", names: str = "", caption: str = "") -> Table:
-    """A table by the titles of its columns, separated by bars; `right` and `names` are titles among them."""
-    titles = tuple(head.split("|"))
-    columns = [frozenset(titles.index(t) for t in some.split("|") if t) for some in (right, names)]
-    return Table(titles, rows, *columns, caption)
+def make_table(
+    head: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    *,
+    right: Sequence[str] = (),
+    names: Sequence[str] = (),
+    caption: str = "",
+) -> Table:
+    """A table by the titles of its columns; `right` and `names` are titles among them."""
+    numbers, named = (frozenset(i for i, title in enumerate(head) if title in some) for some in (right, names))
+    return Table(tuple(head), tuple(rows), numbers, named, caption)
 
 
 def used(*sections: Section) -> tuple[Section, ...]:

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from deadweight.audit.finding import Finding, Visit
 from deadweight.report.groups import Group
-from deadweight.report.html.page import safe
+from deadweight.report.html.page import LONGEST_TEXT, safe
 from deadweight.report.html.remedy import Remedy, remedy_of
 from deadweight.report.pattern import pieces_text, split
 from deadweight.report.text import one_line
 
 OWN, NEXT = "\x00", "\x01"  # stand for the number of the finding's block, and of the one after it
 MOST_INTO = 40  # patterns of partner parameters listed for a row
-BUDGET = 700_000  # characters of packed findings: with 19 laws and the drawing a page stays below 1 MB
+BUDGET = 600_000  # characters of packed findings: with 19 laws and the drawing a page stays below 1 MB
 NO_PROOF = -1
 Walk = tuple[tuple[int, int, int, int, tuple[int, ...], tuple[int, ...]], ...]
 
@@ -80,17 +79,16 @@ class Strings:
         return self.place.setdefault(text, len(self.place))
 
 
-def pack_findings(groups: Sequence[Group], model: str) -> Packed:
-    """As many rows, findings and proofs as fit."""
+def pack_findings(groups: Sequence[Group], model: str, budget: int = BUDGET) -> Packed:
+    """As many rows, findings and proofs as fit into `budget` characters."""
     total = sum(len(g.findings) for g in groups)
+    rows = tuple(make_row(g, model) for g in groups)
     for level in LEVELS:
-        shown = groups[: level.rows]
-        rows = tuple(make_row(g, model) for g in shown)
-        data, proofs, listed = build_data(shown, rows, level)
+        data, proofs, listed = build_data(groups[: level.rows], rows[: level.rows], level)
         text = deflate(data)
-        if len(text) <= BUDGET:
+        if len(text) <= budget:
             break
-    return Packed(text, rows, listed - proofs, total - listed)
+    return Packed(text, rows[: level.rows], listed - proofs, total - listed)
 
 
 def deflate(data: object) -> str:
@@ -123,11 +121,9 @@ def build_data(groups: Sequence[Group], rows: Sequence[Row], level: Level) -> tu
     packed = []
     for g, row in zip(groups, rows, strict=True):
         kept = g.findings[: max(1, level.findings - listed)]
-        numbers = [
-            walks.setdefault(pack_walk(f, strings), len(walks)) if id(f) in proved else NO_PROOF for f in kept
-        ]
+        numbers = [walks.setdefault(pack_walk(f, strings), len(walks)) if id(f) in proved else NO_PROOF for f in kept]
         members = [pack_finding(f, walk) for f, walk in zip(kept, numbers, strict=True)]
-        packed.append({**asdict(row), "findings": members})
+        packed.append({**vars(row), "remedy": vars(row.remedy), "findings": members})
         listed += len(kept)
         with_proof += sum(n >= 0 for n in numbers)
     return {"strings": list(strings.place), "walks": list(walks), "rows": packed}, with_proof, listed
@@ -182,12 +178,13 @@ def chain_of(proof: tuple[str, ...]) -> Iterator[Visit]:
 
 @lru_cache(1 << 16)
 def safe_line(text: str) -> str:
-    return safe(one_line(text))
+    return safe(one_line(text), LONGEST_TEXT)
 
 
 def mark_block(text: str, number: int) -> str:
     """The same text with marks for the number of the block and for the next one."""
-    for n, mark in ((number, OWN), (number + 1, NEXT)) if number >= 0 else ():
-        if f".{n}." in text:
-            text = re.sub(rf"(?<=\.){n}(?=\.)", mark, text)
-    return text
+    if number < 0 or (f".{number}." not in text and f".{number + 1}." not in text):
+        return text
+    marks = {str(number): OWN, str(number + 1): NEXT}
+    first, *inner, last = text.split(".")
+    return ".".join((first, *(marks.get(part, part) for part in inner), last))

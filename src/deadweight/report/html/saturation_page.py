@@ -10,8 +10,8 @@ from deadweight.saturation.run import Saturation
 from deadweight.saturation.slopes import VERDICTS
 
 MEANING = (
-    "The slope is that of the logarithm of the norm of the softmax Jacobian over the logarithm of the number of keys: −1 "
-    "means that the head becomes less sensitive to its logits like 1/length, 0 that it stays as it is."
+    "The slope is that of the logarithm of the norm of the softmax Jacobian over the logarithm of the number of keys: "
+    "−1 means that the head becomes less sensitive to its logits like 1/length, 0 that it stays as it is."
 )
 
 
@@ -29,15 +29,20 @@ def describe_saturation(s: Saturation) -> Report:
         "saturation",
         s.model,
         f"{counts[0]:,} of {plural(len(heads), 'head')} saturate with length",
-        one_line(lines[-1]).capitalize() + ".",
+        as_sentence(lines[-1]),
         tuple((name, f"{n:,}") for name, n in zip(names, counts, strict=True)),
         (
-            Section(title="Heads", prose=(MEANING, one_line(lines[1])), heat_maps=(heat,)),
-            Section(title="By length", line_plots=tuple(plots), prose=(one_line(lines[2]),)),
+            Section(title="Heads", prose=(MEANING, as_sentence(lines[1])), heat_maps=(heat,)),
+            Section(title="By length", line_plots=tuple(plots), prose=(as_sentence(lines[2]),)),
             Section(title="By layer", table=layer_table(s)),
             Section(title="Measured on", prose=(measured_on(s),), notes=tuple(map(one_line, s.notes))),
         ),
     )
+
+
+def as_sentence(line: str) -> str:
+    text = one_line(line)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def measured_on(s: Saturation) -> str:
@@ -56,11 +61,12 @@ def by_length(s: Saturation, field: str) -> LinePlot | None:
 
 def layer_table(s: Saturation) -> Table:
     first, last = f"{s.lengths[0]}", f"{s.lengths[-1]:,}"
-    head = f"layer|slope|without first key|1/L|part|flat|grow|norm at {first}|norm at {last}|range at {last}|factor"
+    head = ["layer", "slope", "without first key", "1/L", "part", "flat", "grow"]
+    head += [f"norm at {first}", f"norm at {last}", f"range at {last}", "factor"]
     rows = []
     for i, (layer, factor) in enumerate(zip(s.layers, s.factors, strict=True)):
         slopes = format_signed(layer.slope), format_signed(layer.rest_slope)
         norms = (f"{layer.mean('norm', place):.3g}" for place in (0, -1))
         counts = (f"{layer.count(v) or ''}" for v in VERDICTS)
         rows.append((f"{i}", *slopes, *counts, *norms, f"{layer.mean('logit_range'):.1f}", f"{factor:.2f}"))
-    return make_table(head, *rows, right=head, caption="slopes, norms and ranges by layer")
+    return make_table(head, rows, right=head, caption="slopes, norms and ranges by layer")
