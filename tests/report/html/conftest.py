@@ -11,8 +11,10 @@ import pytest
 
 import deadweight
 from deadweight.audit.finding import Audit, Unknown
+from deadweight.report.html.audit_page import render_audit
+from deadweight.report.json_report import json_text
 
-from .parts import HOSTILE, hostile_finding
+from .parts import HOSTILE, hostile_finding, many_findings
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +29,20 @@ def hostile_audit() -> Audit:
     unknown = tuple(Unknown(name, name, name) for name in HOSTILE)
     shapes = tuple((name, (4, 4)) for name in HOSTILE)
     return Audit(HOSTILE[0], 160, findings, unknown, notes=HOSTILE, untraced=HOSTILE[1], shapes=shapes)
+
+
+@pytest.fixture(scope="session")
+def many_alike() -> str:
+    """The page of 20,000 findings in repeated blocks."""
+    return render_audit(many_findings(20_000, alike=True))
+
+
+@pytest.fixture(scope="session")
+def many_different() -> str:
+    """The page of 20,000 findings of which no two are alike: 10 MB of JSON."""
+    audit = many_findings(20_000, alike=False)
+    assert len(json_text(audit)) > 10_000_000
+    return render_audit(audit)
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_a_long_name_is_cut_in_the_middle() -> None:
 def test_every_law_has_its_page_in_html() -> None:
     for page in pages():
         assert law_page(page.code).startswith("<p>"), page.code
-        assert "<h4>When it fails</h4>" in law_page(page.code)
+        assert "<h3>When it fails</h3>" in law_page(page.code)
     assert law_page("DW999") == ""
 
 

@@ -84,7 +84,7 @@ def law_page(code: str) -> Markup:
     page = next((p for p in pages() if p.code == code), None)
     if page is None:
         return Markup("")
-    body = page.markdown.partition("\n")[2].replace("\n## ", "\n#### ")
+    body = page.markdown.partition("\n")[2].replace("\n## ", "\n### ")
     return Markup(MarkdownIt("commonmark", {"html": False}).render(body))
 
 
