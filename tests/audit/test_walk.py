@@ -26,6 +26,11 @@ def audited() -> Audit:
     return deadweight.audit(Attention(), (torch.randn(2, 5, 8),))
 
 
+@pytest.fixture(scope="module")
+def demo() -> Audit:
+    return deadweight.audit("demo")
+
+
 def finding_of(audit: Audit, code: str) -> Finding:
     return next(f for f in audit.findings if f.code == code)
 
@@ -46,17 +51,15 @@ def test_a_fold_names_the_weight_that_it_passes_and_ends_where_it_is_absorbed(au
     assert walk[-1].reads == (len(walk) - 2,)
 
 
-@pytest.mark.parametrize("model", ["module", "demo"])
-def test_every_step_reads_only_earlier_steps_and_says_what_the_proof_says(audited: Audit, model: str) -> None:
-    audit = audited if model == "module" else deadweight.audit("demo")
-    for f in audit.findings:
+def test_every_step_reads_only_earlier_steps_and_says_what_the_proof_says(audited: Audit, demo: Audit) -> None:
+    for f in (*audited.findings, *demo.findings):
         assert all(j < i for i, v in enumerate(f.walk) for j in v.reads)
         lines = [line for line in f.proof if "only move elements" not in line]
         assert [f"{v.node} [{v.op}]: {v.rule} → {v.conclusion}" for v in f.walk] == lines
 
 
-def test_the_walk_of_a_repeated_block_names_its_own_parameters() -> None:
-    for f in deadweight.audit("demo").findings:
+def test_the_walk_of_a_repeated_block_names_its_own_parameters(demo: Audit) -> None:
+    for f in demo.findings:
         if f.code == "DW002":
             layer = f.parameter.split(".attn")[0]
             assert {p for v in f.walk for p in v.parameters} == {f.parameter}
@@ -68,6 +71,5 @@ def test_an_audit_knows_the_shape_of_every_parameter(audited: Audit) -> None:
     assert dict(audited.shapes) == {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
-def test_an_audit_of_a_collapsed_model_knows_the_shapes_of_all_blocks() -> None:
-    audit = deadweight.audit("demo")
-    assert sum(torch.Size(shape).numel() for _, shape in audit.shapes) == audit.parameters
+def test_an_audit_of_a_collapsed_model_knows_the_shapes_of_all_blocks(demo: Audit) -> None:
+    assert sum(torch.Size(shape).numel() for _, shape in demo.shapes) == demo.parameters

@@ -89,6 +89,17 @@ def test_the_lines_of_a_proof_join_each_step_with_what_it_reads(show: Open, demo
     assert len(paths) == sum(len(v.reads) for v in finding.walk) > len(finding.walk) - 3
 
 
+def test_no_line_of_a_proof_runs_through_a_step_that_it_does_not_join(
+    show: Open, demo_page: str, demo_audit: Audit
+) -> None:
+    page = show(demo_page)
+    for walk in {f.walk for f in demo_audit.findings}:
+        steps = [{"reads": list(v.reads)} for v in walk]
+        lanes = page.execute_script("return assignLanes(arguments[0])", steps)
+        lines = [(j, i) for i, v in enumerate(walk) for j in v.reads]
+        assert all(lanes[k] != lanes[j] for j, i in lines for k in range(j + 1, i))
+
+
 def test_an_address_opens_its_finding_and_closing_returns_to_the_table(show: Open, demo_page: str) -> None:
     page = show(demo_page, f"#finding={quote('DW002:transformer.h.2.attn.c_attn.bias[192:384]')}")
     assert find(page, "#sheet-title").text == "transformer.h.2.attn.c_attn.bias[192:384]"
