@@ -56,7 +56,7 @@ SHOTS = (
         "Mixtral-8x7B",
         "A proof about the residual stream: the graph beside its steps.",
         RESIDUAL,
-        height=1150,
+        height=1500,
     ),
     Shot(
         "findings", "Llama-3.1-405B", "The findings of a config of 405 B parameters.", scroll_to="findings", height=760

@@ -87,7 +87,7 @@ def test_a_coded_cache_shows_its_bits_and_what_they_cost() -> None:
     judged = {"held-back text": Judgement(100, 0.01, "kl", 2.0, 2.01)}
     result = CacheCompression("m", 0.25, 1024, 512, (CurvePoint(0.25, 0.0, judged),), {"h.0": spec, "h.1": spec})
     html = render_html(result)
-    assert "25.0 % of the bytes of a 16-bit cache, +1.01 % perplexity" in html
+    assert "25.0 % of the bytes of a 16\u2011bit cache, +1.01 % perplexity" in html
     assert "Bits of keys" in html
 
 

@@ -32,6 +32,13 @@ def test_every_finding_of_the_demo_is_on_its_page_with_its_own_proof(demo_audit:
     assert len(packed) == len(demo_audit.findings)
 
 
+def test_findings_with_the_same_address_are_numbered(demo_audit: Audit) -> None:
+    first = demo_audit.findings[0]
+    twice = dataclasses.replace(demo_audit, findings=(first, dataclasses.replace(first, dof=1)))
+    addresses = [f[7] for row in data_of(render_audit(twice))["rows"] for f in row["findings"]]
+    assert addresses == [address(first), f"{address(first)}~2"]
+
+
 def test_equal_proofs_of_repeated_blocks_are_stored_once(demo_audit: Audit) -> None:
     data = data_of(render_audit(demo_audit))
     key_biases = next(row for row in data["rows"] if row["code"] == "DW002")

@@ -32,7 +32,7 @@ def describe_cache(c: CacheCompression) -> Report:
     headline = (
         f"{len(c.points)} sizes of the key-value cache, measured"
         if many
-        else f"{100 * c.point.share:.1f} % of the bytes of a 16-bit cache, {rise} perplexity"
+        else f"{100 * c.point.share:.1f} % of the bytes of a 16\u2011bit cache, {rise} perplexity"
     )
     facts = [("text", name), ("calibrated on", f"{c.calibration_tokens:,} tokens"), ("time", f"{c.seconds:.0f} s")]
     if not many:

@@ -10,6 +10,7 @@ import json
 import math
 import zlib
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -118,11 +119,13 @@ def build_data(groups: Sequence[Group], rows: Sequence[Row], level: Level) -> tu
     """The data of the page, how many proofs it holds, and how many findings."""
     strings, walks, with_proof, listed = Strings(), dict[Walk, int](), 0, 0
     proved = set(map(id, first_of_each_row(groups, level.proofs)))
+    seen = Counter[str]()
     packed = []
     for g, row in zip(groups, rows, strict=True):
         kept = g.findings[: max(1, level.findings - listed)]
         numbers = [walks.setdefault(pack_walk(f, strings), len(walks)) if id(f) in proved else NO_PROOF for f in kept]
-        members = [pack_finding(f, walk) for f, walk in zip(kept, numbers, strict=True)]
+        addresses = [number_repeated(address(f), seen) for f in kept]
+        members = [pack_finding(*finding) for finding in zip(kept, numbers, addresses, strict=True)]
         packed.append({**vars(row), "remedy": vars(row.remedy), "findings": members})
         listed += len(kept)
         with_proof += sum(n >= 0 for n in numbers)
@@ -139,16 +142,22 @@ def first_of_each_row(groups: Sequence[Group], most: int) -> Iterator[Finding]:
         yield f
 
 
-def pack_finding(f: Finding, walk: int) -> list[object]:
+def pack_finding(f: Finding, walk: int, address: str) -> list[object]:
     evidence = f"{f.evidence:.1e}" if f.evidence is not None and math.isfinite(f.evidence) else ""
     place = safe(f.parameter) + pieces_text(f.slice)
-    return [place, f.dof, f.elements, evidence, f.unreplayed, block_number(f), walk, address(f)]
+    return [place, f.dof, f.elements, evidence, f.unreplayed, block_number(f), walk, address]
 
 
 def address(f: Finding) -> str:
     """By which a link names a finding, whatever else the audit finds."""
     pieces = "" if f.slice is None else "[" + ",".join(f"{a}:{b}" for a, b in f.slice[:8]) + "]"
     return f"{f.code}:{safe(f.parameter)}{pieces}"
+
+
+def number_repeated(address: str, seen: Counter[str]) -> str:
+    """The address, with its number if another finding has it already: DW002:h.0.bias~2."""
+    seen[address] += 1
+    return address if seen[address] == 1 else f"{address}~{seen[address]}"
 
 
 def block_number(f: Finding) -> int:

@@ -379,5 +379,9 @@ function tellReady() {
   document.body.dataset.ready = "true";
 }
 
-if (byId("data") && byId("table")) start(byId("data")).then(tellReady);
+function sayTooOld() {
+  byId("shown").textContent = "This browser cannot unpack the proofs: use one of 2023 or later. The first rows are below.";
+}
+
+if (byId("data") && byId("table")) start(byId("data")).catch(sayTooOld).then(tellReady);
 else tellReady();
