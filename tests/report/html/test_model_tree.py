@@ -41,6 +41,13 @@ def test_equal_blocks_are_drawn_once() -> None:
     assert tree.box.elements == 2 * (8 * 24 + 24) + 8
 
 
+def test_blocks_are_drawn_under_the_whole_path_of_their_list() -> None:
+    names = [f"bert.encoder.layer.{i}.{part}.weight" for i in range(4) for part in ("attention", "output")]
+    shapes = tuple((name, (3 if ".3." in name else 2,)) for name in ("bert.table", *names))
+    titles = titles_of(draw_model(Audit("bert", 1, (), shapes=shapes)).box)
+    assert titles == ["bert", "encoder.layer.0–2", "attention", "output", "encoder.layer.3", "attention", "output"]
+
+
 def test_blocks_that_differ_in_a_verdict_are_drawn_apart() -> None:
     titles = titles_of(draw_model(two_layers(key_bias(0))).box)
     assert "h.0.attn.c_attn" in titles

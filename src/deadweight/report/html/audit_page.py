@@ -19,7 +19,7 @@ from deadweight.report.text import one_line
 VERDICTS = ("dead", "folds", "gauge")
 STATIC_ROWS = 100  # rows of the table that are there before the script runs
 NOTEBOOK_ROWS, NOTEBOOK_STEPS = 60, 60
-MOST_DOUBTS = 200
+MOST_DOUBTS = 200  # rows of each table of unknowns
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def render_audit(audit: Audit) -> str:
         static_rows=packed.rows[:STATIC_ROWS],
         law_pages={law.code: law_page(law.code) for law in overview.laws},
         left_out=left_out(packed),
+        most_doubts=MOST_DOUBTS,
     )
 
 

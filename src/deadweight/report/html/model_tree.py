@@ -126,7 +126,7 @@ def without_list(box: Box) -> list[Box]:
     """A list of blocks is not a box of its own: its blocks are drawn in its place, under its name."""
     if box.cells or box.blocks or not all(b.blocks for b in box.boxes):
         return [box]
-    return [replace(b, path=f"{box.name}.") for b in box.boxes]
+    return [replace(b, path=f"{box.name}.{b.path}") for b in box.boxes]
 
 
 def join_equal(boxes: list[Box]) -> list[Box]:

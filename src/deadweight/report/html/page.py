@@ -15,6 +15,7 @@ from deadweight.report.text import count, one_line, percent, plural, printable
 from deadweight.version import __version__
 
 LONGEST_NAME, LONGEST_TEXT = 240, 2000  # characters; what is longer is cut in the middle
+MOST_ROWS = 300  # of a table; the rest is in --json
 MEANING = {
     "dead": "Changing it changes no output.",
     "folds": "Other parameters can take over its effect.",
@@ -53,7 +54,7 @@ def environment() -> Environment:
         "line": one_line,
         "name": safe,
     }
-    made.globals |= {"version": __version__, "meaning": MEANING, "letter": LETTER}
+    made.globals |= {"version": __version__, "meaning": MEANING, "letter": LETTER, "most_rows": MOST_ROWS}
     sheets = {"colours": "colours.css", "plots": "plots.css", "layout": "page.css", "fragment": "fragment.css"}
     made.globals |= {name: source(file) for name, file in sheets.items()}
     return made

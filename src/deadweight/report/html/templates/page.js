@@ -65,9 +65,9 @@ async function unpack(element) {
 }
 
 // A finding is stored as a list; give its parts names.
-function readFinding(row, list, place) {
+function readFinding(row, list) {
   const [name, dof, elements, evidence, unreplayed, block, walk, address] = list;
-  return { row, place, name, dof, elements, evidence, unreplayed, block, walk, address };
+  return { row, name, dof, elements, evidence, unreplayed, block, walk, address };
 }
 
 // Words of the filter: a law's code, a verdict, or a part of a name in which * stands for a number.
@@ -153,13 +153,20 @@ function lawSummary(code) {
   return make("div", {}, make("p", {}, first.textContent), more);
 }
 
+const TIERS = {
+  bitwise: "the same bits",
+  real: "the same over the real numbers, only rounding differs",
+  epsilon: "the same if the norm's ε were 0",
+  mode: "only in eval, or only in training",
+};
+
 function drawFacts(finding) {
   const evidence = finding.evidence
     ? `changes the output ${finding.evidence} times as much as a live direction`
     : "not measured";
   const facts = [
     ["redundant dimensions", `${count(finding.dof)} of ${plural(finding.elements, "number")}`],
-    ["exact in the sense of", finding.row.tier],
+    ["exact", `${finding.row.tier}: ${TIERS[finding.row.tier] || ""}`],
     ["evidence in float64", evidence],
   ];
   if (finding.unreplayed) facts.push(["not replayed by the checker", plural(finding.unreplayed, "step")]);
@@ -364,7 +371,7 @@ async function start(element) {
   report.parameters = Number(element.dataset.parameters);
   report.byAddress = new Map();
   for (const row of report.rows) {
-    row.findings = row.findings.map((list, i) => readFinding(row, list, i));
+    row.findings = row.findings.map((list) => readFinding(row, list));
     row.names = row.findings.map((finding) => finding.name.toLowerCase());
     for (const finding of row.findings) if (!report.byAddress.has(finding.address)) report.byAddress.set(finding.address, finding);
   }
