@@ -10,15 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "deadweight"
-COMMON = {
-    "errors",
-    "embedded",
-    "notebook",
-    "progress",
-    "silence",
-    "threads",
-    "version",
-}  # small, and imported by anyone
+# small, and imported by anyone
+COMMON = {"errors", "embedded", "notebook", "progress", "silence", "threads", "version"}
 FLOORS = (  # from the ground up: a room may import what stands before it
     ("slim", "the runtime that travels with a checkpoint: layers, attention, heads, caches and their codes"),
     ("transformer", "our own transformer, of any shape"),

@@ -59,6 +59,11 @@ def sheet_is_open(browser: Any) -> bool:
     return browser.execute_script("return document.getElementById('sheet').open")
 
 
+def wait_for(browser: Any, condition: Callable[[Any], bool]) -> None:
+    """A page follows a new address, and closes its sheet, a moment after the click."""
+    Wait(browser, PATIENCE).until(condition)
+
+
 @pytest.fixture(scope="module")
 def demo_page(demo_audit: Audit) -> str:
     return render_audit(demo_audit)
@@ -68,7 +73,7 @@ def test_a_click_on_a_finding_shows_its_law_proof_evidence_and_command(show: Ope
     page = show(demo_page)
     link = next(a for a in page.find_elements(By.CSS_SELECTOR, "a.open") if "c_attn.bias[192:384]" in a.text)
     link.click()
-    assert sheet_is_open(page)
+    wait_for(page, sheet_is_open)
     text = find(page, "#sheet-body").text
     assert "Adding one vector to all keys adds the same number to all scores" in text
     assert "192 of 192 numbers" in text
@@ -108,7 +113,7 @@ def test_an_address_opens_its_finding_and_closing_returns_to_the_table(show: Ope
         "%3A", ":"
     )
     page.switch_to.active_element.send_keys(Keys.ESCAPE)
-    Wait(page, PATIENCE).until(lambda b: not sheet_is_open(b) and "finding=" not in b.current_url)
+    wait_for(page, lambda b: not sheet_is_open(b) and "finding=" not in b.current_url)
 
 
 def test_an_address_without_a_finding_says_so(show: Open, demo_page: str) -> None:
@@ -158,7 +163,7 @@ def test_rows_are_sorted_on_request(show: Open, demo_page: str) -> None:
 def test_a_parameter_of_the_drawing_leads_to_its_findings(show: Open, demo_page: str) -> None:
     page = show(demo_page)
     find(page, '.cell a[title^="transformer.h.*.ln_2.bias"]').click()
-    assert find(page, "#query").get_attribute("value") == "transformer.h.*.ln_2.bias"
+    wait_for(page, lambda b: find(b, "#query").get_attribute("value") == "transformer.h.*.ln_2.bias")
     assert len(rows(page)) == 1
 
 
@@ -171,13 +176,14 @@ def test_everything_can_be_done_with_the_keyboard(show: Open, demo_page: str) ->
     second = page.switch_to.active_element
     assert second.text == page.find_elements(By.CSS_SELECTOR, "a.open")[1].text
     second.send_keys(Keys.ENTER)
-    assert sheet_is_open(page)
+    wait_for(page, sheet_is_open)
     first_title = find(page, "#sheet-title").text
     page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    Wait(page, PATIENCE).until(lambda b: find(b, "#sheet-title").text != first_title)
+    title = "return document.getElementById('sheet-title').textContent"
+    wait_for(page, lambda b: b.execute_script(title) != first_title)
     page.switch_to.active_element.send_keys(Keys.ESCAPE)
     focused = "return document.activeElement.className"
-    Wait(page, PATIENCE).until(lambda b: not sheet_is_open(b) and "open" in b.execute_script(focused))
+    wait_for(page, lambda b: not sheet_is_open(b) and "open" in b.execute_script(focused))
 
 
 @pytest.mark.parametrize("address", ["", f"#finding={quote('DW002:transformer.h.0.attn.c_attn.bias[192:384]')}"])
@@ -269,8 +275,9 @@ def test_hostile_names_run_nothing_and_are_shown(show: Open, hostile_audit: Audi
     page = show(render_audit(hostile_audit))
     for link in range(len(rows(page))):
         page.execute_script("document.querySelectorAll('a.open')[arguments[0]].click()", link)
-        assert sheet_is_open(page)
+        wait_for(page, sheet_is_open)
         page.execute_script("document.getElementById('sheet').close()")
+        wait_for(page, lambda b: "finding=" not in b.current_url)
     assert page.title.endswith("· deadweight")
     assert "hacked" not in page.title.replace('document.title="hacked"', "")
     assert page.find_elements(By.CSS_SELECTOR, "#table img, #table script, #sheet img, #sheet script") == []
@@ -301,6 +308,7 @@ def test_twenty_thousand_findings_are_shown_a_hundred_at_a_time(
     find(page, "#query").send_keys(word)
     assert 1 <= len(rows(page)) <= 8
     find(page, "a.open").click()
+    wait_for(page, sheet_is_open)
     assert len(page.find_elements(By.CSS_SELECTOR, ".proof li")) in (0, 8)
 
 
