@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -72,7 +73,26 @@ def each_element(
             continue
         kept, outcome = prover.prove(node.name, groups, absorbers)
         if outcome.proved and accept(prover, node, outcome):
-            yield make_claim(prover, law, node, kept, outcome)
+            yield vector_claim(prover, law, node, kept, outcome)
+
+
+def vector_claim(prover: Prover, law: Title, node: Node, groups: Tensor, outcome: Outcome) -> ShiftClaim:
+    """A claim about a vector, less the sums of its elements that an earlier law has claimed.
+
+    Where single elements fold and some sum of them is dead, what takes them over is dead along that sum too, and
+    claimed so: the motion of the sum would be counted twice.
+    """
+    claim, earlier = make_claim(prover, law, node, groups, outcome), shift_claims(prover, node)
+    if element_wise(claim):
+        shared = [inside(c.groups, groups) for c in earlier if not element_wise(c)]
+    else:
+        shared = [inside(groups, c.groups) for c in earlier if element_wise(c)]
+    return replace(claim, dof=claim.dof - sum(map(len, shared)))
+
+
+def inside(groups: Tensor, elements: Tensor) -> set[int]:
+    """The groups all of whose elements are among these (0: not among them)."""
+    return set(groups.unique().tolist()) - set(groups[elements == 0].unique().tolist()) - {0}
 
 
 def each_norm_shift(prover: Prover, law: Title, accept: Accept) -> Iterator[ShiftClaim]:
@@ -84,21 +104,24 @@ def each_norm_shift(prover: Prover, law: Title, accept: Accept) -> Iterator[Shif
 
 def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
     """Whether an earlier law has already made these elements redundant, one by one."""
-    of_node = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]
-    return any(element_wise(c) and bool(((c.groups != 0) & (groups != 0)).any()) for c in of_node)
+    single = [c for c in shift_claims(prover, node) if element_wise(c)]
+    return any(bool(((c.groups != 0) & (groups != 0)).any()) for c in single)
 
 
 def all_claimed(prover: Prover, node: Node) -> bool:
-    """Whether earlier laws have found every element of a parameter dead, one by one."""
-    dead = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
-    dead = [c for c in dead if c.lost is None and element_wise(c)]
-    return bool(dead) and bool(torch.stack([(c.groups != 0).expand(node.shape) for c in dead]).any(0).all())
+    """Whether earlier laws have made every element of a parameter redundant, one by one."""
+    single = [c for c in shift_claims(prover, node) if element_wise(c)]
+    return bool(single) and bool(torch.stack([(c.groups != 0).expand(node.shape) for c in single]).any(0).all())
 
 
 def mean_claimed(prover: Prover, node: Node) -> bool:
     """Whether an earlier law has found a common motion of a parameter's elements dead: one direction is taken."""
-    claims = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
-    return any(c.lost is None and not element_wise(c) for c in claims)
+    return any(c.verdict == "dead" and not element_wise(c) for c in shift_claims(prover, node))
+
+
+def shift_claims(prover: Prover, node: Node) -> list[ShiftClaim]:
+    """What earlier laws claim of a parameter's elements; the direction that LayerNorm lost is no sum of elements."""
+    return [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]
 
 
 def tied_groups(graph: Graph, node: Node) -> Iterator[Tensor]:
