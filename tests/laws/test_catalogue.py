@@ -136,3 +136,7 @@ def test_a_false_law_from_outside_is_contradicted(inputs: tuple[Tensor]) -> None
     result = deadweight.audit(Switched(2.0), inputs, laws=every_law().with_law(false))
     assert not [f for f in result.findings if f.code == "DW900"]
     assert [u.why for u in result.unknown if u.why.startswith("DW900: the proof does not replay")]
+
+
+def test_only_the_whole_projection_is_proved_again_with_every_block_in_place() -> None:
+    assert [law.title.name for law in every_law().laws if law.needs_all_blocks] == ["whole-projection"]

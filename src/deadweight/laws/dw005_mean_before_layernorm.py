@@ -156,7 +156,7 @@ class Centre(ShiftRewrite):
 
 def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     assert isinstance(claim, ShiftClaim)
-    if claim.verdict != "dead" or (element_wise(claim) and is_vector(graph.nodes[claim.node])):
+    if element_wise(claim) and is_vector(graph.nodes[claim.node]):
         return rewrite_shift(graph, claim)
     rewrite = Centre(graph=graph, claim=claim)
     _ = rewrite.axis  # raises where there is none
