@@ -306,6 +306,18 @@ SCORES: dict[str, Case] = {
         {},
         12,
     ),
+    "learned key beside the keys": (
+        lambda m, x: att(m.q(x), torch.cat([m.k(x), m.z.expand(2, 1, 4)], 1), torch.cat([x, x[:, :1]], 1)),
+        {"q": matrix(4, 4), "k": matrix(4, 4), "z": numbers(1, 1, 4)},
+        {"DW009 k.weight": 16},
+        0,
+    ),
+    "constant key beside the keys": (
+        lambda m, x: att(m.q(x), torch.cat([m.k(x), torch.ones(2, 1, 4)], 1), torch.cat([x, x[:, :1]], 1)),
+        {"q": matrix(4, 4), "k": matrix(4, 4)},
+        {},
+        12,
+    ),
 }
 
 

@@ -289,7 +289,7 @@ LINEAR: dict[str, Case] = {
     ),
     "factor maximum": (
         lambda m, x: tanh(torch.maximum(lin(m, x), m.q.u) * m.g),
-        {"w": numbers(3, 4), "g": numbers(3), "q": Buffers(u=numbers(3))},
+        {"w": numbers(3, 4), "g": numbers(3), "q": Buffers(u=torch.tensor([0.1, -0.1, 0.2]))},
         {},
         0,
     ),
@@ -375,7 +375,10 @@ def test_a_factor_names_what_takes_up_its_scale_and_where_the_change_ends(census
     shifted = census(
         lambda m, x: tanh((lin(m, x) - m.q.u) * m.g + m.b),
         X,
-        **{"w": numbers(3, 4), "g": numbers(3), "b": numbers(3), "q": Buffers(u=numbers(3))},
+        w=numbers(3, 4),
+        g=numbers(3),
+        b=numbers(3),
+        q=Buffers(u=numbers(3)),
     )
     taken = [[counted.graph.parameters[name] for name in counted.claims[0].into] for counted in (plain, shifted)]
     assert taken == [["w"], ["w", "b"]]

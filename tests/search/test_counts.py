@@ -18,6 +18,7 @@ from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
 
+from .conftest import Odd
 from .parts import T, X, Y, att, linear, ln, matrix, numbers, rms, table
 
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
@@ -414,6 +415,21 @@ def test_linked_gauges_that_are_not_solved_for_count_too_little_and_never_too_mu
     assert census(forward, X[..., :1], short=short, **parts).findings == findings
 
 
+def test_a_space_that_is_written_whole_stays_where_its_neighbour_turns() -> None:
+    """30 → 40 → 30 beside 30 → 30: of the wide space 10 · 10 turns move nothing, for its reader has 30 rows.
+
+    1,200 unknowns are too many to solve for; without a space that stays the two rows behind it would count instead.
+    """
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return tanh(m.c(rms(m.b(m.a(x)) + m.d(sin(x)))))
+
+    parts = {"a": matrix(30, 40), "b": matrix(40, 30), "d": matrix(30, 30), "c": matrix(30, 2)}
+    graph = canonical(trace(Odd(forward, **parts), (torch.randn(2, 30),)))
+    counted = {graph.parameters[claim.node]: claim.dof for claim in search(graph).claims if claim.code == "DW019"}
+    assert counted == {"a.weight": 40 * 40 - 10 * 10}
+
+
 @pytest.mark.parametrize(("middle", "solved"), [(25, True), (26, False)])
 def test_linked_gauges_are_solved_for_up_to_a_thousand_unknowns(middle: int, solved: bool) -> None:
     """Of a chain 12 → n → 40 → 12 the product alone counts, 12 × 12 numbers; 25 · 40 are a thousand."""
@@ -431,6 +447,12 @@ TABLES: dict[str, Case] = {
         {"e": table(7, 12), "p": numbers(5, 12), "r": matrix(12, 2)},
         {"DW013 p": 12, "DW019 e.weight": 134},
         0,
+    ),
+    "tables wide unread": (
+        lambda m, t: tanh(m.r(m.p(torch.arange(5) + 2))) + 0 * t.sum(),
+        {"p": table(9, 12), "r": matrix(12, 2)},
+        {"DW001 p.weight[0:2]": 24, "DW019 p.weight": 94},
+        4,
     ),
 }
 

@@ -91,6 +91,18 @@ CASES: dict[str, Case] = {
         {"DW005 b": 1, "DW005 a.weight": 4, "DW005 a.bias": 1, "DW017 a.bias": 3, "DW014 g": 1},
         0,
     ),
+    "mean dead in softmax and in LayerNorm": (
+        lambda m, x: ln(h := m.a(x)) + softmax(h, -1),
+        {"a": linear()},
+        {"DW018 a.weight": 4, "DW018 a.bias": 1},
+        0,
+    ),
+    "heads dead in softmax and in LayerNorm": (
+        lambda m, x: ln(h := hd(m.a(x))) + softmax(h, -1),
+        {"a": linear(4, 6)},
+        {"DW018 a.weight": 4, "DW018 a.bias": 1, "DW005 a.bias": 1},
+        4,
+    ),
     "dead in softmax and in LayerNorm": (
         lambda m, x: softmax((h := m.a(x))[..., :2], 1) + ln(h[..., :2].mT).mT + tanh(h[..., 2:]),
         {"a": linear()},

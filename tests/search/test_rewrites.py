@@ -1024,6 +1024,15 @@ CASES: dict[str, Case] = {
         [],
         {"DW007 b": "a layer that is used several times: which of its biases to give up is not worked out"},
     ),
+    "gain squared": (
+        "DW006",
+        lambda m, x: tanh(m.a((rms(x) * m.g) ** 2)),
+        X,
+        None,
+        {"a": matrix(4, 3), "g": numbers(4)},
+        [],
+        {},
+    ),
     "centre one channel": (
         "DW005",
         lambda m, y: F.layer_norm(m.c(y).mT, (1,)) + y.mean(),
@@ -1065,11 +1074,10 @@ def test_parts_of_one_weight_lose_the_same_column(carried_out: Callable) -> None
         weights["w"][4:8, :2] = torch.tensor([0.1, 1.0])
         weights["w"][8:, :2] = torch.tensor([0.01, 0.02])
 
-    forward = (
-        lambda m, x: tanh(  # noqa: E731
-            m.o(att((h := F.linear(ln(x) * m.g + m.b, m.w))[..., :4], h[..., 4:8], h[..., 8:]))
-        )
-    )
+    def forward(m: Any, x: Tensor) -> Tensor:
+        fused = F.linear(ln(x) * m.g + m.b, m.w)
+        return tanh(m.o(att(fused[..., :4], fused[..., 4:8], fused[..., 8:])))
+
     parts = {"w": numbers(12, 4), "g": numbers(4), "b": numbers(4), "o": linear(4, 3)}
     carried = carried_out(forward, X, only="DW008", alter=alter, **parts)
     assert [(fact.places, fact.others) for fact in carried.facts] == [((0,), (4, 5, 6, 7)), ((0,), (8, 9, 10, 11))]

@@ -499,6 +499,24 @@ STREAMS: dict[str, Case] = {
         {"DW019 a.weight": 4},
         4,
     ),
+    "mean of all numbers read": (
+        lambda m, x: tanh(m.r(h := m.a(x))) + F.linear(h.mean().reshape(1, 1), m.v),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "v": numbers(3, 1)},
+        {},
+        13,
+    ),
+    "mean of sums of coordinates": (
+        lambda m, x: tanh(m.r(((h := m.a(x)) + h.flip(-1)).mean(1))),
+        {"a": matrix(4, 4), "r": matrix(4, 3)},
+        {},
+        18,
+    ),
+    "vector of the space multiplied": (
+        lambda m, x: tanh(x @ (h := m.a(x))[0, 0]) + h.mean(),
+        {"a": matrix(4, 4)},
+        {},
+        0,
+    ),
 }
 
 

@@ -82,17 +82,20 @@ def vector_claim(prover: Prover, law: Title, node: Node, groups: Tensor, outcome
     Where single elements fold and some sum of them is dead, what takes them over is dead along that sum too, and
     claimed so: the motion of the sum would be counted twice.
     """
-    claim, earlier = make_claim(prover, law, node, groups, outcome), shift_claims(prover, node)
-    if element_wise(claim):
-        shared = [inside(c.groups, groups) for c in earlier if not element_wise(c)]
-    else:
-        shared = [inside(groups, c.groups) for c in earlier if element_wise(c)]
-    return replace(claim, dof=claim.dof - sum(map(len, shared)))
+    claim = make_claim(prover, law, node, groups, outcome)
+    return replace(claim, dof=claim.dof - sum(common_sums(groups, c.groups) for c in shift_claims(prover, node)))
 
 
-def inside(groups: Tensor, elements: Tensor) -> set[int]:
-    """The groups all of whose elements are among these (0: not among them)."""
-    return set(groups.unique().tolist()) - set(groups[elements == 0].unique().tolist()) - {0}
+def common_sums(one: Tensor, other: Tensor) -> int:
+    """How many sets of elements are made of whole groups of the one, and of whole groups of the other (0: no group)."""
+    names = torch.arange(1, one.numel() + 1)  # of the set that an element is in, 0 for those outside
+    while True:
+        before = names
+        for groups in (one.reshape(-1), other.reshape(-1)):
+            least = torch.full((int(groups.max()) + 1,), len(names)).scatter_reduce(0, groups, names, "amin")
+            names = torch.where(groups == 0, 0, least[groups])
+        if torch.equal(names, before):
+            return int((names.unique() != 0).sum())
 
 
 def each_norm_shift(prover: Prover, law: Title, accept: Accept) -> Iterator[ShiftClaim]:
@@ -171,6 +174,8 @@ def common(
         return
     for groups in tied_groups(prover.graph, node):
         groups = without_unread(prover, node, groups)
+        if any(torch.equal(compact(c.groups), compact(groups)) for c in shift_claims(prover, node)):
+            continue  # it dies in several ways, and an earlier law has claimed it
         outcome = prover.attempt(node.name, groups, absorbers)
         if outcome.proved and accept(prover, node, outcome):
             yield make_claim(prover, law, node, groups, outcome)
