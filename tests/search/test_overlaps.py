@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor, sin, softmax, tanh
 
+from deadweight.search.shifts import common_sums
+
 from .parts import Buffers, X, att, linear, ln, matrix, numbers
 
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
@@ -131,3 +133,19 @@ def test_what_folds_and_is_dead_in_sum_is_counted_once(
     counted = census(forward, X, **parts)
     assert counted.findings == findings
     assert counted.unexplained == left
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "count"),
+    [
+        ([1, 2, 3, 4], [1, 1, 2, 2], 2),
+        ([1, 2, 3, 0], [1, 1, 2, 2], 1),
+        ([1, 1, 2, 2], [1, 2, 2, 1], 1),
+        ([1, 1, 2, 2, 3], [1, 2, 2, 3, 3], 1),
+        ([1, 1, 2, 2, 0], [1, 2, 2, 3, 3], 0),
+        ([1, 1, 0, 0], [0, 0, 1, 1], 0),
+    ],
+)
+def test_sums_in_common_are_sets_of_whole_groups_of_both(one: list[int], other: list[int], count: int) -> None:
+    assert common_sums(torch.tensor(one), torch.tensor(other)) == count
+    assert common_sums(torch.tensor(other), torch.tensor(one)) == count
