@@ -128,8 +128,6 @@ class LoseDirection(ShiftRewrite):
                 shape = self.graph.nodes[lost].shape
                 parameter = lambda node: self.value(tensors, node)  # noqa: E731
                 amounts = effect(self.graph, self.claim, lost, constant.expand(shape), parameter)
-                if self.claim.absorbers and not amounts:
-                    raise NotDone("the constant that it adds has nowhere to go")
                 self.absorb(tensors, amounts, known)
         rows = rows + torch.outer(u, 1 / gain)
         rows[moving, column] = 0.0

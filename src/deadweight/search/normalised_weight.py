@@ -71,7 +71,7 @@ def candidates(node: Node) -> Iterator[Tensor]:
 
 
 def length_claim(law: Title, node: Node, parts: Tensor, scaled: Scaled) -> LengthClaim:
-    note = f"the norm's ε of {scaled.epsilon:g} is taken for 0" if scaled.epsilon else ""
+    exact = "the length of a weight that is divided by its own norm"
     return LengthClaim(
         law=law,
         node=node.name,
@@ -79,7 +79,7 @@ def length_claim(law: Title, node: Node, parts: Tensor, scaled: Scaled) -> Lengt
         verdict="gauge",
         tier="epsilon" if scaled.epsilon else "real",
         steps=(Step(node.name, node.op, "the parameter is scaled here", "scaled", True), *scaled.steps),
-        note=note or "the length of a weight that is divided by its own norm",
+        note=f"the norm's ε of {scaled.epsilon:g} is taken for 0" if scaled.epsilon else exact,
         epsilon=scaled.epsilon,
         parts=parts,
     )
