@@ -178,3 +178,33 @@ def test_a_norm_that_one_more_reader_needs_whole_keeps_its_gain() -> None:
             return torch.tanh(self.out(torch.sin(x + self.mixture(normed)))), torch.sin(normed)
 
     assert "DW006" not in claims(Read(Mixture()))
+
+
+class Rectified(nn.Module):
+    """ReLU experts, chosen by data, that look up a bias for their hidden units; `of` says whose bias."""
+
+    def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH))
+        self.bias = nn.Parameter(torch.randn(EXPERTS, HIDDEN))
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN))
+        self.of = of
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        chosen = (rows[:, 0] > 0).to(torch.int64) + (rows[:, 1] > 0).to(torch.int64)
+        hidden = torch.matmul(self.up[chosen], rows.unsqueeze(-1)).squeeze(-1) + self.bias[self.of(chosen)]
+        return torch.tanh(torch.matmul(self.down[chosen], torch.relu(hidden).unsqueeze(-1)).squeeze(-1))
+
+
+WHOSE: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "its own": (lambda chosen: chosen, EXPERTS * HIDDEN),
+    "another expert's": (lambda chosen: chosen.flip(0), HIDDEN),  # one scale that all experts share
+}
+
+
+@pytest.mark.parametrize(("of", "scales"), WHOSE.values(), ids=list(WHOSE))
+def test_the_scales_of_experts_that_look_up_a_bias_are_counted_once(
+    examine: Callable, of: Callable[[Tensor], Tensor], scales: int
+) -> None:
+    assert examine(Rectified(of), torch.randn(2, 16, WIDTH)).dof("DW011") == scales

@@ -58,7 +58,17 @@ def each_space(prover: Prover) -> Iterator[Space]:
             turned = explore(prover, writers, size, powers=True)
             if len(writers.nodes) > 1 or turned.proved:
                 covered.update(writers.nodes)
+            if turned.proved:
+                covered.update(biases_of_experts(prover.graph, turned))
             yield Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))
+
+
+def biases_of_experts(graph: Graph, turned: Turned) -> Iterator[str]:
+    """Look-ups of biases that turn along expert by expert: all experts turned alike is part of that, not one more."""
+    tables = {site.parameter for site in turned.sites if site.expert is not None}
+    for node in (graph.nodes[name] for name in turned.touched):
+        if node.op == "aten.embedding" and node.inputs[0] in tables:
+            yield node.name
 
 
 def matrices(graph: Graph, writers: Writers) -> Iterator[str]:
