@@ -21,7 +21,7 @@ from deadweight.proof.powers import multiplied
 from deadweight.proof.reading import is_vector_of_parameters, picks_along_last
 from deadweight.proof.steps import Blocked
 from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
-from deadweight.proof.weights import uses_of, weight_view
+from deadweight.proof.weights import groups_of, uses_of, weight_view
 
 
 @turn_rule(*(SHAPE - INDEXED))
@@ -277,11 +277,32 @@ def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
 def linear(walk: TurnWalk, node: Node) -> None:
     """A linear map that reads the space undoes the turn in its own weight."""
     form, view = walk.get(node.args[0]), weight_view(walk.graph, node)
+    if form is not None and view is None and is_depthwise(walk, node):
+        read_channels(walk, node, channels_last(form))
+        return
     if form is None or view is None:
         raise Blocked(node.name, node.op, "its weight is not a parameter used whole")
     if node.op in CONVOLUTIONS:
         form = channels_last(form)
     walk.read(node, view, view.input, form)
+
+
+def is_depthwise(walk: TurnWalk, node: Node) -> bool:
+    """A convolution that reads every channel by itself, with kernels of its own."""
+    channels = node.op in CONVOLUTIONS and walk.graph.node(node.args[0]).shape[1]
+    return bool(channels) and groups_of(node) == channels
+
+
+def read_channels(walk: TurnWalk, node: Node, form: Form) -> None:
+    """The kernels of a channel undo its scale; channels are not mixed, so nothing but scales is undone."""
+    view, slot = weight_view(walk.graph, node, rows_only=True), form.single
+    if view is None or slot is None:
+        raise Blocked(node.name, node.op, "its weight is not a parameter used whole, or it reads sums of coordinates")
+    often = walk.graph.nodes[view.parameter].shape[0] // slot.coordinate.shape[-1]
+    spread = [x.repeat_interleave(often, -1) for x in (slot.coordinate, slot.factor)]
+    walk.read(node, view, 0, form.with_slots([Slot(*spread)]))
+    if not walk.scalar:
+        walk.turned.single_coordinates()
 
 
 @turn_rule("aten.matmul", "bag")
