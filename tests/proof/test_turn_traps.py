@@ -143,7 +143,7 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     ),
     "a norm over some coordinates twice": (
         lambda m, x, w, i: m.read(normed(joined(h := -m.write(x), h[..., :3]))[..., :6]),
-        0,
+        6,  # rotations of the three that stand there twice, and of the other three
     ),
     "a norm over all coordinates twice": (lambda m, x, w, i: m.read(normed(joined(h := -m.write(x), h))[..., :6]), 15),
     "a layer behind a gain": (lambda m, x, w, i: m.read((h := m.write(x)) + m.square(h) * m.gain), 36),

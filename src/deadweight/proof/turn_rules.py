@@ -20,7 +20,7 @@ from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOU
 from deadweight.proof.powers import multiplied
 from deadweight.proof.reading import is_vector_of_parameters, picks_along_last
 from deadweight.proof.steps import Blocked
-from deadweight.proof.turn import Contraction, Site, TurnWalk, turn_rule
+from deadweight.proof.turn import Contraction, Site, TurnWalk, copies_of, signatures, turn_rule
 from deadweight.proof.weights import groups_of, uses_of, weight_view
 
 
@@ -267,10 +267,16 @@ def product(walk: TurnWalk, node: Node) -> Form:
 def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
     """Whether a parameter multiplies every coordinate of the whole space by a number of its own."""
     slot = form.single
-    if slot is None or form.gain is not None or walk.scalar or node.shape[-1] != walk.width:
+    if slot is None or form.gain is not None or walk.scalar or not is_whole(walk, slot, node.shape[-1]):
         return False
     last = coordinate_axis(slot.coordinate.expand(node.shape)) == len(node.shape) - 1
     return last and is_vector_of_parameters(walk.graph, other.name, node.shape)
+
+
+def is_whole(walk: TurnWalk, slot: Slot, width: int) -> bool:
+    """Whether all coordinates stand side by side; behind a norm, which leaves rotations only, also several times."""
+    often = walk.turned.rotations and width % walk.width == 0 and not bool((slot.coordinate == 0).any())
+    return width == walk.width or often
 
 
 @turn_rule("linear", EXPERTS, *CONVOLUTIONS)
@@ -380,20 +386,31 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
         return scaled(form, field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape))
     if slot is None or node.args[1] != 1 or form.power != 1:
         raise Blocked(node.name, node.op, "it reads sums of several coordinates")
-    uniform(walk, node, slot)
+    if walk.scalar:
+        uniform(walk, node, slot)
     eps = float(node.args[-1])
     walk.turned.epsilon = max(eps, walk.turned.epsilon or 0.0)
     if walk.scalar:
         return None
-    coordinate = lines(slot)[0][0]
-    often = coordinate.unique(return_counts=True)[1]
-    part = len(often) != walk.width or bool((often != often[0]).any()) or bool((coordinate == 0).any())
-    if form.gain is not None or part:
+    if form.gain is not None:
         raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
+    split_by_vectors(walk, node, slot)
     walk.turned.rotations = True
     walk.turned.fixes_ones |= node.op == "core.layer"
-    factor = field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
-    return form.with_slots([Slot(slot.coordinate, factor)])
+    return scaled(form, field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape))
+
+
+def split_by_vectors(walk: TurnWalk, node: Node, slot: Slot) -> None:
+    """Coordinates that stand in the same vectors of those that a norm reads side by side may be mixed.
+
+    ‖(x, y)‖² = ‖x‖² + ‖y‖²: heads before they are joined, say. Every coordinate must be there.
+    """
+    coordinate, factor = lines(slot)
+    if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
+        raise Blocked(node.name, node.op, "the vectors it reads are not whole")
+    if bool((coordinate[0] == 0).any()) or len(coordinate[0].unique()) != walk.width:
+        raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
+    walk.turned.split(signatures(coordinate[0], copies_of(coordinate[0], factor), walk.turned.size))
 
 
 @turn_rule("aten.mean", "aten.sum")

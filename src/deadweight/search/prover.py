@@ -216,9 +216,7 @@ def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[str, 
     """
     known = [values[n] for n in node.inputs if n in values]
     moved = None
-    if node.op == "aten.add" and adds_to_product(graph, node, values):
-        moved = known[0].expand(node.shape)
-    elif is_constant_multiple(graph, node, values):
+    if (node.op == "aten.add" and adds_to_product(graph, node, values)) or is_constant_multiple(graph, node, values):
         moved = known[0].expand(node.shape)
     elif known_indices(graph, node) is not None and node.target is not None and node.args[0].name in values:
         moved = node.target(values[node.args[0].name], known_indices(graph, node))
