@@ -83,3 +83,40 @@ class Fused(nn.Module):
 def test_a_fused_projection_falls_apart_behind_constant_factors(true_claims: Callable, constant: bool) -> None:
     _, found = true_claims(Fused(constant=constant), X.double())
     assert sum(c.dof for c in found if c.code in ("DW011", "DW019")) == CHANNELS * constant
+
+
+class Gated(nn.Module):
+    """A convolution of positions, a gate behind it, and a linear map that reads the product."""
+
+    def __init__(self, groups: int, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(CHANNELS, CHANNELS, KERNEL, groups=groups, bias=False)
+        self.gate, self.out, self.between = nn.Linear(CHANNELS, CHANNELS), nn.Linear(CHANNELS, 2, bias=False), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.out(self.between(self.conv(x.mT).mT) * torch.sigmoid(self.gate(x[:, 1:]))))
+
+
+WRITERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "one kernel for each channel": (lambda: Gated(CHANNELS, nn.Identity()), CHANNELS),
+    "channels in pairs": (lambda: Gated(CHANNELS // 2, nn.Identity()), CHANNELS),
+    "every channel of every other": (lambda: Gated(1, nn.Identity()), CHANNELS),
+    "an activation behind it": (lambda: Gated(CHANNELS, nn.GELU()), 0),
+}
+
+
+@pytest.mark.parametrize(("make", "scales"), WRITERS.values(), ids=list(WRITERS))
+def test_the_channels_that_a_convolution_writes_trade_scales_with_what_reads_them(
+    true_claims: Callable, make: Callable[[], nn.Module], scales: int
+) -> None:
+    x = torch.randn(5, 7, CHANNELS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    _, found = true_claims(make(), x)
+    assert sum(c.dof for c in found if c.code in ("DW011", "DW019") and "conv" in c.node) == scales
+
+
+@pytest.mark.parametrize("groups", [1, CHANNELS])
+def test_only_a_convolution_that_mixes_channels_leaves_every_basis_of_them(true_claims: Callable, groups: int) -> None:
+    chain = nn.Sequential(nn.Conv1d(CHANNELS, CHANNELS, KERNEL, groups=groups), nn.Conv1d(CHANNELS, 3, 1), nn.Tanh())
+    x = torch.randn(5, CHANNELS, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    _, found = true_claims(chain, x)
+    assert sum(c.dof for c in found if c.code == "DW019") == (CHANNELS**2 if groups == 1 else CHANNELS)

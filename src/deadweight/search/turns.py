@@ -74,7 +74,7 @@ def biases_of_experts(graph: Graph, turned: Turned) -> Iterator[str]:
 def matrices(graph: Graph, writers: Writers) -> Iterator[str]:
     """The parameters through which the writers write, biases aside."""
     for node in (graph.nodes[name] for name in writers.nodes):
-        view = weight_view(graph, node)
+        view = weight_view(graph, node, rows_only=True)
         if view is not None:
             yield view.parameter
         elif node.op != "parameter" or len(node.shape) > 1:
@@ -82,12 +82,13 @@ def matrices(graph: Graph, writers: Writers) -> Iterator[str]:
 
 
 def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:
-    view = weight_view(graph, node)
+    """The spaces that a node writes; a convolution in groups writes its channels one by one."""
+    view = weight_view(graph, node, rows_only=True)
     if view is not None:
         width = graph.nodes[view.parameter].shape[view.output]
         uses = list(uses_of(graph, view.parameter))
         for part in output_parts(graph, node, width):
-            if all(weight_view(graph, graph.nodes[u]) == view for u in uses):
+            if all(weight_view(graph, graph.nodes[u], rows_only=True) == view for u in uses):
                 coordinate = along_channels(node, part)
                 own = None if view.expert is None or len(uses) > 1 else expert_of(node)
                 site = Site(view.parameter, "out", view.output, coordinate, expert=None if own is None else view.expert)
