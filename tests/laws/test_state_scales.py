@@ -14,7 +14,7 @@ X = torch.randn(6, STEPS, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
 class Scan(nn.Module):
-    """h ← a·h + b·x for each channel and state, y = h·c; `first` is the state before, `step` what else happens to it."""
+    """h ← a·h + b·x for each channel and state, y = h·c; `first` is the state before, `step` what else is done."""
 
     def __init__(self, first: Callable = torch.zeros, step: Callable[[Tensor], Tensor] = lambda h: h) -> None:
         super().__init__()
