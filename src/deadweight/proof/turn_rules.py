@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -14,6 +15,7 @@ from deadweight.graph.node import Node, Ref
 from deadweight.proof import field
 from deadweight.proof.beside import vectors_beside
 from deadweight.proof.form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
+from deadweight.proof.identity import LARGE
 from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.moving import move
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
@@ -329,10 +331,26 @@ def matmul(walk: TurnWalk, node: Node) -> Form | None:
         raise Blocked(node.name, node.op, "sums of several coordinates are multiplied, or vectors")
     if not torch.equal(slot.coordinate, slot.coordinate.narrow(axis, 0, 1).expand_as(slot.coordinate)):
         raise Blocked(node.name, node.op, "it mixes coordinates with data")
+    if left is None and is_long_sum(walk, other, slot):
+        return form.with_slots([named_sums(walk, node, other, slot)])
     weights = walk.numbers_of(other)
     factor = field.matmul(slot.factor, weights) if left is not None else field.matmul(weights, slot.factor)
     coordinate = slot.coordinate.narrow(axis, 0, 1).expand(node.shape)
     return form.with_slots([Slot(coordinate, factor)])
+
+
+def is_long_sum(walk: TurnWalk, weights: Ref, slot: Slot) -> bool:
+    """Whether there are too many weights to compute with, and the vectors that they sum are whole."""
+    node = walk.graph.node(weights)
+    whole = torch.equal(slot.factor, slot.factor[..., :1].expand_as(slot.factor))
+    return math.prod(node.shape) > LARGE and walk.identity.is_new(node) and whole
+
+
+def named_sums(walk: TurnWalk, node: Node, weights: Ref, slot: Slot) -> Slot:
+    """Sums of whole vectors are whole vectors: one factor each, named by the weights and by what they sum."""
+    along = slot.coordinate.narrow(-2, 0, 1).expand(node.shape)
+    sums = mix(walk.identity.lines(weights.name, -1), fold(slot.factor[..., :1] + 1, -2).unsqueeze(-2))
+    return Slot(along, torch.where(along == 0, 0, field.generic(sums).expand(node.shape)))
 
 
 @turn_rule(*(POSITIVELY_HOMOGENEOUS - RECURRENT))
