@@ -17,6 +17,7 @@ from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Node
 from deadweight.proof.scale import Scaled, ScaleWalk
 from deadweight.proof.steps import Step
+from deadweight.proof.weights import uses_of
 from deadweight.search.prover import Prover
 
 
@@ -47,9 +48,9 @@ def find_lengths(prover: Prover, law: Title) -> Iterator[LengthClaim]:
 
 
 def changed_before_use(prover: Prover) -> Iterator[Node]:
-    """Parameters of which something is computed before they meet the model's input."""
+    """Parameters of which something is computed, views aside, before they meet the model's input."""
     for node in prover.parameters():
-        if not any(prover.graph.depends[reader.name][1] for reader in prover.graph.users[node.name]):
+        if not any(prover.graph.depends[use][1] for use in uses_of(prover.graph, node.name)):
             yield node
 
 
