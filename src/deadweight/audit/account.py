@@ -18,6 +18,7 @@ from deadweight.audit.choices import has_no_derivative
 from deadweight.audit.finding import Completeness
 from deadweight.audit.jacobian import Draw, JacobianRows, refuse_none
 from deadweight.audit.nullity import largest_singular, unexplained_directions
+from deadweight.audit.unread import unread_rows
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph
@@ -56,9 +57,23 @@ def make_account(
     unsound, spans = check_motions(claims, point, rows)
     by_law, basis = ranks_by_law(spans, sum(rows.sizes))
     unexplained = unexplained_directions(rows, basis)
-    parameters, explained = basis.shape
-    result = Completeness(explained + unexplained.directions.shape[1], explained, parameters, by_law, len(unsound))
-    return Account(result, tuple(unsound), unexplained.gap, moved_parameters(unexplained.directions, basis, rows))
+    measured = basis.shape[1] + unexplained.directions.shape[1]
+    directions = unexplained.directions
+    unread = unread_rows(rows, unexplained.jacobian, claims)
+    if bool(unread.any()):
+        measured -= int(unread.sum())
+        by_law, basis = ranks_by_law([(code, without(m, unread)) for code, m in spans], sum(rows.sizes))
+        directions = without(directions, unread)
+    explained = basis.shape[1]
+    parameters = len(unread) - int(unread.sum())
+    result = Completeness(measured, explained, parameters, by_law, len(unsound))
+    moved = moved_parameters(directions, basis, rows) if measured > explained else ()
+    return Account(result, tuple(unsound), unexplained.gap, moved)
+
+
+def without(motions: Tensor, unread: Tensor) -> Tensor:
+    """The same motions, but of rows that nothing reads."""
+    return torch.where(unread.unsqueeze(1), 0.0, motions)
 
 
 def check_motions(
@@ -84,7 +99,8 @@ def check_motions(
 def moved_parameters(directions: Tensor, basis: Tensor, rows: JacobianRows) -> tuple[tuple[str, float], ...]:
     """The parameters that the unexplained directions move, with their shares, after removing what is explained."""
     for _ in range(2):  # twice, for orthogonality to rounding
-        directions = torch.linalg.qr(directions - basis @ (basis.T @ directions))[0]
+        left, singular, _ = torch.linalg.svd(directions - basis @ (basis.T @ directions), full_matrices=False)
+        directions = left[:, singular > RANK]
     energy = [float(part.square().sum()) for part in directions.split(rows.sizes)]
     shares = ((n, e) for n, e in zip(rows.order, energy, strict=True) if e > 1e-3)
     return tuple(sorted(shares, key=lambda item: -item[1]))

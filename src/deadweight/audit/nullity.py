@@ -33,6 +33,7 @@ class Unexplained:
 
     directions: Float64[Tensor, "p n"]
     gap: float  # the smallest singular value counted as live over the largest counted as zero
+    jacobian: Float64[Tensor, "m p"]  # the rows that they were computed from
 
 
 def unexplained_directions(rows: JacobianRows, basis: Float64[Tensor, "p e"]) -> Unexplained:
@@ -57,7 +58,7 @@ def unexplained_directions(rows: JacobianRows, basis: Float64[Tensor, "p e"]) ->
         jacobian = torch.cat([jacobian, fresh])
     directions = torch.zeros(parameters, null.shape[1], dtype=torch.float64)
     directions[kept] = null / scale[kept].unsqueeze(1)
-    return Unexplained(directions / directions.norm(dim=0), gap)
+    return Unexplained(directions / directions.norm(dim=0), gap, jacobian)
 
 
 def rejects(fresh: Float64[Tensor, "m n"], candidates: Float64[Tensor, "n k"]) -> bool:
