@@ -44,6 +44,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "LayerNorm": (lambda: Heads(centred, joined, 2 * SIZE), (SIZE - 1) * (SIZE - 2) // 2),
     "half of the second head": (lambda: Heads(without_gain, lambda a, b: joined(a, b[..., :2]), SIZE + 2), 2),
     "half of both heads": (lambda: Heads(without_gain, lambda a, b: joined(a[..., :2], b[..., :2]), SIZE), 0),
+    "a head beside other numbers": (
+        lambda: Heads(without_gain, lambda a, b: joined(a, torch.ones(3, 6, SIZE, dtype=torch.float64)), 2 * SIZE),
+        ROTATIONS,
+    ),
     "a square before the norm": (lambda: Heads(without_gain, lambda a, b: joined(a, b * b), 2 * SIZE), 0),
     "channels of both heads in turn": (
         lambda: Heads(without_gain, lambda a, b: torch.stack([a, b], -1).flatten(-2), 2 * SIZE),

@@ -139,7 +139,7 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     "a gain before a norm": (lambda m, x, w, i: m.read(normed(m.write(x) * m.gain)), 0),
     "a norm over five coordinates and a stranger": (
         lambda m, x, w, i: m.read(normed(torch.cat([m.write(x)[..., :5], x[..., :1]], -1))),
-        0,
+        10,  # rotations of the five
     ),
     "a norm over some coordinates twice": (
         lambda m, x, w, i: m.read(normed(joined(h := -m.write(x), h[..., :3]))[..., :6]),

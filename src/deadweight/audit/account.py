@@ -37,6 +37,7 @@ class Account:
     unsound: tuple[tuple[Claim, float], ...]  # claims whose motions change the outputs, and by how much
     gap: float  # smallest singular value counted as live over the largest counted as zero
     shortfall: tuple[tuple[str, float], ...] = ()  # parameter nodes that the unexplained directions move, and how much
+    unread: int = 0  # of the unexplained dimensions, those in rows of tables that no drawn input reads
 
     @property
     def decided(self) -> bool:
@@ -57,23 +58,20 @@ def make_account(
     unsound, spans = check_motions(claims, point, rows)
     by_law, basis = ranks_by_law(spans, sum(rows.sizes))
     unexplained = unexplained_directions(rows, basis)
-    measured = basis.shape[1] + unexplained.directions.shape[1]
-    directions = unexplained.directions
+    parameters, explained = basis.shape
+    result = Completeness(explained + unexplained.directions.shape[1], explained, parameters, by_law, len(unsound))
+    moved = moved_parameters(unexplained.directions, basis, rows)
     unread = unread_rows(rows, unexplained.jacobian, claims)
-    if bool(unread.any()):
-        measured -= int(unread.sum())
-        by_law, basis = ranks_by_law([(code, without(m, unread)) for code, m in spans], sum(rows.sizes))
-        directions = without(directions, unread)
-    explained = basis.shape[1]
-    parameters = len(unread) - int(unread.sum())
-    result = Completeness(measured, explained, parameters, by_law, len(unsound))
-    moved = moved_parameters(directions, basis, rows) if measured > explained else ()
-    return Account(result, tuple(unsound), unexplained.gap, moved)
+    return Account(result, tuple(unsound), unexplained.gap, moved, within(unread, basis))
 
 
-def without(motions: Tensor, unread: Tensor) -> Tensor:
-    """The same motions, but of rows that nothing reads."""
-    return torch.where(unread.unsqueeze(1), 0.0, motions)
+def within(unread: Tensor, basis: Tensor) -> int:
+    """How many dimensions of these parameters, none of which has an effect, are not in the span of the basis."""
+    size, explained = int(unread.sum()), basis.shape[1]
+    if not size or not explained:
+        return size
+    elsewhere = int((torch.linalg.svdvals(basis[~unread]) > RANK).sum())  # what is explained of all other parameters
+    return size - (explained - elsewhere)
 
 
 def check_motions(

@@ -1,8 +1,7 @@
-"""Rows of tables that no drawn input reads: they have no gradient, which says nothing about them.
+"""Rows of tables that no drawn input reads: they have no gradient, which does not say that they are redundant.
 
 A table may have more rows than there are words to draw: a row for the start of a sequence, or for positions that a
-short example does not reach. Such a row is neither live nor redundant in a count. A row that is proved to be out of
-reach is redundant, and stays in it.
+short example does not reach. A row that is proved to be out of reach is redundant, and none of these.
 """
 
 from __future__ import annotations

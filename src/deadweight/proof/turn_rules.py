@@ -411,7 +411,7 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
     if walk.scalar:
         return None
     if form.gain is not None:
-        raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
+        raise Blocked(node.name, node.op, "a gain stands before the norm")
     split_by_vectors(walk, node, slot)
     walk.turned.rotations = True
     walk.turned.fixes_ones |= node.op == "core.layer"
@@ -421,14 +421,17 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
 def split_by_vectors(walk: TurnWalk, node: Node, slot: Slot) -> None:
     """Coordinates that stand in the same vectors of those that a norm reads side by side may be mixed.
 
-    ‖(x, y)‖² = ‖x‖² + ‖y‖²: heads before they are joined, say. Every coordinate must be there.
+    ‖(x, y)‖² = ‖x‖² + ‖y‖²: heads before they are joined, say. Every coordinate must be there; so may be other numbers,
+    which no turn moves.
     """
     coordinate, factor = lines(slot)
     if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
         raise Blocked(node.name, node.op, "the vectors it reads are not whole")
-    if bool((coordinate[0] == 0).any()) or len(coordinate[0].unique()) != walk.width:
-        raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
-    walk.turned.split(signatures(coordinate[0], copies_of(coordinate[0], factor), walk.turned.size))
+    inside = coordinate[0] != 0
+    if len(coordinate[0][inside].unique()) != walk.width:
+        raise Blocked(node.name, node.op, "the norm reads less than the whole space")
+    along = coordinate[0][inside]
+    walk.turned.split(signatures(along, copies_of(along, factor[:, inside]), walk.turned.size))
 
 
 @turn_rule("aten.mean", "aten.sum")

@@ -44,13 +44,14 @@ class LengthClaim(Claim):
 
 def find_lengths(prover: Prover, law: Title) -> Iterator[LengthClaim]:
     for node in changed_before_use(prover):
-        yield from lengths(prover, law, node)
+        if not any(prover.graph.depends[use][1] for use in uses_of(prover.graph, node.name)):  # views aside
+            yield from lengths(prover, law, node)
 
 
 def changed_before_use(prover: Prover) -> Iterator[Node]:
-    """Parameters of which something is computed, views aside, before they meet the model's input."""
+    """Parameters of which something is computed before they meet the model's input."""
     for node in prover.parameters():
-        if not any(prover.graph.depends[use][1] for use in uses_of(prover.graph, node.name)):
+        if not any(prover.graph.depends[reader.name][1] for reader in prover.graph.users[node.name]):
             yield node
 
 
