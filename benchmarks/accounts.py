@@ -74,17 +74,16 @@ REASONS = {
     "diffllama": "For each layer: 15, because λ = exp(q₁·k₁) − exp(q₂·k₂) + c is one number made of 16 parameters (its "
     "level set is no group that is independent of the weights); and 16, because both halves of the values are weighed "
     "by the same scores, which two calls compute: the proof sees two, and claims rotations of each half.",
-    "git": "8: the shift of the embeddings' LayerNorm, which the first layer's query and output biases could take "
-    "over for text, but image tokens pass through it as well; and one common scale.",
     "mamba": "2, one for each layer: what reads the state, the skip D and the output projection share one scale. "
     "No law scales a sum of a scan and a skip.",
     "nanochat": "1: with ε > 0 the rows of the table can be chosen so that all normed vectors shrink by one factor, "
     "which the learned factors of the first layer undo. DW014 up to ε/|row|².",
     "nemotron": "2, one for each layer: values may gain a constant u with W_O·u a multiple of the ones vector, which "
     "LayerNorm ignores. The direction depends on the weights (u = W_O⁻¹·1).",
-    "openai-gpt": "16: key biases. Masked scores are multiplied by 0 and set to −10,000, so a key bias shifts the other "
-    "scores against them. Softmax gives these keys a weight of exp(−10,000), which is 0 in float64 and not over the "
-    "real numbers: the law is exact, and silent.",
+    "openai-gpt": "16: key biases. Masked scores are multiplied by 0 and set to −10,000, so a key bias shifts the "
+    "other scores against them. Softmax gives these keys a weight of exp(−10,000), which is 0 in float64 and not over "
+    "the real numbers: the law is exact, and silent.",
+    "xglm": "16: key biases. Scores pass torch.max(scores, lowest number), and no rule says that this keeps a shift.",
     "rembert": "31: the embedding projection writes an affine space of one dimension less than the stream, because "
     "LayerNorm comes before it. Q, K and V of the first layer may change where nothing is written (24 = 3 × 8 rows); "
     "and x may gain 1·(w·x), which LayerNorm ignores and Q, K and V undo (7).",

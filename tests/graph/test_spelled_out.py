@@ -160,8 +160,24 @@ def decayed(x: Tensor, start: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def test_a_recurrence_that_starts_at_zero_starts_with_its_first_step() -> None:
-    assert not ops(graph_of(lambda x: decayed(x, torch.zeros_like))) & {"aten.zeros", "aten.zeros_like"}
+    assert not ops(graph_of(lambda x: decayed(x, torch.zeros_like))) & {"aten.zeros", "aten.full"}
 
 
 def test_a_recurrence_that_starts_at_one_does_not() -> None:
-    assert "aten.ones_like" in ops(graph_of(lambda x: decayed(x, torch.ones_like)))
+    assert "aten.full" in ops(graph_of(lambda x: decayed(x, torch.ones_like)))
+
+
+FILLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "zeros": lambda x: x + torch.zeros_like(x).cumsum(-1),
+    "ones": lambda x: x * torch.ones_like(x).cumsum(-1),
+    "whole numbers": lambda x: x * torch.ones_like(x, dtype=torch.int64).cumsum(-1),
+    "any number": lambda x: x * torch.full_like(x, 2.5).cumsum(-1),
+    "of another shape": lambda x: x * x.new_ones(6).cumsum(-1) + x.new_zeros(5, 1).cumsum(0),
+}
+
+
+@pytest.mark.parametrize("function", FILLED.values(), ids=list(FILLED))
+def test_a_tensor_of_one_number_reads_nothing(function: Callable[[Tensor], Tensor]) -> None:
+    graph = graph_of(function)
+    filled = [node.name for node in graph.nodes.values() if node.op == "aten.full"]
+    assert filled and all(graph.depends[name] == (False, False) for name in filled)

@@ -14,6 +14,7 @@ import torch
 
 from deadweight.graph import bags as _bags  # noqa: F401  (registers the rewrites)
 from deadweight.graph import complex_products as _complex_products  # noqa: F401
+from deadweight.graph import filled as _filled  # noqa: F401
 from deadweight.graph import recurrent as _recurrent  # noqa: F401
 from deadweight.graph import scattered as _scattered  # noqa: F401
 from deadweight.graph import views as _views  # noqa: F401
@@ -198,7 +199,8 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
 
 def is_zeros(make: Canonicaliser, ref: Argument) -> bool:
     """Whether a value is a tensor of zeros, as the first state of a recurrence is."""
-    return isinstance(ref, Ref) and make.nodes[ref.name].op in ("aten.zeros", "aten.zeros_like", "aten.new_zeros")
+    node = make.nodes[ref.name] if isinstance(ref, Ref) else None
+    return node is not None and (node.op == "aten.zeros" or (node.op == "aten.full" and node.args[1] == 0))
 
 
 @rewrites("aten.add")
