@@ -14,12 +14,12 @@ import torch
 
 from deadweight.graph import bags as _bags  # noqa: F401  (registers the rewrites)
 from deadweight.graph import complex_products as _complex_products  # noqa: F401
-from deadweight.graph import filled as _filled  # noqa: F401
 from deadweight.graph import recurrent as _recurrent  # noqa: F401
 from deadweight.graph import scattered as _scattered  # noqa: F401
 from deadweight.graph import views as _views  # noqa: F401
 from deadweight.graph.cores import CORES
 from deadweight.graph.experts import every_expert
+from deadweight.graph.filled import is_zeros
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
 from deadweight.graph.operations import (
     DIV,
@@ -195,12 +195,6 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
         x, eps = unit
         return core(make, node, "core.unit", Ref(x), 1, 1.0, eps)
     return fold_scale_into_unit(make, node)
-
-
-def is_zeros(make: Canonicaliser, ref: Argument) -> bool:
-    """Whether a value is a tensor of zeros, as the first state of a recurrence is."""
-    node = make.nodes[ref.name] if isinstance(ref, Ref) else None
-    return node is not None and (node.op == "aten.zeros" or (node.op == "aten.full" and node.args[1] == 0))
 
 
 @rewrites("aten.add")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deadweight.graph.node import Node, Ref
+from deadweight.graph.node import Argument, Node, Ref
 from deadweight.graph.operations import FULL
 from deadweight.graph.rewriting import Canonicaliser, argument, rewrites
 
@@ -19,3 +19,9 @@ def filled_like(make: Canonicaliser, node: Node) -> Ref | None:
     args, kwargs = (list(node.shape), number), {"dtype": node.dtype}
     make.nodes[name] = Node(name, FULL.name, FULL.target, args, kwargs, node.shape, node.dtype)
     return Ref(name)
+
+
+def is_zeros(make: Canonicaliser, ref: Argument) -> bool:
+    """Whether a value is a tensor of zeros, as the first state of a recurrence is."""
+    node = make.nodes[ref.name] if isinstance(ref, Ref) else None
+    return node is not None and (node.op == "aten.zeros" or (node.op == "aten.full" and node.args[1] == 0))
