@@ -84,6 +84,10 @@ REASONS = {
     "other scores against them. Softmax gives these keys a weight of exp(−10,000), which is 0 in float64 and not over "
     "the real numbers: the law is exact, and silent.",
     "xglm": "16: key biases. Scores pass torch.max(scores, lowest number), and no rule says that this keeps a shift.",
+    "gpt_oss": "72: a unit is gate·(1 + clamp(up, ±7)). The drawn inputs do not reach the clamp, and without it the "
+    "bias of up could take a scale of 1 + up over. The proof sees the clamp, and is silent.",
+    "xlnet": "Its projections are parameters of three axes (width, heads, head size), which einsum contracts. DW009 "
+    "and DW010 do not follow these: most of the rest is bases of queries, keys, positions and values.",
     "rembert": "31: the embedding projection writes an affine space of one dimension less than the stream, because "
     "LayerNorm comes before it. Q, K and V of the first layer may change where nothing is written (24 = 3 × 8 rows); "
     "and x may gain 1·(w·x), which LayerNorm ignores and Q, K and V undo (7).",
