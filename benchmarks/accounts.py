@@ -68,8 +68,8 @@ REASONS = {
     "word is one point, and 97 words are too few for three experts of 288 numbers. With 300 words 498 are measured and "
     "492 explained (110 s of processor time); the other 6 lie in the table of words.",
     "cpmant": "72 lie in rows of tables that no drawn input reads. 8: the prompt has segment 0 and every word but id 0 "
-    "has segment 2, so each segment's vector can move into the rows of its own words. The law of added tables moves one "
-    "vector for all words.",
+    "has segment 2, so each segment's vector can move into the rows of its own words. The law of added tables moves "
+    "one vector for all words.",
     "dbrx": "Its code loops over the experts that were chosen, so the graph is that of one path: the number of words "
     "for each expert is fixed. Few other inputs take this path; the count sees too few inputs to be certain.",
     "diffllama": "For each layer: 15, because λ = exp(q₁·k₁) − exp(q₂·k₂) + c is one number made of 16 parameters (its "
