@@ -172,7 +172,12 @@ SCORES: dict[str, Case] = {
     ),
     "sum with data": (lambda m, x: att(m.q(x) + sin(x), m.k(x), x), {"q": matrix(4, 4), "k": matrix(4, 4)}, {}, 0),
     "tanh query": (lambda m, x: att(tanh(m.q(x)), m.k(x), x), {"q": matrix(4, 4), "k": matrix(4, 4)}, {}, 0),
-    "q times data": (lambda m, x: att(m.q(x) * x, m.k(x), x), {"q": matrix(4, 4), "k": matrix(4, 4)}, {}, 4),
+    "q times data": (
+        lambda m, x: att(m.q(x) * x, m.k(x), x),
+        {"q": matrix(4, 4), "k": matrix(4, 4)},
+        {"DW009 k.weight": 4},
+        0,
+    ),
     "weight elsewhere": (
         lambda m, x: att(m.q(x), m.k(x), x) + m.k.weight.sum(),
         {"q": matrix(4, 4), "k": matrix(4, 4)},

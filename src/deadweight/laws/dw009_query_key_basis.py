@@ -62,9 +62,10 @@ class Root:
 def find(prover: Prover) -> Iterator[Claim]:
     met: set[str] = set()  # products that an earlier claim speaks of
     known: KnownGroups = []
+    roots = roots_of(prover.graph)
     for node in prover.graph.nodes.values():
         if node.op == "aten.matmul" and all(isinstance(a, Ref) for a in node.args) and node.name not in met:
-            queries, keys = (roots_of(prover.graph, ref.name) for ref in node.args)
+            queries, keys = (in_order(prover.graph, roots[ref.name]) for ref in node.args)
             gains = {root.is_gain for root in (*queries, *keys)}
             if queries and keys and (gains == {False} or (gains == {True} and len(queries) == len(keys) == 1)):
                 for claim in contraction(prover, node, queries, keys, known):
@@ -72,23 +73,30 @@ def find(prover: Prover) -> Iterator[Claim]:
                     yield claim
 
 
-def roots_of(graph: Graph, name: str) -> tuple[Root, ...]:
-    """The projections (or norm gains) that a value is a linear image of; none where it is made of other things too."""
-    found: dict[str, Root] = {}
-    stack, seen = [name], set[str]()
-    while stack:
-        node = graph.nodes[stack.pop()]
-        if node.name in seen or not graph.depends[node.name][1] or not any(graph.depends[node.name]):
+def in_order(graph: Graph, roots: Roots) -> tuple[Root, ...]:
+    return tuple(roots[name] for name in sorted(roots, key=graph.place.__getitem__)) if roots else ()
+
+
+Roots = dict[str, Root] | None
+
+
+def roots_of(graph: Graph) -> dict[str, Roots]:
+    """For each value the projections (or norm gains) that it is a linear image of, in the graph's order.
+
+    Nothing for a constant, None where it is made of other things too. Of two factors one may be anything: the state of
+    a recurrence decays by factors that data gives.
+    """
+    found: dict[str, Roots] = {}
+    for name, node in graph.nodes.items():
+        root = as_root(graph, node) if graph.depends[name][1] else None
+        if root is not None or not graph.depends[name][1]:
+            found[name] = {} if root is None else {name: root}
             continue
-        seen.add(node.name)
-        root = as_root(graph, node)
-        if root is not None:
-            found[node.name] = root
-        elif node.op in THROUGH:
-            stack.extend(node.inputs)
-        else:
-            return ()
-    return tuple(found[n] for n in sorted(found, key=graph.place.__getitem__))
+        parts = [found[n] for n in dict.fromkeys(node.inputs)] if node.op in THROUGH else [None]
+        usable = [part for part in parts if part is not None]
+        whole = len(usable) == len(parts) or (node.op == "aten.mul" and any(usable))
+        found[name] = {k: v for part in usable for k, v in part.items()} if whole else None
+    return found
 
 
 def as_root(graph: Graph, node: Node) -> Root | None:
