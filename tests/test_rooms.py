@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "deadweight"
-COMMON = {"errors", "embedded", "progress", "silence", "threads", "version"}  # small, and imported by anyone
+# small, and imported by anyone
+COMMON = {"errors", "embedded", "notebook", "progress", "silence", "threads", "version"}
 FOLDERS = (  # in reading order: a folder may import what stands before it
     ("slim", "the runtime that travels with a checkpoint: layers, attention, heads, caches and their codes"),
     ("transformer", "our own transformer, of any shape"),
@@ -31,7 +32,7 @@ FOLDERS = (  # in reading order: a folder may import what stands before it
     ("compress", "smaller heads and key-value caches, at a measured loss"),
     ("saturation", "how sensitive each head is to its logits"),
     ("allocate", "number and size of heads, by an exact solver"),
-    ("report", "results as tables, JSON, SARIF, annotations and plots"),
+    ("report", "results as tables, JSON, HTML pages, SARIF, annotations and plots"),
     ("deadweight", "the library's own functions, imported when they are used"),
     ("testing", "the audit as an assertion"),
     ("callbacks", "an audit before the first step of training, for transformers and Lightning"),

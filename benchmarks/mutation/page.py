@@ -42,11 +42,13 @@ def score(rows: list[Row]) -> str:
     killed, alive = sum(count[v] for v in DEAD), sum(count[v] for v in ALIVE)
     waiting = f", {count['not run']:,} not run yet" if count["not run"] else ""
     found = f"{killed:,} killed, {count['equivalent']:,} equivalent, {alive:,} survived"
-    return (
-        f"**{len(rows):,} mutants: {found}{waiting}.** Of the killed mutants {count['timeout']} ran out of time. For "
-        f"{count['unreached']} of the survivors no test reaches the condition with a value that the mutant changes; "
-        "the others passed all tests that fit into the time limit of a mutant.\n"
-    )
+    said = f"**{len(rows):,} mutants: {found}{waiting}.** Of the killed mutants {count['timeout']} ran out of time."
+    if alive:
+        said += (
+            f" For {count['unreached']} of the survivors no test reaches the condition with a value that the mutant "
+            "changes; the others passed all tests that fit into the time limit of a mutant."
+        )
+    return said + "\n"
 
 
 def by_file(rows: list[Row]) -> str:

@@ -212,6 +212,12 @@ def test_a_none_that_becomes_a_number_and_a_place_that_changes_are_named() -> No
     assert contradicts(number + 1, number, None) == "an element called unchanged changes"
 
 
+def test_rounding_of_a_large_number_is_no_change_of_its_own() -> None:
+    old = torch.tensor([1e9, 1.0], dtype=torch.float64)
+    assert contradicts(old + 0.3, old, Concluded(torch.tensor([5, 5]))) is None  # 1e9 + 0.3 is off by about 1e-8
+    assert contradicts(old[1:] + 3e-9, old[1:], None) == "an element called unchanged changes"
+
+
 def test_a_claim_that_takes_epsilon_for_zero_is_not_moved_along(claims: list[Any], point: Point) -> None:
     wrong = pick(claims, "DW009")
     wrong = replace(wrong, sites=wrong.sites[1:])

@@ -89,6 +89,32 @@ def test_what_is_explained_is_not_found_again_and_the_rest_is() -> None:
     assert float((probes @ rest.directions).abs().max()) < 1e-12
 
 
+class RareRows:
+    """Rows of which the first have almost no effect along one direction, and none along another; fresh ones have.
+
+    A third direction has no effect on any row.
+    """
+
+    def __init__(self, size: int, *, faint: float) -> None:
+        self.axes, self.faint, self.drawn = torch.linalg.qr(noise(size, size, seed=7))[0], faint, 0
+
+    def take(self, count: int) -> Tensor:
+        effects = noise(count, len(self.axes), seed=self.drawn)
+        effects[:, 0] = 0.0
+        if not self.drawn:
+            effects[:, 1], effects[:, 2] = 0.0, self.faint * effects[:, 2]
+        self.drawn += 1
+        return effects @ self.axes.T
+
+
+@pytest.mark.parametrize("faint", [1.0, 1e-9])
+def test_a_direction_stays_redundant_where_rounding_mixed_it_with_one_that_is_rarely_seen(faint: float) -> None:
+    """Rounding leaves 1e-16/1e-9 of the faint direction in the redundant one, and fresh rows show that share."""
+    result = unexplained_directions(RareRows(30, faint=faint), torch.zeros(30, 0, dtype=torch.float64))  # type: ignore[arg-type]
+    assert result.directions.shape == (30, 1) and result.gap > GAP
+    assert float(RareRows(30, faint=faint).axes[:, 0] @ result.directions[:, 0]) ** 2 > 1 - 1e-12
+
+
 def test_a_relu_network_is_seen_on_enough_inputs_to_close_its_account() -> None:
     """Of two hidden layers, some pairs of units are on together for few inputs only."""
     network = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))

@@ -115,3 +115,69 @@ def test_slices_that_leave_something_or_overlap_are_not_joined(function: Callabl
 
 def test_a_slice_that_repeats_what_is_written_is_still_the_same_function() -> None:
     graph_of(filled_by_repeats)
+
+
+class Matrix(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.randn(shape, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.weight, x)
+
+
+def matrix_ops(function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> set[str]:
+    module = Matrix(function, *shape)
+    graph = canonical(trace(module, (X,)))
+    (out,) = evaluate(graph, dict(graph.tensors), {graph.inputs[0]: X})
+    assert torch.allclose(out, module(X), rtol=0, atol=1e-13)  # sums of six products of order one
+    return ops(graph)
+
+
+@pytest.mark.parametrize("product", [lambda w, x: w @ x.mT, lambda w, x: w.T @ x.mT, lambda w, x: w @ x[0].T])
+def test_a_matrix_before_columns_is_a_linear_map(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    found = matrix_ops(product, 6, 6)
+    assert "linear" in found and "aten.matmul" not in found
+
+
+@pytest.mark.parametrize(
+    ("product", "shape"),
+    [
+        (lambda w, x: torch.tanh(w) @ x.mT, (6, 6)),  # a function of the matrix
+        (lambda w, x: w @ x.mT, (2, 4, 6)),  # a matrix for each batch
+        (lambda w, x: w @ x[0, 0], (4, 6)),  # a vector
+    ],
+)
+def test_any_other_product_is_none(product: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]) -> None:
+    assert "linear" not in matrix_ops(product, *shape)
+
+
+def decayed(x: Tensor, start: Callable[[Tensor], Tensor]) -> Tensor:
+    state = start(x[:, 0])
+    for step in x.unbind(1):
+        state = torch.sigmoid(step) * state + step
+    return state
+
+
+def test_a_recurrence_that_starts_at_zero_starts_with_its_first_step() -> None:
+    assert not ops(graph_of(lambda x: decayed(x, torch.zeros_like))) & {"aten.zeros", "aten.full"}
+
+
+def test_a_recurrence_that_starts_at_one_does_not() -> None:
+    assert "aten.full" in ops(graph_of(lambda x: decayed(x, torch.ones_like)))
+
+
+FILLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "zeros": lambda x: x + torch.zeros_like(x).cumsum(-1),
+    "ones": lambda x: x * torch.ones_like(x).cumsum(-1),
+    "whole numbers": lambda x: x * torch.ones_like(x, dtype=torch.int64).cumsum(-1),
+    "any number": lambda x: x * torch.full_like(x, 2.5).cumsum(-1),
+    "of another shape": lambda x: x * x.new_ones(6).cumsum(-1) + x.new_zeros(5, 1).cumsum(0),
+}
+
+
+@pytest.mark.parametrize("function", FILLED.values(), ids=list(FILLED))
+def test_a_tensor_of_one_number_reads_nothing(function: Callable[[Tensor], Tensor]) -> None:
+    graph = graph_of(function)
+    filled = [node.name for node in graph.nodes.values() if node.op == "aten.full"]
+    assert filled and all(graph.depends[name] == (False, False) for name in filled)

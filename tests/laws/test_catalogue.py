@@ -144,3 +144,7 @@ def test_every_law_says_what_to_write_in_a_short_sentence_without_a_full_stop() 
     for law in every_law().laws:
         assert 10 <= len(law.fix) <= 80 and not law.fix.endswith("."), law.title
         assert not law.avoidable or not law.fix.startswith("nothing"), "what a flag avoids has a fix in code"
+
+
+def test_only_the_whole_projection_is_proved_again_with_every_block_in_place() -> None:
+    assert [law.title.name for law in every_law().laws if law.needs_all_blocks] == ["whole-projection"]

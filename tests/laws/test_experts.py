@@ -178,3 +178,67 @@ def test_a_norm_that_one_more_reader_needs_whole_keeps_its_gain() -> None:
             return torch.tanh(self.out(torch.sin(x + self.mixture(normed)))), torch.sin(normed)
 
     assert "DW006" not in claims(Read(Mixture()))
+
+
+class Rectified(nn.Module):
+    """ReLU experts, chosen by data, that look up a bias for their hidden units; `of` says whose bias."""
+
+    def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH))
+        self.bias = nn.Parameter(torch.randn(EXPERTS, HIDDEN))
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN))
+        self.of = of
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        chosen = (rows[:, 0] > 0).to(torch.int64) + (rows[:, 1] > 0).to(torch.int64)
+        hidden = torch.matmul(self.up[chosen], rows.unsqueeze(-1)).squeeze(-1) + self.bias[self.of(chosen)]
+        return torch.tanh(torch.matmul(self.down[chosen], torch.relu(hidden).unsqueeze(-1)).squeeze(-1))
+
+
+WHOSE: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "its own": (lambda chosen: chosen, EXPERTS * HIDDEN),
+    "another expert's": (lambda chosen: chosen.flip(0), HIDDEN),  # one scale that all experts share
+}
+
+
+@pytest.mark.parametrize(("of", "scales"), WHOSE.values(), ids=list(WHOSE))
+def test_the_scales_of_experts_that_look_up_a_bias_are_counted_once(
+    examine: Callable, of: Callable[[Tensor], Tensor], scales: int
+) -> None:
+    assert examine(Rectified(of), torch.randn(2, 16, WIDTH)).dof("DW011") == scales
+
+
+class Centred(nn.Module):
+    """A norm before a mixture, or before experts that all run; behind it, a function that sees every number."""
+
+    def __init__(self, norm: nn.Module, mixture: nn.Module, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.norm, self.mixture, self.between = norm, mixture, between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x + torch.tanh(self.mixture(self.between(self.norm(x)))))
+
+
+ROUTER = EXPERTS - 1  # its rows, but for the motion of all alike, which softmax ignores
+LOST: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "chosen experts": (lambda: Centred(nn.LayerNorm(WIDTH, bias=False), Mixture()), EXPERTS * 2 * HIDDEN + ROUTER),
+    "all experts": (lambda: Centred(nn.LayerNorm(WIDTH, bias=False), Every()), EXPERTS * 2 * HIDDEN),
+    "RMSNorm": (lambda: Centred(nn.RMSNorm(WIDTH), Mixture()), 0),
+    "a norm with a shift": (lambda: Centred(nn.LayerNorm(WIDTH), Every()), 0),
+    "something else is added": (lambda: Centred(nn.LayerNorm(WIDTH, bias=False), Every(), lambda x: x + 1.0), 0),
+}
+
+
+@pytest.mark.parametrize(("make", "rows"), LOST.values(), ids=list(LOST))
+def test_every_row_of_every_expert_loses_the_direction_that_layernorm_removes(
+    true_claims: Callable, make: Callable[[], nn.Module], rows: int
+) -> None:
+    _, found = true_claims(make().eval(), torch.randn(2, 16, WIDTH, dtype=torch.float64))
+    assert sum(c.dof for c in found if c.code == "DW008") == rows
+
+
+def test_the_account_of_experts_behind_layernorm_closes() -> None:
+    result = deadweight.audit(LOST["all experts"][0](), torch.randn(2, 16, WIDTH), complete=True).completeness
+    assert result is not None and result.measured == result.explained

@@ -239,6 +239,13 @@ def test_logits_may_shift_only_where_probabilities_are_read(examine: Callable, s
     assert [f.dof for f in told.found("DW016", "readout.bias")] == [1]
 
 
+def test_a_mean_that_dies_before_the_logits_is_no_shift_of_the_logits(examine: Callable, stream: Tensor) -> None:
+    parts = {"up": nn.Linear(WIDTH, WIDTH), "readout": nn.Linear(WIDTH, 5)}
+    model = Lambda(lambda m, x: m.readout(torch.tanh(F.layer_norm(x + m.up(x), (WIDTH,)))), **parts)
+    told = examine(model, stream, output="probabilities")
+    assert (told.laws_of("up.bias"), told.laws_of("readout.bias")) == ({"DW005"}, {"DW016"})
+
+
 @pytest.mark.parametrize(("activation", "units"), [(F.relu, HIDDEN), (F.leaky_relu, HIDDEN), (F.gelu, 0), (F.silu, 0)])
 def test_only_homogeneous_units_have_a_free_scale(
     examine: Callable, stream: Tensor, activation: Callable, units: int

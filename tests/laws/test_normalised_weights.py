@@ -69,6 +69,10 @@ def test_a_normalised_weight_that_is_read_elsewhere_keeps_its_length(examine: Ca
 def test_a_standardised_weight_has_a_dead_mean_and_a_scale_in_every_row(examine: Callable) -> None:
     told = examine(Standardised(5, 4, 2), torch.randn(2, 5, 6))
     assert {(f.code, f.tier, f.dof) for f in told.audit.findings} == {("DW004", "real", 4), ("DW014", "epsilon", 4)}
+    notes = [f.note for f in told.audit.findings if f.code == "DW014"]
+    assert notes == ["the norm's ε of 1e-05 is taken for 0"]
+    cosine = examine(Cosine(), X).audit.findings
+    assert [f.note for f in cosine] == ["the length of a weight that is divided by its own norm"]
 
 
 class Attention(nn.Module):

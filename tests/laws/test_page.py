@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
 from deadweight.errors import DeadweightError
-from deadweight.laws.page import Page, find_page, law_codes, pages
+from deadweight.laws.page import Page, find_page, law_codes, pages, parse_page, read_pages
 from deadweight.report.audit_terminal import make_console, print_page
 
 LAWS = {
@@ -95,3 +96,20 @@ def test_laws_are_selected_by_code_or_name_with_commas_or_repetition() -> None:
     assert law_codes([]) is None
     with pytest.raises(DeadweightError, match="DW999"):
         law_codes(["DW002,DW999"])
+
+
+def test_empty_words_between_commas_are_left_out_but_not_all_words() -> None:
+    assert law_codes(["DW002, ,", ""]) == ("DW002",)
+    with pytest.raises(DeadweightError, match="found ',' where laws were to be named"):
+        law_codes([","])
+
+
+def test_only_markdown_files_are_pages(tmp_path: Path) -> None:
+    (tmp_path / "DW001.md").write_text(pages()[0].markdown, encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("no page", encoding="utf-8")
+    assert read_pages(tmp_path) == pages()[:1]
+
+
+def test_a_page_without_a_title_is_refused() -> None:
+    with pytest.raises(AssertionError, match="page must begin with '# DWnnn law-name: title', found 'Key bias'"):
+        parse_page("page", "Key bias\n\nNo more.")

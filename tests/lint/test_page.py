@@ -77,7 +77,7 @@ def mypkg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_commands_of_the_page_and_of_readme_run_in_their_order(mypkg: Path, run) -> None:
     written = commands(PAGE) + commands(README)
-    assert len(written) == 10
+    assert len(written) == 11
     for command in written:
         code, out, err = run(*shlex.split(command)[1:])
         assert code == int(command.endswith(FAILS)), f"{command}\n{out}\n{err}"

@@ -57,7 +57,7 @@ READERS: dict[str, tuple[Callable, int]] = {
     "channels in halves": (lambda m, x: m.halves(centred(x).unflatten(-1, (2, 2))), 0),
     "the norm, by a kernel across the channels": (lambda m, x: F.conv1d(centred(x).mT, m.kernel), 0),
     "the norm, by a kernel across the places": (lambda m, x: F.conv1d(centred(x), m.kernel), 0),
-    "the norm, by experts": (lambda m, x: experts(m, centred(x)), 0),
+    "the norm, by experts": (lambda m, x: experts(m, centred(x)), 10),  # five rows of each of two experts
     "a norm over places and channels": (lambda m, x: m.read(F.layer_norm(x, (4, 4))), 0),
     "a norm that subtracts no mean": (lambda m, x: m.read(F.rms_norm(x, (4,))), 0),
     "the norm behind one number for all": (lambda m, x: m.read(centred(x) * m.one), 0),

@@ -158,7 +158,7 @@ STOPS: dict[str, tuple[Callable, str]] = {
     "a table by position": (lambda m, x, i: torch.tanh(F.embedding(i, m.table) * m.each), "aten.embedding"),
     "a matrix times a vector": (lambda m, x, i: torch.tanh((m.matrix @ m.p) * m.f + x), "aten.matmul"),
     "columns of a product whose rows are learned": (
-        lambda m, x, i: torch.tanh((m.matrix @ SQUARE) * m.f),
+        lambda m, x, i: torch.tanh((-m.matrix @ SQUARE) * m.f),
         "aten.matmul",
     ),
     "a sum over what is scaled apart": (

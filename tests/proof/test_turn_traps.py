@@ -139,11 +139,11 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     "a gain before a norm": (lambda m, x, w, i: m.read(normed(m.write(x) * m.gain)), 0),
     "a norm over five coordinates and a stranger": (
         lambda m, x, w, i: m.read(normed(torch.cat([m.write(x)[..., :5], x[..., :1]], -1))),
-        0,
+        10,  # rotations of the five
     ),
     "a norm over some coordinates twice": (
         lambda m, x, w, i: m.read(normed(joined(h := -m.write(x), h[..., :3]))[..., :6]),
-        0,
+        6,  # rotations of the three that stand there twice, and of the other three
     ),
     "a norm over all coordinates twice": (lambda m, x, w, i: m.read(normed(joined(h := -m.write(x), h))[..., :6]), 15),
     "a layer behind a gain": (lambda m, x, w, i: m.read((h := m.write(x)) + m.square(h) * m.gain), 36),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadweight.report.name_pattern import collapse, join_pieces, pieces_text, ranges
+from deadweight.report.name_pattern import collapse, collapse_with_names, join_pieces, pieces_text, ranges
 
 
 def shown(names: list[str]) -> list[str]:
@@ -77,3 +77,12 @@ def test_many_pieces_are_abbreviated_with_their_number(pieces: tuple | None, tex
 def test_pieces_that_touch_or_overlap_become_one_and_a_whole_parameter_swallows_them() -> None:
     assert join_pieces([((4, 8),), ((0, 4),), ((12, 16), (14, 20))]) == ((0, 8), (12, 20))
     assert join_pieces([((4, 8),), None]) is None
+
+
+def test_every_name_belongs_to_the_pattern_that_it_fits() -> None:
+    names = ["h.0.a.bias", "h.1.a.bias", "x.bias", "h.0.a.weight", "h.1.a.weight", "h.7.b.bias"]
+    assert [(str(p), members) for p, members in collapse_with_names(names)] == [
+        ("h.0-1.a.{bias,weight}", ["h.0.a.bias", "h.1.a.bias", "h.0.a.weight", "h.1.a.weight"]),
+        ("x.bias", ["x.bias"]),
+        ("h.7.b.bias", ["h.7.b.bias"]),
+    ]

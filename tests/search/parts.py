@@ -27,6 +27,15 @@ def table(rows: int, width: int) -> nn.Embedding:
     return nn.Embedding(rows, width)
 
 
+class Buffers(nn.Module):
+    """Constants that are stored."""
+
+    def __init__(self, **buffers: Tensor) -> None:
+        super().__init__()
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+
 def rms(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=0.0)
 

@@ -172,7 +172,12 @@ SCORES: dict[str, Case] = {
     ),
     "sum with data": (lambda m, x: att(m.q(x) + sin(x), m.k(x), x), {"q": matrix(4, 4), "k": matrix(4, 4)}, {}, 0),
     "tanh query": (lambda m, x: att(tanh(m.q(x)), m.k(x), x), {"q": matrix(4, 4), "k": matrix(4, 4)}, {}, 0),
-    "q times data": (lambda m, x: att(m.q(x) * x, m.k(x), x), {"q": matrix(4, 4), "k": matrix(4, 4)}, {}, 4),
+    "q times data": (
+        lambda m, x: att(m.q(x) * x, m.k(x), x),
+        {"q": matrix(4, 4), "k": matrix(4, 4)},
+        {"DW009 k.weight": 4},
+        0,
+    ),
     "weight elsewhere": (
         lambda m, x: att(m.q(x), m.k(x), x) + m.k.weight.sum(),
         {"q": matrix(4, 4), "k": matrix(4, 4)},
@@ -251,6 +256,72 @@ SCORES: dict[str, Case] = {
         {"q": matrix(1, 3), "k": matrix(1, 3)},
         {"DW009 k.weight": 5},
         0,
+    ),
+    "gain normed again": (
+        lambda m, x: att(rms(rms(m.q(x)) * m.g), rms(m.k(x)) * m.h, x),
+        {"q": matrix(4, 4), "k": matrix(4, 4), "g": numbers(4), "h": numbers(4)},
+        {"DW014 q.weight": 1, "DW014 g": 1, "DW014 k.weight": 1},
+        3,
+    ),
+    "product and ReLU": (
+        lambda m, x: att((q := m.q(x)), (k := m.k(x)), x) + tanh(torch.relu(q) @ k.mT) @ x,
+        {"q": matrix(4, 4), "k": matrix(4, 4)},
+        {},
+        4,
+    ),
+    "one of two projections arrives": (
+        lambda m, x: att(torch.cat([m.q(x), m.j(sin(x))], -1)[..., 4:], m.k(x), x),
+        {"q": matrix(4, 4), "k": matrix(4, 4), "j": matrix(4, 4)},
+        {},
+        32,
+    ),
+    "self product read": (
+        lambda m, x: softmax((q := m.q(x)) @ q.mT, -1) @ m.r(q),
+        {"q": matrix(4, 4), "r": matrix(4, 4)},
+        {},
+        6,
+    ),
+    "k meets itself": (
+        lambda m, x: att(m.q(x), (k := m.k(x)), x) + tanh(k @ k.mT) @ x,
+        {"q": matrix(4, 4), "k": matrix(4, 4)},
+        {},
+        6,
+    ),
+    "gained k meets itself": (
+        lambda m, x: att(rms(m.q(x)) * m.g, (k := rms(m.k(x)) * m.h), x) + tanh(k @ k.mT) @ x,
+        {"q": matrix(4, 4), "k": matrix(4, 4), "g": numbers(4), "h": numbers(4)},
+        {"DW014 q.weight": 1, "DW014 k.weight": 1},
+        0,
+    ),
+    "gained q meets itself": (
+        lambda m, x: att((q := rms(m.q(x)) * m.g), rms(m.k(x)) * m.h, x) + tanh(q @ q.mT) @ x,
+        {"q": matrix(4, 4), "k": matrix(4, 4), "g": numbers(4), "h": numbers(4)},
+        {"DW014 q.weight": 1, "DW014 k.weight": 1},
+        0,
+    ),
+    "queries of two heads are one": (
+        lambda m, x: att(m.q(x)[:, None], torch.stack([m.k(x), m.j(sin(x))], 1), x[:, None]),
+        {"q": matrix(4, 4), "k": matrix(4, 4), "j": matrix(4, 4)},
+        {},
+        16,
+    ),
+    "queries of two heads are one, keys repeat": (
+        lambda m, x: att(m.q(x)[:, None], torch.stack([m.k(x), torch.cat([h := m.j(sin(x)), h], -1)], 1), x[:, None]),
+        {"q": matrix(4, 4), "k": matrix(4, 4), "j": matrix(4, 2)},
+        {},
+        12,
+    ),
+    "learned key beside the keys": (
+        lambda m, x: att(m.q(x), torch.cat([m.k(x), m.z.expand(2, 1, 4)], 1), torch.cat([x, x[:, :1]], 1)),
+        {"q": matrix(4, 4), "k": matrix(4, 4), "z": numbers(1, 1, 4)},
+        {"DW009 k.weight": 16},
+        0,
+    ),
+    "constant key beside the keys": (
+        lambda m, x: att(m.q(x), torch.cat([m.k(x), torch.ones(2, 1, 4)], 1), torch.cat([x, x[:, :1]], 1)),
+        {"q": matrix(4, 4), "k": matrix(4, 4)},
+        {},
+        12,
     ),
 }
 
@@ -390,3 +461,9 @@ def test_values_share_a_basis_with_what_reads_the_heads(
     counted = census(forward, X, **parts)
     assert counted.findings == findings
     assert counted.unexplained == left
+
+
+def test_a_claim_about_gains_says_so(census: Callable) -> None:
+    gained = census(SCORES["both rms gains"][0], X, **SCORES["both rms gains"][1]).claims
+    plain = census(SCORES["plain"][0], X, **SCORES["plain"][1]).claims
+    assert [c.note for c in gained + plain if c.code == "DW009"] == ["of the two gains only the product counts", ""]

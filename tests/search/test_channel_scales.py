@@ -14,18 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, sin, tanh
 
-from .parts import X, Y, numbers
+from .parts import Buffers, X, Y, numbers
 
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
-
-
-class Buffers(nn.Module):
-    """Constants that are stored."""
-
-    def __init__(self, **buffers: Tensor) -> None:
-        super().__init__()
-        for name, buffer in buffers.items():
-            self.register_buffer(name, buffer)
 
 
 def lin(m: Any, x: Tensor) -> Tensor:
@@ -284,6 +275,54 @@ LINEAR: dict[str, Case] = {
         {"DW001 w": 12, "DW001 g": 3},
         0,
     ),
+    "factor returned": (
+        lambda m, x: lin(m, x) * m.g,
+        {"w": numbers(3, 4), "g": numbers(3)},
+        {"DW011 g": 3},
+        0,
+    ),
+    "factor constant first": (
+        lambda m, x: tanh((m.q.u + lin(m, x)) * m.g + m.b),
+        {"w": numbers(3, 4), "g": numbers(3), "b": numbers(3), "q": Buffers(u=numbers(3))},
+        {"DW011 g": 3},
+        0,
+    ),
+    "factor maximum": (
+        lambda m, x: tanh(torch.maximum(lin(m, x), m.q.u) * m.g),
+        {"w": numbers(3, 4), "g": numbers(3), "q": Buffers(u=torch.tensor([0.1, -0.1, 0.2]))},
+        {},
+        0,
+    ),
+    "factor buffers per place square": (
+        lambda m, x: tanh((F.linear(x[:, :3], m.w) - m.q.u) * m.g + m.b),
+        {"w": numbers(3, 4), "g": numbers(3), "b": numbers(3), "q": Buffers(u=numbers(3, 1))},
+        {},
+        0,
+    ),
+    "factor bias view read between": (
+        lambda m, x: tanh((lin(m, x) + (v := m.b.reshape(1, 3)).unsqueeze(0)) * m.g) + sin(v),
+        {"w": numbers(3, 4), "g": numbers(3), "b": numbers(3)},
+        {},
+        0,
+    ),
+    "factor bias behind a view elsewhere": (
+        lambda m, x: tanh((lin(m, x) + m.b.reshape(1, 3)) * m.g) + sin(m.b),
+        {"w": numbers(3, 4), "g": numbers(3), "b": numbers(3)},
+        {},
+        0,
+    ),
+    "factor buffers shift number": (
+        lambda m, x: tanh((lin(m, x) - m.q.u) * m.g + 2),
+        {"w": numbers(3, 4), "g": numbers(3), "q": Buffers(u=numbers(3))},
+        {},
+        0,
+    ),
+    "factor buffers shift itself": (
+        lambda m, x: tanh((h := (lin(m, x) - m.q.u) * m.g) + h),
+        {"w": numbers(3, 4), "g": numbers(3), "q": Buffers(u=numbers(3))},
+        {},
+        0,
+    ),
 }
 
 
@@ -328,3 +367,20 @@ def test_a_factor_per_channel_folds_into_the_convolution_before_it(
     counted = census(forward, Y, **parts)
     assert counted.findings == findings
     assert counted.unexplained == left
+
+
+def test_a_factor_names_what_takes_up_its_scale_and_where_the_change_ends(census: Callable) -> None:
+    """A shift behind the product takes part only if a constant stands before it."""
+    plain = census(lambda m, x: tanh(lin(m, x) * m.g + m.b), X, w=numbers(3, 4), g=numbers(3), b=numbers(3))
+    shifted = census(
+        lambda m, x: tanh((lin(m, x) - m.q.u) * m.g + m.b),
+        X,
+        w=numbers(3, 4),
+        g=numbers(3),
+        b=numbers(3),
+        q=Buffers(u=numbers(3)),
+    )
+    taken = [[counted.graph.parameters[name] for name in counted.claims[0].into] for counted in (plain, shifted)]
+    assert taken == [["w"], ["w", "b"]]
+    ends = [[s.op for s in counted.claims[0].steps if s.value is None] for counted in (plain, shifted)]
+    assert ends == [["aten.mul"], ["aten.add"]]

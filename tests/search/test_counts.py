@@ -14,6 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, relu, sin, softmax, tanh
 
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import trace
+from deadweight.laws.catalogue import search
+
+from .conftest import Odd
 from .parts import T, X, Y, att, linear, ln, matrix, numbers, rms, table
 
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
@@ -60,7 +65,7 @@ CASES: dict[str, Case] = {
     "chain skip": (
         lambda m, x: tanh(m.c((h := m.a(x)) + m.b(h))),
         {"a": matrix(4, 3), "b": matrix(3, 3), "c": matrix(3, 4)},
-        {"DW015 b.weight": 9},
+        {"DW019 a.weight": 9},
         9,
     ),
     "chain rms wide": (
@@ -282,6 +287,67 @@ CASES: dict[str, Case] = {
         {},
         16,
     ),
+    "lost taken of the keys alone": (
+        lambda m, x: att((h := F.linear(ln(x) * m.g + m.b, m.w))[..., :4], h[..., 4:], x),
+        {"w": numbers(8, 4), "g": numbers(4), "b": numbers(4)},
+        {"DW006 b": 4, "DW008 w[4:8]": 4, "DW006 g": 4, "DW009 w[4:8]": 16},
+        0,
+    ),
+    "chain before a rotated space": (
+        lambda m, x: tanh(m.c(rms(m.b(m.a(x)) + m.d(sin(x))))),
+        {"a": matrix(4, 6), "b": matrix(6, 5), "d": matrix(4, 5), "c": matrix(5, 2)},
+        {"DW012 b.weight": 10, "DW019 a.weight": 34, "DW014 b.weight": 1},
+        0,
+    ),
+    "chain beside a space that stays": (
+        lambda m, x: tanh(m.c(m.b(h := m.a(x)))) + tanh(m.f(m.d(h) + m.e(sin(x)))),
+        {
+            "a": matrix(4, 6),
+            "b": matrix(6, 5),
+            "c": matrix(5, 2),
+            "d": matrix(6, 3),
+            "e": matrix(4, 3),
+            "f": matrix(3, 2),
+        },
+        {"DW019 a.weight": 35, "DW019 b.weight": 25, "DW019 d.weight": 9},
+        7,
+    ),
+    "chain three wide rms": (
+        lambda m, x: tanh(m.d(rms(m.c(m.b(m.a(x)))))),
+        {"a": matrix(4, 6), "b": matrix(6, 6), "c": matrix(6, 4), "d": matrix(4, 1)},
+        {"DW012 c.weight": 6, "DW019 a.weight": 32, "DW019 b.weight": 36, "DW014 c.weight": 1},
+        0,
+    ),
+    "matrix read as columns": (
+        lambda m, x: tanh(F.linear(m.w.t(), m.u)).mean() + tanh(F.linear(F.linear(x, m.w), m.v)),
+        {"w": numbers(3, 4), "u": numbers(2, 3), "v": numbers(2, 3)},
+        {"DW019 w": 9},
+        6,
+    ),
+    "matrix read as columns and transposed": (
+        lambda m, x: tanh(F.linear(m.w.t(), m.u)).mean() + tanh(F.linear(F.linear(x, m.w.T), m.v)),
+        {"w": numbers(4, 4), "u": numbers(2, 4), "v": numbers(2, 4)},
+        {},
+        23,
+    ),
+    "matrix read as columns and in a sine": (
+        lambda m, x: tanh(F.linear(m.w.t(), m.u)).mean() + tanh(F.linear(sin(m.w), m.v)).mean() + x,
+        {"w": numbers(4, 4), "u": numbers(2, 4), "v": numbers(2, 4)},
+        {},
+        31,
+    ),
+    "stream with a gain that writes": (
+        lambda m, x: tanh(m.r(h := (m.a(x) + rms(sin(x)) * m.g))) + sin(m.c(h))[..., :3],
+        {"a": matrix(4, 4), "c": matrix(4, 4), "r": matrix(4, 3), "g": numbers(4)},
+        {"DW019 a.weight": 4},
+        4,
+    ),
+    "stream square slice behind a factor": (
+        lambda m, x: tanh(m.c(h := (m.a(x) + m.b(sin(x))) * 2)) + sin(m.s(h[..., :2])),
+        {"a": matrix(4, 4), "b": matrix(4, 4), "c": matrix(4, 4), "s": matrix(2, 4)},
+        {"DW019 a.weight": 8},
+        4,
+    ),
 }
 
 
@@ -301,6 +367,18 @@ CONVOLUTIONS: dict[str, Case] = {
         {"DW019 a.weight": 25},
         23,
     ),
+    "conv mean taken": (
+        lambda m, y: ln(m.b(m.a(y)).mT),
+        {"a": nn.Conv1d(4, 6, 1, bias=False), "b": nn.Conv1d(6, 3, 2, bias=False)},
+        {"DW005 b.weight": 12, "DW019 a.weight": 32, "DW014 b.weight": 1},
+        0,
+    ),
+    "conv softmax taken": (
+        lambda m, y: softmax(m.b(m.a(y)), 1),
+        {"a": nn.Conv1d(4, 6, 1, bias=False), "b": nn.Conv1d(6, 3, 2, bias=False)},
+        {"DW018 b.weight": 12, "DW019 a.weight": 32},
+        0,
+    ),
 }
 
 
@@ -313,6 +391,61 @@ def test_a_gauge_of_convolutions_counts_what_it_moves_once(
     assert counted.unexplained == left
 
 
+def rotated(h: Tensor) -> Tensor:
+    """Rotary positions with one frequency for all pairs."""
+    angle = 0.7 * torch.arange(h.shape[-2])[:, None]
+    a, b = h.chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
+SHORT: dict[str, tuple[Callable, dict[str, Any], dict[str, int], int]] = {  # and by how much the counts are too low
+    "chain before a wide norm": (
+        lambda m, x: tanh(m.d(rms(m.c(m.b(m.a(x)))))),
+        {"a": matrix(1, 5), "b": matrix(5, 5), "c": matrix(5, 4), "d": matrix(4, 1)},
+        {"DW012 c.weight": 5, "DW019 a.weight": 13, "DW019 b.weight": 25, "DW014 c.weight": 1},
+        8,
+    ),
+    "chain before wide rotary queries": (
+        lambda m, x: softmax(rotated(m.q(m.a(x))) @ rotated(m.k(x)).mT, -1) @ x,
+        {"a": matrix(1, 4), "k": matrix(1, 8), "q": matrix(4, 8)},
+        {"DW009 k.weight": 14, "DW019 a.weight": 10},
+        18,
+    ),
+}
+
+
+@pytest.mark.parametrize(("forward", "parts", "findings", "short"), SHORT.values(), ids=list(SHORT))
+def test_linked_gauges_that_are_not_solved_for_count_too_little_and_never_too_much(
+    census: Callable, forward: Callable, parts: dict[str, Any], findings: dict[str, int], short: int
+) -> None:
+    assert census(forward, X[..., :1], short=short, **parts).findings == findings
+
+
+def test_a_space_that_is_written_whole_stays_where_its_neighbour_turns() -> None:
+    """30 → 40 → 30 beside 30 → 30: of the wide space 10 · 10 turns move nothing, for its reader has 30 rows.
+
+    1,200 unknowns are too many to solve for; without a space that stays the two rows behind it would count instead.
+    """
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return tanh(m.c(rms(m.b(m.a(x)) + m.d(sin(x)))))
+
+    parts = {"a": matrix(30, 40), "b": matrix(40, 30), "d": matrix(30, 30), "c": matrix(30, 2)}
+    graph = canonical(trace(Odd(forward, **parts), (torch.randn(2, 30),)))
+    counted = {graph.parameters[claim.node]: claim.dof for claim in search(graph).claims if claim.code == "DW019"}
+    assert counted == {"a.weight": 40 * 40 - 10 * 10}
+
+
+@pytest.mark.parametrize(("middle", "solved"), [(25, True), (26, False)])
+def test_linked_gauges_are_solved_for_up_to_a_thousand_unknowns(middle: int, solved: bool) -> None:
+    """Of a chain 12 → n → 40 → 12 the product alone counts, 12 × 12 numbers; 25 · 40 are a thousand."""
+    chain = nn.Sequential(matrix(12, middle), matrix(middle, 40), matrix(40, 12), nn.Tanh())
+    graph = canonical(trace(chain, (torch.randn(2, 12),)))
+    counted = sum(claim.dof for claim in search(graph).claims)
+    redundant = sum(p.numel() for p in chain.parameters()) - 12 * 12
+    assert counted == redundant if solved else counted < redundant
+
+
 TABLES: dict[str, Case] = {
     "tables wide": (lambda m, t: tanh(m.r(m.e(t))), {"e": table(7, 9), "r": matrix(9, 2)}, {"DW019 e.weight": 67}, 0),
     "tables wide two": (
@@ -320,6 +453,12 @@ TABLES: dict[str, Case] = {
         {"e": table(7, 12), "p": numbers(5, 12), "r": matrix(12, 2)},
         {"DW013 p": 12, "DW019 e.weight": 134},
         0,
+    ),
+    "tables wide unread": (
+        lambda m, t: tanh(m.r(m.p(torch.arange(5) + 2))) + 0 * t.sum(),
+        {"p": table(9, 12), "r": matrix(12, 2)},
+        {"DW001 p.weight[0:2]": 24, "DW019 p.weight": 94},
+        4,
     ),
 }
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, sin, softmax, tanh
 
-from .parts import X, numbers
+from .parts import Buffers, X, numbers
 
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
 
@@ -163,6 +163,24 @@ CASES: dict[str, Case] = {
         {"w": numbers(3, 4), "s": torch.randn(())},
         {"DW001 w": 12, "DW001 s": 1},
         0,
+    ),
+    "number plus data": (
+        lambda m, x: tanh(lin(m, x) * (m.s + x.mean())),
+        {"w": numbers(3, 4), "s": torch.randn(())},
+        {},
+        0,
+    ),
+    "vector plus constant": (
+        lambda m, x: tanh(lin(m, x) * (m.s + m.q.u)),
+        {"w": numbers(3, 4), "s": numbers(3), "q": Buffers(u=numbers(3))},
+        {},
+        3,
+    ),
+    "vector of nothing": (
+        lambda m, x: tanh(lin(m, x)[:, :0] * m.s).sum() + x,
+        {"w": numbers(3, 4), "s": numbers(3)},
+        {},
+        15,
     ),
 }
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, sin, tanh
 
-from .parts import X, linear, ln, matrix, numbers, rms, table
+from .parts import Buffers, X, linear, ln, matrix, numbers, rms, table
 
 Z = torch.tensor([[0, 1, 2], [2, 1, 0]])
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
@@ -84,6 +84,11 @@ def test_rows_that_only_norms_read_have_scales_of_their_own(
     counted = census(forward, Z, **parts)
     assert counted.findings == findings
     assert counted.unexplained == left
+
+
+def test_a_bias_of_the_one_row_that_is_read_keeps_its_scale(census: Callable) -> None:
+    counted = census(lambda m, t: rms(m.e(t) + m.p), torch.tensor([[3]]), e=table(4, 3), p=numbers(3))
+    assert counted.findings == {"DW017 p": 3, "DW014 e.weight": 1}
 
 
 HEADS: dict[str, Case] = {
@@ -165,6 +170,24 @@ HEADS: dict[str, Case] = {
         {"a": linear(4, 6)},
         {"DW005 a.weight": 4, "DW005 a.bias": 2, "DW014 a.weight": 2},
         4,
+    ),
+    "one of three heads read elsewhere": (
+        lambda m, x: rms(h := m.a(x).unflatten(-1, (3, 2))) + tanh(h[..., :1, :]),
+        {"a": matrix(4, 6)},
+        {"DW014 a.weight[2:6]": 2},
+        0,
+    ),
+    "heads constant bias": (
+        lambda m, x: rms(hd(m.a(x) + m.q.u)),
+        {"a": matrix(4, 4), "q": Buffers(u=numbers(4))},
+        {},
+        0,
+    ),
+    "heads computed bias": (
+        lambda m, x: rms(hd(m.a(x) + sin(m.c))),
+        {"a": matrix(4, 4), "c": numbers(4)},
+        {},
+        2,
     ),
 }
 

@@ -181,6 +181,36 @@ CASES: dict[str, Case] = {
         {},
         3,
     ),
+    "scale softmax over places": (
+        lambda m, x: ln(h := (F.linear(x, m.w) + m.b) * m.g) + softmax(h, 1),
+        {"w": numbers(4, 4), "b": numbers(4), "g": numbers(4)},
+        {"DW005 b": 1, "DW011 g": 4},
+        0,
+    ),
+    "scale softmax over places, row": (
+        lambda m, x: ln(h := (F.linear(x, m.w) + m.b) * m.g) + softmax(h, 1),
+        {"w": numbers(4, 4), "b": numbers(1, 4), "g": numbers(4)},
+        {"DW005 b": 1, "DW011 g": 4},
+        0,
+    ),
+    "scale table behind a view": (
+        lambda m, x: ln(x + (F.linear(x, m.w) + m.p.reshape(1, 5, 4)) * m.g),
+        {"w": numbers(4, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW011 g": 4},
+        10,
+    ),
+    "scale parameter as data": (
+        lambda m, x: ln(x[:, :4] + (F.linear(m.p, m.w) + F.linear(x[:, :4], m.u)) * m.g),
+        {"w": numbers(4, 4), "u": numbers(4, 4), "p": numbers(4, 4), "g": numbers(4)},
+        {"DW005 w": 4, "DW005 u": 4, "DW011 g": 4},
+        17,
+    ),
+    "scale flat and back": (
+        lambda m, x: ln(x + F.linear(x, m.w).reshape(2, 20).reshape(2, 5, 4) * m.g),
+        {"w": numbers(4, 4), "g": numbers(4)},
+        {"DW011 g": 4},
+        5,
+    ),
 }
 
 

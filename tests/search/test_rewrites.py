@@ -27,6 +27,20 @@ def back(h: Tensor) -> Tensor:
     return h.transpose(1, 2).flatten(2)
 
 
+PLACES = torch.arange(1.0, 6.0)[:, None]  # a number for each position
+
+
+def rotated(h: Tensor) -> Tensor:
+    """Rotary positions, two pairs of different frequency."""
+    angle = PLACES.to(h.dtype) * torch.tensor([0.7, 0.3])
+    a, b = h.chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
+def partly_rotated(h: Tensor) -> Tensor:
+    return torch.cat([h[..., :2], rotated(h[..., 2:])], -1)
+
+
 def zero(name: str) -> Callable[[dict[str, Tensor]], None]:
     """Make the first number, or row, of a parameter zero."""
 
@@ -893,6 +907,141 @@ CASES: dict[str, Case] = {
         ["a.weight is zero at one place of axis 0, centred", "a.bias is zero at one place of axis 0, centred"],
         {},
     ),
+    "whole, read and written": (
+        "DW015",
+        lambda m, x: tanh(m.c((h := m.a(x)) + m.b(h))),
+        X,
+        None,
+        {"a": matrix(4, 4), "b": matrix(4, 4), "c": matrix(4, 4)},
+        ["c.weight is the identity, whole"],
+        {},
+    ),
+    "whole, behind another reader": (
+        "DW015",
+        lambda m, x: tanh(m.s(h := m.a(x) + m.b(sin(x)))) + sin(h @ m.c)[..., :3],
+        X,
+        None,
+        {"a": matrix(4, 4), "b": matrix(4, 4), "c": numbers(4, 4), "s": matrix(4, 3)},
+        ["c is the identity, whole"],
+        {},
+    ),
+    "whole, gain before a reader": (
+        "DW015",
+        lambda m, x: tanh(m.r((h := m.a(x) + m.b(sin(x))) * m.g)) + sin(m.c(h)),
+        X,
+        None,
+        {"a": matrix(4, 4), "b": matrix(4, 4), "c": matrix(4, 4), "r": matrix(4, 4), "g": numbers(4)},
+        [],
+        {"DW015 r.weight": "a factor per channel stands on the stream"},
+    ),
+    "key basis partly rotary": (
+        "DW009",
+        lambda m, x: att(partly_rotated(m.q(x)), partly_rotated(m.k(x)), x),
+        X,
+        None,
+        {"q": matrix(4, 6), "k": matrix(4, 6)},
+        ["k.weight is the identity, at ((0, 1),) of axis 0"],
+        {},
+    ),
+    "key basis rotary": (
+        "DW009",
+        lambda m, x: att(rotated(m.q(x)), rotated(m.k(x)), x),
+        X,
+        None,
+        {"q": matrix(4, 4), "k": matrix(4, 4)},
+        [],
+        {"DW009 k.weight": "rotary pairs leave two free numbers each: an identity block would cost more than it saves"},
+    ),
+    "key basis two parts": (
+        "DW009",
+        lambda m, x: att(torch.cat([(h := m.q(x))[..., :1], h[..., 1:] * PLACES], -1), m.k(x), x),
+        X,
+        None,
+        {"q": matrix(4, 3), "k": matrix(4, 3)},
+        ["k.weight is the identity, at ((1, 2),) of axis 0"],
+        {},
+    ),
+    "key basis heads of two sizes": (
+        "DW009",
+        lambda m, x: att(
+            torch.stack([(h := m.q(x))[..., :3], torch.cat([h[..., 3:5], h[..., 5:] * PLACES], -1)], 1),
+            hd(m.k(x)),
+            x[:, None],
+        ),
+        X,
+        None,
+        {"q": matrix(4, 6), "k": matrix(4, 6)},
+        [],
+        {"DW009 k.weight": "heads of different sizes share one matrix"},
+    ),
+    "key basis several projections": (
+        "DW009",
+        lambda m, x: att(torch.cat([m.q(x), m.j(sin(x))], -1), torch.cat([m.k(x), m.l(sin(x))], -1), x),
+        X,
+        None,
+        {"q": matrix(4, 2), "j": matrix(4, 2), "k": matrix(4, 2), "l": matrix(4, 2)},
+        [],
+        {"DW009 k.weight": "queries or keys of several projections: no identity block is laid into one of them"},
+    ),
+    "lost into a table": (
+        "DW008",
+        lambda m, t: tanh(m.a(ln(m.f(t)) * m.g + m.b) + m.e(t)),
+        T,
+        None,
+        {"a": matrix(4, 4), "f": table(7, 4), "e": table(7, 4), "g": numbers(4), "b": numbers(4)},
+        [],
+        {"DW008 a.weight": "no bias to fold the constant into"},
+    ),
+    "direct twice": (
+        "DW007",
+        lambda m, x: tanh((y := ln(x) * m.g + m.b) + m.c + m.a(sin(x))) + sin(y.flip(1) + m.c),
+        X,
+        None,
+        {"a": matrix(4, 4), "c": numbers(4), "g": numbers(4), "b": numbers(4)},
+        [],
+        {"DW007 b": "a layer that is used several times: which of its biases to give up is not worked out"},
+    ),
+    "read twice by one layer": (
+        "DW006",
+        lambda m, x: tanh(m.w(y := ln(x) * m.g + m.b)) + sin(m.w(y.flip(1))),
+        X,
+        None,
+        {"w": linear(), "g": numbers(4), "b": numbers(4)},
+        ["b = 0, folded", "g = 1, folded"],
+        {},
+    ),
+    "partner, each with its own biases": (
+        "DW007",
+        lambda m, x: (
+            tanh(F.linear(g := ln(x) + m.i, m.w) + m.c)
+            + tanh(F.linear(h := ln(sin(x)) + m.b, m.w) + m.d)
+            + tanh(F.linear(k := ln(x * x) + m.b, m.w) + m.e)
+            + (sin(h - g) + sin(h + m.f) + sin(k - g))[..., :3]
+        ),
+        X,
+        None,
+        {"w": numbers(3, 4)} | {n: numbers(4) for n in "ibf"} | {n: numbers(3) for n in "cde"},
+        [],
+        {"DW007 b": "a layer that is used several times: which of its biases to give up is not worked out"},
+    ),
+    "gain squared": (
+        "DW006",
+        lambda m, x: tanh(m.a((rms(x) * m.g) ** 2)),
+        X,
+        None,
+        {"a": matrix(4, 3), "g": numbers(4)},
+        [],
+        {},
+    ),
+    "centre one channel": (
+        "DW005",
+        lambda m, y: F.layer_norm(m.c(y).mT, (1,)) + y.mean(),
+        Y,
+        None,
+        {"c": nn.Conv1d(4, 1, 2)},
+        ["c.bias = 0, dead"],
+        {"DW005 c.weight": "the elements that move together do not lie along one axis"},
+    ),
 }
 
 
@@ -912,3 +1061,23 @@ def test_a_rewrite_keeps_the_outputs_or_says_why_it_is_not_done(
     carried = carried_out(forward, x, only=laws, alter=alter, **parts)
     assert carried.words == facts
     assert carried.refused == refused
+
+
+def test_parts_of_one_weight_lose_the_same_column(carried_out: Callable) -> None:
+    """Keys and values of a fused weight, one after the other; after the keys another column would be the smallest."""
+
+    def alter(weights: dict[str, Tensor]) -> None:
+        weights["g"].copy_(torch.tensor([10.0, 1.0, 2.0, 3.0]))
+        weights["w"].mul_(0.1).add_(1.0)
+        weights["w"][:, 2:] *= 5
+        weights["w"][:4, :2] = torch.tensor([1.0, 0.5])
+        weights["w"][4:8, :2] = torch.tensor([0.1, 1.0])
+        weights["w"][8:, :2] = torch.tensor([0.01, 0.02])
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        fused = F.linear(ln(x) * m.g + m.b, m.w)
+        return tanh(m.o(att(fused[..., :4], fused[..., 4:8], fused[..., 8:])))
+
+    parts = {"w": numbers(12, 4), "g": numbers(4), "b": numbers(4), "o": linear(4, 3)}
+    carried = carried_out(forward, X, only="DW008", alter=alter, **parts)
+    assert [(fact.places, fact.others) for fact in carried.facts] == [((0,), (4, 5, 6, 7)), ((0,), (8, 9, 10, 11))]

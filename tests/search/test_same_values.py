@@ -123,6 +123,12 @@ CASES: dict[str, Case] = {
         {"DW018 a": 1, "DW018 b": 1},
         0,
     ),
+    "sines of both": (
+        lambda m, x: tanh(sin(m.a) * x + sin(m.b) * x),
+        {"a": numbers(4), "b": numbers(4)},
+        {},
+        4,
+    ),
 }
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn, sin, softmax, tanh
 
-from .parts import T, X, linear, ln, matrix, numbers, rms, table
+from .parts import Buffers, T, X, linear, ln, matrix, numbers, rms, table
 
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
 
@@ -117,10 +117,10 @@ STREAMS: dict[str, Case] = {
         7,
     ),
     "behind gain buffer": (
-        lambda m, x: tanh(m.r(rms(m.a(x) + (F.linear(sin(x), m.b) + m.c) * m.g))),
-        {"a": matrix(4, 4), "b": numbers(4, 4), "c": nn.Buffer(numbers(4)), "r": matrix(4, 3), "g": numbers(4)},
-        {"DW011 g": 4, "DW012 a.weight": 6, "DW014 a.weight": 1},
-        0,
+        lambda m, x: tanh(m.r(rms(m.a(x) + (F.linear(sin(x), m.b) + m.c.u) * m.g))),
+        {"a": matrix(4, 4), "b": numbers(4, 4), "c": Buffers(u=numbers(4)), "r": matrix(4, 3), "g": numbers(4)},
+        {},
+        7,
     ),
     "behind gain number": (
         lambda m, x: tanh(m.r(rms(m.a(x) + (F.linear(sin(x), m.b) + 1) * m.g))),
@@ -457,6 +457,66 @@ STREAMS: dict[str, Case] = {
         {"DW001 a.weight": 16, "DW011 g": 4, "DW014 b.weight": 1},
         6,
     ),
+    "part and a table behind a view": (
+        lambda m, x: tanh(m.r(rms((h := m.w(x))[..., :4] + m.p[None]))) + sin(h[..., 4:7]),
+        {"w": matrix(4, 8), "p": numbers(5, 4), "r": matrix(4, 3)},
+        {},
+        11,
+    ),
+    "part and another map": (
+        lambda m, x: tanh(m.r(rms((h := m.w(x))[..., :4] + m.b(sin(x))))) + sin(h[..., 4:7]),
+        {"w": matrix(4, 8), "b": matrix(4, 4), "r": matrix(4, 3)},
+        {},
+        11,
+    ),
+    "behind: computed bias": (
+        lambda m, x: tanh(m.r(rms(m.a(x) + (m.b(sin(x)) + sin(m.c)) * m.g))),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "b": matrix(4, 4), "g": numbers(4), "c": numbers(4)},
+        {},
+        11,
+    ),
+    "gain is normed too": (
+        lambda m, x: tanh(m.r(m.a(x) + rms(sin(x)) * m.g)) + F.linear(rms(m.g), m.s),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "s": numbers(3, 4), "g": numbers(4)},
+        {},
+        17,
+    ),
+    "gain of no norm too": (
+        lambda m, x: tanh(m.r(m.a(x) + rms(sin(x)) * m.g)) + m.s(tanh(x) * m.g),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "s": matrix(4, 3), "g": numbers(4)},
+        {},
+        8,
+    ),
+    "gain of two norms": (
+        lambda m, x: tanh(m.r(m.a(x) + rms(sin(x)) * m.g + rms(x * x) * m.g)),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "g": numbers(4)},
+        {"DW019 a.weight": 4},
+        4,
+    ),
+    "one plus gain of two norms": (
+        lambda m, x: tanh(m.r(m.a(x) + rms(sin(x)) * (g := 1 + m.g) + rms(x * x) * g)),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "g": numbers(4)},
+        {"DW019 a.weight": 4},
+        4,
+    ),
+    "mean of all numbers read": (
+        lambda m, x: tanh(m.r(h := m.a(x))) + F.linear(h.mean().reshape(1, 1), m.v),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "v": numbers(3, 1)},
+        {},
+        13,
+    ),
+    "mean of sums of coordinates": (
+        lambda m, x: tanh(m.r(((h := m.a(x)) + h.flip(-1)).mean(1))),
+        {"a": matrix(4, 4), "r": matrix(4, 3)},
+        {},
+        18,
+    ),
+    "vector of the space multiplied": (
+        lambda m, x: tanh(x @ (h := m.a(x))[0, 0]) + h.mean(),
+        {"a": matrix(4, 4)},
+        {},
+        0,
+    ),
 }
 
 
@@ -483,10 +543,10 @@ TABLES: dict[str, Case] = {
         47,
     ),
     "buffer table": (
-        lambda m, t: tanh(m.r(rms(m.e(t) + F.embedding(t, m.q)))),
-        {"e": table(7, 4), "r": matrix(4, 3), "q": nn.Buffer(numbers(7, 4))},
-        {"DW013 q": 4, "DW012 e.weight": 6, "DW014 e.weight": 1},
-        36,
+        lambda m, t: tanh(m.r(rms(m.e(t) + F.embedding(t, m.q.u)))),
+        {"e": table(7, 4), "r": matrix(4, 3), "q": Buffers(u=numbers(7, 4))},
+        {},
+        19,
     ),
     "behind gain table": (
         lambda m, t: tanh(m.r(rms(m.a(t) + m.b(t) * m.g))),

@@ -216,6 +216,18 @@ SCORES: dict[str, Case] = {
         {"DW018 b": 1},
         0,
     ),
+    "relative bias and its maximum": (
+        lambda m, x: (
+            softmax(
+                (x @ x.mT)[:, None] + (b := m.b(torch.arange(5)[:, None] - torch.arange(5) + 4).permute(2, 0, 1)), -1
+            )
+            @ x[:, None]
+            + b.amax(-1, keepdim=True)
+        ),
+        {"b": table(9, 2)},
+        {},
+        0,
+    ),
 }
 
 

@@ -181,6 +181,12 @@ CASES: dict[str, Case] = {
         {},
         7,
     ),
+    "looked up twice in one sum": (
+        lambda m, t: F.linear(ln(m.p(t) + m.e(t) + m.e(t.flip(1))) * m.g, m.e.weight),
+        {"p": table(7, 4), "e": table(7, 4), "g": numbers(4)},
+        {"DW005 p.weight": 7, "DW013 e.weight": 1, "DW014 p.weight": 1},
+        0,
+    ),
 }
 
 

@@ -139,6 +139,20 @@ TIED: dict[str, Case] = {
         {"DW005 p.weight": 6, "DW008 w": 3, "DW006 g": 4},
         17,
     ),
+    "tied dies where it is looked up": (
+        lambda m, t: F.linear(ln(softmax(m.e(t), 1) + m.p) * m.g, m.e.weight),
+        {"e": table(7, 4), "p": numbers(5, 4), "g": numbers(4)},
+        {"DW005 p": 5, "DW013 e.weight": 1},
+        0,
+    ),
+    "tied paired two readouts": (
+        lambda m, t: (
+            F.linear(ln(h := (m.e(t) + m.p(pos(t)))) * m.g, m.e.weight) + sin(F.linear(ln(h) * m.k, m.e.weight))
+        ),
+        {"e": table(7, 4), "p": table(6, 4), "g": numbers(4), "k": numbers(4)},
+        {"DW005 p.weight": 6, "DW014 e.weight": 1},
+        1,
+    ),
 }
 
 
@@ -315,6 +329,44 @@ PAIRED: dict[str, Case] = {
         {"e": table(7, 4), "p": table(6, 4), "s": numbers(1)},
         {"DW013 e.weight": 4},
         20,
+    ),
+    "other width": (
+        lambda m, t: tanh(m.e(t) + m.p(pos(t))),
+        {"e": table(7, 4), "p": table(6, 1)},
+        {"DW013 p.weight": 1},
+        1,
+    ),
+    "one sequence for all": (
+        lambda m, t: tanh(m.e(t) + m.p(pos(t)[:1])),
+        {"e": table(7, 4), "p": table(6, 4)},
+        {"DW013 e.weight": 4},
+        0,
+    ),
+    "compared with a float": (
+        lambda m, t: tanh(m.e(t) + m.p((there := (t != 1.0).long()).cumsum(1) * there)),
+        {"e": table(7, 4), "p": table(6, 4)},
+        {"DW013 e.weight": 4},
+        4,
+    ),
+    "compared with each other": (
+        lambda m, t: tanh(m.e(t) + m.p((there := (t != t.flip(1)).long()).cumsum(1) * there)),
+        {"e": table(7, 4), "p": table(6, 4)},
+        {"DW013 e.weight": 4},
+        4,
+    ),
+    "several rows for one token": (
+        lambda m, t: tanh(m.e(t) + m.p(pos(t) + (t == 1) * (6 + torch.arange(5)))),
+        {"e": table(7, 4), "p": table(11, 4)},
+        {"DW013 e.weight": 4},
+        8,
+    ),
+    "several rows for one token, compared once": (
+        lambda m, t: tanh(
+            m.e(t) + m.p((there := (t != 1).long()).cumsum(1) * there + (1 - there) * (6 + torch.arange(5)))
+        ),
+        {"e": table(7, 4), "p": table(11, 4)},
+        {"DW013 e.weight": 4},
+        8,
     ),
 }
 

@@ -124,6 +124,33 @@ CASES: dict[str, Case] = {
         {"DW014 a.weight": 1},
         6,
     ),
+    "slice times zero": (
+        lambda m, x: (
+            tanh(m.r(rms(h := (m.a(x) + m.b(sin(x))))))
+            + tanh(m.s(torch.cat([rms(h)[..., :3] * 0, sin(x)[..., :1]], -1)))
+        ),
+        {"a": matrix(4, 5), "b": matrix(4, 5), "r": matrix(5, 3), "s": matrix(4, 1)},
+        {"DW012 a.weight": 8, "DW014 a.weight": 1},
+        5,
+    ),
+    "narrow writers, wide slice": (
+        lambda m, x: tanh(m.r(rms(h := (m.a(x[..., :1]) + m.b(sin(x[..., :1])))))) + tanh(m.s(rms(h)[..., :3])),
+        {"a": matrix(1, 5), "b": matrix(1, 5), "r": matrix(5, 1), "s": matrix(3, 2)},
+        {"DW012 a.weight": 4, "DW014 a.weight": 1},
+        8,
+    ),
+    "narrow writers, wide reader": (
+        lambda m, x: tanh(m.r(rms(h := (m.a(x[..., :1]) + m.b(sin(x[..., :1])))))) + tanh(m.s(rms(h)[..., :3])),
+        {"a": matrix(1, 5), "b": matrix(1, 5), "r": matrix(5, 3), "s": matrix(3, 1)},
+        {"DW012 a.weight": 8, "DW014 a.weight": 1},
+        9,
+    ),
+    "no norm, slice behind a factor": (
+        lambda m, x: tanh(m.r(h := (m.a(x) + m.b(sin(x))) * 2)) + tanh(m.s(h[..., :3])),
+        {"a": matrix(4, 5), "b": matrix(4, 5), "r": matrix(5, 3), "s": matrix(3, 1)},
+        {"DW019 a.weight": 13},
+        13,
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from deadweight.audit.choice_parameters import has_no_derivative
 from deadweight.audit.jacobian import Draw, JacobianRows, refuse_none
 from deadweight.audit.nullity import largest_singular, unexplained_directions
 from deadweight.audit.result import Completeness
+from deadweight.audit.unread import unread_rows
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph
@@ -36,6 +37,7 @@ class Account:
     unsound: tuple[tuple[Claim, float], ...]  # claims whose motions change the outputs, and by how much
     gap: float  # smallest singular value counted as live over the largest counted as zero
     shortfall: tuple[tuple[str, float], ...] = ()  # parameter nodes that the unexplained directions move, and how much
+    unread: int = 0  # of the unexplained dimensions, those in rows of tables that no drawn input reads
 
     @property
     def decided(self) -> bool:
@@ -58,7 +60,18 @@ def make_account(
     unexplained = unexplained_directions(rows, basis)
     parameters, explained = basis.shape
     result = Completeness(explained + unexplained.directions.shape[1], explained, parameters, by_law, len(unsound))
-    return Account(result, tuple(unsound), unexplained.gap, moved_parameters(unexplained.directions, basis, rows))
+    moved = moved_parameters(unexplained.directions, basis, rows)
+    unread = unread_rows(rows, unexplained.jacobian, claims)
+    return Account(result, tuple(unsound), unexplained.gap, moved, within(unread, basis))
+
+
+def within(unread: Tensor, basis: Tensor) -> int:
+    """How many dimensions of these parameters, none of which has an effect, are not in the span of the basis."""
+    size, explained = int(unread.sum()), basis.shape[1]
+    if not size or not explained:
+        return size
+    elsewhere = int((torch.linalg.svdvals(basis[~unread]) > RANK).sum())  # what is explained of all other parameters
+    return size - (explained - elsewhere)
 
 
 def check_motions(
@@ -84,7 +97,8 @@ def check_motions(
 def moved_parameters(directions: Tensor, basis: Tensor, rows: JacobianRows) -> tuple[tuple[str, float], ...]:
     """The parameters that the unexplained directions move, with their shares, after removing what is explained."""
     for _ in range(2):  # twice, for orthogonality to rounding
-        directions = torch.linalg.qr(directions - basis @ (basis.T @ directions))[0]
+        left, singular, _ = torch.linalg.svd(directions - basis @ (basis.T @ directions), full_matrices=False)
+        directions = left[:, singular > RANK]
     energy = [float(part.square().sum()) for part in directions.split(rows.sizes)]
     shares = ((n, e) for n, e in zip(rows.order, energy, strict=True) if e > 1e-3)
     return tuple(sorted(shares, key=lambda item: -item[1]))

@@ -9,7 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deadweight.audit.result import Finding, Pieces, Unknown
+from deadweight.audit.names import by_name, place_of
+from deadweight.audit.result import Finding, Pieces, Unknown, Visit
+from deadweight.audit.walk import walk_graph
 from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
 from deadweight.proof.opsets import SHAPE
@@ -34,6 +36,7 @@ def to_finding(graph: Graph, claim: Claim) -> Finding:
         tier=claim.tier,
         proof=tuple(readable(graph, claim.steps)),
         note=claim.note,
+        walk=walk_graph(graph, claim.steps),
     )
 
 
@@ -63,19 +66,6 @@ def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
         yield f"{place_of(graph, step.node)} [{step.op}]: {by_name(graph, f'{step.rule} → {step.conclusion}')}"
 
 
-def place_of(graph: Graph, node: str) -> str:
-    """What a step is about, for people: a parameter by its name, an operation by its module and its line of code."""
-    origin = graph.nodes[node].origin if node in graph.nodes else None
-    return graph.parameters.get(node) or (str(origin) if origin is not None else node)
-
-
-def by_name(graph: Graph, words: str) -> str:
-    """The same text with the state-dict names of parameters."""
-    for name in sorted(set(re.findall(r"\bp_\w+", words)), key=len, reverse=True):
-        words = re.sub(rf"\b{re.escape(name)}\b", graph.parameters.get(name, name), words)
-    return words
-
-
 def is_vector(shape: tuple[int, ...]) -> bool:
     return sum(n > 1 for n in shape) <= 1
 
@@ -103,7 +93,8 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
     spread = touched | ({home} if home is not None else set())
     if home is None or len(spread) > 2:
         proof = tuple(in_block(blocks, line, None, 0) for line in finding.proof)
-        yield replace(finding, into=tuple(everywhere(blocks, finding.into, source)), proof=proof)
+        walk = tuple(visit_in_block(blocks, visit, None, 0) for visit in finding.walk)
+        yield replace(finding, into=tuple(everywhere(blocks, finding.into, source)), proof=proof, walk=walk)
         return
     for index in blocks.represented(home):
         offset = index - home
@@ -112,22 +103,40 @@ def over_blocks(blocks: Blocks, finding: Finding, source: Source) -> Iterator[Fi
             parameter=blocks.shifted(finding.parameter, offset),
             into=tuple(name for n in finding.into if (name := blocks.shifted(n, offset)) in source.shapes),
             proof=tuple(in_block(blocks, line, home, offset) for line in finding.proof),
+            walk=tuple(visit_in_block(blocks, visit, home, offset) for visit in finding.walk),
         )
 
 
 def in_block(blocks: Blocks, line: str, home: int | None, offset: int) -> str:
-    """A step of a proof about one block, for another block: the module of `home` moves by `offset`.
+    """A step of a proof about one block, for another block."""
+    place, bracket, words = line.partition(" [")
+    return place_in_block(blocks, place, home, offset) + blocks.shifted(bracket + words, offset)
+
+
+def visit_in_block(blocks: Blocks, visit: Visit, home: int | None, offset: int) -> Visit:
+    """The same step in another block."""
+    return replace(
+        visit,
+        node=place_in_block(blocks, visit.node, home, offset),
+        rule=blocks.shifted(visit.rule, offset),
+        conclusion=blocks.shifted(visit.conclusion, offset),
+        parameters=tuple(blocks.shifted(name, offset) for name in visit.parameters),
+    )
+
+
+def place_in_block(blocks: Blocks, place: str, home: int | None, offset: int) -> str:
+    """A parameter, or a module and its line of code, for another block: the module of `home` moves by `offset`.
 
     Blocks were cut out of the model, so that the number of any other block is known only where neither it nor `home`
     stands for several; else it is written as *.
     """
-    head = re.match(rf"{re.escape(blocks.path)}\.(\d+)(?=[.,][^\[]*:\d+ \[)", line)
+    head = re.match(rf"{re.escape(blocks.path)}\.(\d+)(?=[.,].*:\d+$)", place)
     if head is None:
-        return blocks.shifted(line, offset)
+        return blocks.shifted(place, offset)
     index, alike = int(head[1]), blocks.represented(int(head[1]))
     known = len(alike) == 1 and (home is None or len(blocks.represented(home)) == 1)
     number = str(index + offset) if index == home else str(alike[0]) if known else "*"
-    return f"{blocks.path}.{number}{blocks.shifted(line[head.end() :], offset)}"
+    return f"{blocks.path}.{number}{blocks.shifted(place[head.end() :], offset)}"
 
 
 def everywhere(blocks: Blocks, names: tuple[str, ...], source: Source) -> Iterator[str]:

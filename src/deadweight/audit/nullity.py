@@ -33,36 +33,39 @@ class Unexplained:
 
     directions: Float64[Tensor, "p n"]
     gap: float  # the smallest singular value counted as live over the largest counted as zero
+    jacobian: Float64[Tensor, "m p"]  # the rows that they were computed from
 
 
 def unexplained_directions(rows: JacobianRows, basis: Float64[Tensor, "p e"]) -> Unexplained:
-    """The part of the null space that `basis` does not span; fresh rows then confirm or reject each direction."""
+    """The part of the null space that `basis` does not span; fresh rows then confirm or reject all its directions.
+
+    If they reject one, the null space is computed again with these rows added: its directions were computed from rows
+    on which the rejected one has no effect, and each of them may hold a share of it that rounding put there.
+    """
     parameters, explained = basis.shape
     jacobian = rows.take(math.ceil(MORE * (parameters - explained)))
     refuse_none(jacobian)
-    scale = jacobian.norm(dim=0)
-    scale = torch.where(scale > 1e-9 * scale.max(), scale, 1.0)  # (almost) no effect: nothing to scale by
-    kept = free_columns(basis * scale.unsqueeze(1))
-    null, gap = null_directions(unit_rows(jacobian[:, kept] / scale[kept]))
-    del jacobian
-    while null.shape[1]:
-        fresh = rows.take(max(null.shape[1] + SPARE, rows.drawn // 2))
-        remaining = null @ null_of(unit_rows(fresh[:, kept] / scale[kept]), null)
-        if remaining.shape == null.shape:
+    while True:
+        scale = jacobian.norm(dim=0)
+        scale = torch.where(scale > 1e-9 * scale.max(), scale, 1.0)  # (almost) no effect: nothing to scale by
+        kept = free_columns(basis * scale.unsqueeze(1))
+        null, gap = null_directions(unit_rows(jacobian[:, kept] / scale[kept]))
+        if not null.shape[1]:
             break
-        null = remaining
+        fresh = rows.take(max(null.shape[1] + SPARE, rows.drawn // 2))
+        if not rejects(unit_rows(fresh[:, kept] / scale[kept]), null):
+            break
+        jacobian = torch.cat([jacobian, fresh])
     directions = torch.zeros(parameters, null.shape[1], dtype=torch.float64)
     directions[kept] = null / scale[kept].unsqueeze(1)
-    return Unexplained(directions / directions.norm(dim=0), gap)
+    return Unexplained(directions / directions.norm(dim=0), gap, jacobian)
 
 
-def null_of(fresh: Float64[Tensor, "m n"], candidates: Float64[Tensor, "n k"]) -> Float64[Tensor, "k j"]:
-    """Combinations of the candidates that have no effect on fresh rows either."""
+def rejects(fresh: Float64[Tensor, "m n"], candidates: Float64[Tensor, "n k"]) -> bool:
+    """Whether some combination of the candidates has an effect on fresh rows."""
     if not len(fresh):
-        return torch.eye(candidates.shape[1], dtype=torch.float64)
-    _, singular, turn = torch.linalg.svd(fresh @ candidates)
-    live = int((singular > FRESH * largest_singular(fresh)).sum())
-    return turn[live:].T
+        return False
+    return float(torch.linalg.svdvals(fresh @ candidates)[0]) > FRESH * largest_singular(fresh)
 
 
 def unit_rows(rows: Tensor) -> Tensor:

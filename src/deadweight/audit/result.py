@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from deadweight.notebook import Shown
 from deadweight.proof.verdict import Tier, Verdict
 
 Pieces = tuple[tuple[int, int], ...]
@@ -42,6 +43,18 @@ class Payoff:
 
 
 @dataclass(frozen=True)
+class Visit:
+    """A step of a proof at its place in the graph; operations that only move elements are left out."""
+
+    node: str  # a parameter by its name, an operation by its module and its line of code
+    op: str
+    rule: str
+    conclusion: str
+    reads: tuple[int, ...] = ()  # earlier steps of this proof whose values it reads
+    parameters: tuple[str, ...] = ()  # that it reads
+
+
+@dataclass(frozen=True)
 class Finding:
     """One law that holds for one parameter, or for a part of it."""
 
@@ -61,6 +74,7 @@ class Finding:
     fix: str = ""  # what to write in the model's code
     source: SourceLine | None = None  # where to write it
     payoff: Payoff = Payoff()
+    walk: tuple[Visit, ...] = field(default=(), compare=False, repr=False)  # the proof's part of the graph
 
     @property
     def severity(self) -> Severity:
@@ -94,7 +108,7 @@ class Completeness:
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Shown):
     """The result of an audit of one model."""
 
     model: str
@@ -107,6 +121,7 @@ class Audit:
     seconds: float = 0.0
     untested: str | None = None  # the reason, where the model was traced but no evidence could be taken
     specialised: str | None = None  # where Python reads values, if the model was traced with those of the example
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)  # of every parameter, by name
 
     @property
     def unaudited(self) -> str | None:

@@ -156,6 +156,7 @@ def make_audit(source: Source, graph: Graph, request: AuditRequest, say: Progres
         untested=measured.untested,
         notes=(*source.notes, *graph.specialised, *measured.notes),
         specialised="; ".join(graph.specialised) or None,
+        shapes=tuple(source.shapes.items()),
     )
 
 
@@ -179,4 +180,5 @@ def audit_untraced(source: Source, reason: str, seconds: float) -> Audit:
         untraced=reason,
         notes=source.notes,
         seconds=seconds,
+        shapes=tuple(source.shapes.items()),
     )

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deadweight.cli.options import ANY_MODEL, Ignore, Json, Select, TrustRemoteCode
-from deadweight.cli.progress_and_output import JsonReport, progress_bar
+from deadweight.cli.options import ANY_MODEL, Html, Ignore, Json, Select, TrustRemoteCode
+from deadweight.cli.progress_and_output import HtmlReport, JsonReport, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
 from deadweight.lint.settings import FILE, LintSettings, Target, read_settings
@@ -94,6 +94,7 @@ def audit(
     model: ModelArgument = None,
     inputs: InputsOption = None,
     json: Json = None,
+    html: Html = None,
     training: TrainingOption = False,
     output: OutputOption = Output.logits,
     complete: CompleteOption = False,
@@ -116,6 +117,7 @@ def audit(
     deadweight audit demo --proofs              every law with one of its proofs
     deadweight audit demo --complete            do the laws explain every redundant dimension?
     deadweight audit demo --json -              the same result as JSON
+    deadweight audit demo --html demo.html      the same result as a page, with every proof
     deadweight audit ./config.json              no weights needed: only the architecture matters
     deadweight audit mypkg.model:build --inputs 2x64:int
                                                 your own module: build() returns it, 2 × 64 tokens go in
@@ -128,7 +130,7 @@ def audit(
     \b
     exit status: 0 done, 1 a check failed, 2 wrong usage, bad input, or a model that could not be audited
     """
-    report = JsonReport(json)
+    report, page = JsonReport(json), HtmlReport(html)
     settings = merge_settings(
         read_settings(Path.cwd()),
         Target(
@@ -141,6 +143,8 @@ def audit(
             trust_remote_code,
         ),
     )
+    if html is not None and len(settings.targets) > 1:
+        raise DeadweightError(f"found --html for {len(settings.targets)} targets; expected one: name its MODEL")
     checks = check or bool(fail_on or settings.fail_on or baseline or settings.baseline)
     settings = replace(
         settings,
@@ -150,7 +154,9 @@ def audit(
         baseline=baseline or settings.baseline,
         output_format=output_format.value if output_format else settings.output_format,
     )
-    run_check(settings, report, proofs=proofs, checks=checks, update_baseline=update_baseline, exit_zero=exit_zero)
+    run_check(
+        settings, report, page, proofs=proofs, checks=checks, update_baseline=update_baseline, exit_zero=exit_zero
+    )
 
 
 def merge_settings(project: LintSettings, given: Target) -> LintSettings:
@@ -179,7 +185,14 @@ def merge_target(target: Target, given: Target) -> Target:
 
 
 def run_check(
-    settings: LintSettings, report: JsonReport, *, proofs: bool, checks: bool, update_baseline: bool, exit_zero: bool
+    settings: LintSettings,
+    report: JsonReport,
+    page: HtmlReport,
+    *,
+    proofs: bool,
+    checks: bool,
+    update_baseline: bool,
+    exit_zero: bool,
 ) -> None:
     """Audit the targets, report, and exit with what the check says."""
     from deadweight.lint.check import check_targets
@@ -199,6 +212,8 @@ def run_check(
             print_check(result, console)
 
     report.deliver(lambda: check_data(result), show)
+    for checked in result.models:
+        page.deliver(checked.audit)
     if checks and result.failed and not exit_zero:
         raise typer.Exit(FOUND)
     for audit_ in (checked.audit for checked in result.models):

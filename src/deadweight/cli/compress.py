@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from deadweight.cli.options import Json, LayoutName, Overwrite, TrustRemoteCode
-from deadweight.cli.progress_and_output import JsonReport, plain, progress_bar
+from deadweight.cli.options import Html, Json, LayoutName, Overwrite, TrustRemoteCode
+from deadweight.cli.progress_and_output import HtmlReport, JsonReport, plain, progress_bar
 
 
 class MethodName(StrEnum):
@@ -103,6 +103,7 @@ def compress(
     ] = None,
     overwrite: Overwrite = False,
     json: Json = None,
+    html: Html = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Make the key-value cache smaller at a measured loss: give every direction the bits that the loss says it needs.
@@ -128,7 +129,7 @@ def compress(
     \b
     exit status: 0 done, 2 wrong usage or bad input
     """
-    report = JsonReport(json)
+    report, page = JsonReport(json), HtmlReport(html)
     from rich.console import Console
 
     from deadweight.compress.run import compress as run
@@ -153,6 +154,7 @@ def compress(
         if plot is not None:
             plot_compression(result, plot)
         report.deliver(lambda: as_data(result), show)
+        page.deliver(result)
 
 
 OPTIONS = (

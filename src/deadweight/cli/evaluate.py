@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deadweight.cli.options import Json, Text, TrustRemoteCode
-from deadweight.cli.progress_and_output import JsonReport, progress_bar
+from deadweight.cli.options import Html, Json, Text, TrustRemoteCode
+from deadweight.cli.progress_and_output import HtmlReport, JsonReport, progress_bar
 from deadweight.errors import DeadweightError
 
 
@@ -26,6 +26,7 @@ def evaluate(
         str | None, typer.Option("--dtype", help="float32, bfloat16, float16; default: as stored.")
     ] = None,
     json: Json = None,
+    html: Html = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Perplexity, bits per byte, speed and size of the cache of MODEL on a text; with --against, of two models.
@@ -40,7 +41,7 @@ def evaluate(
     from deadweight.evaluate.run import evaluate as judge
     from deadweight.report.evaluation import as_data, print_evaluation
 
-    report = JsonReport(json)
+    report, page = JsonReport(json), HtmlReport(html)
     if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
         raise DeadweightError(f"found --dtype {dtype}; expected float32, bfloat16, float16 or float64")
     with progress_bar() as progress:
@@ -59,3 +60,4 @@ def evaluate(
         lambda: {"text": text, "models": [as_data(e) for e in evaluations]},
         lambda console: print_evaluation(evaluations, console),
     )
+    page.deliver(evaluations)

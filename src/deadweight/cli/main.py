@@ -16,7 +16,10 @@ from deadweight.errors import DeadweightError
 
 BAD_INPUT, INTERRUPTED = 2, 130
 REQUIRED = {  # what pyproject.toml requires, by the names that are imported
-    *("torch", "transformers", "safetensors", "numpy", "psutil", "yaml", "threadpoolctl", "tomli_w", "jaxtyping")
+    *("torch", "transformers", "safetensors", "numpy", "psutil", "yaml", "threadpoolctl", "tomli_w", "jaxtyping"),
+    "jinja2",
+    "markdown_it",
+    "markupsafe",
 }
 PATIENT_COLLECTOR = (100_000, 50, 100)  # importing torch and tracing create millions of objects and little garbage
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -25,6 +25,9 @@ AnyModel = Annotated[str, typer.Argument(metavar="MODEL", help=ANY_MODEL)]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - means standard output.")
 ]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the result as one HTML page, to open or to send.")
+]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw a figure: .svg or .png (needs matplotlib).")
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
@@ -21,6 +22,9 @@ from deadweight.report.audit_terminal import make_console
 from deadweight.report.figure import require_matplotlib
 from deadweight.report.text import one_line
 from deadweight.source.type_aliases import JsonObject
+
+if TYPE_CHECKING:
+    from deadweight.report.html.render import Result
 
 
 def complain(message: str) -> None:
@@ -89,6 +93,19 @@ class JsonReport:
             show(make_console())
         if self.file is not None:
             self.file.write_text(text, encoding="utf-8")
+
+
+class HtmlReport:
+    """Where the HTML page goes: nowhere, or to a file."""
+
+    def __init__(self, target: Path | None) -> None:
+        self.file = writable(target, "--html")
+
+    def deliver(self, result: Result) -> None:
+        if self.file is not None:
+            from deadweight.report.html.render import render_html  # imports every stage
+
+            self.file.write_text(render_html(result), encoding="utf-8")
 
 
 def writable(file: str | Path | None, option: str) -> Path | None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import deadweight
-from deadweight.cli.options import Ignore, Json, LayoutName, Overwrite, Select, TrustRemoteCode
-from deadweight.cli.progress_and_output import JsonReport, complain, progress_bar
+from deadweight.cli.options import Html, Ignore, Json, LayoutName, Overwrite, Select, TrustRemoteCode
+from deadweight.cli.progress_and_output import HtmlReport, JsonReport, complain, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
 
@@ -33,6 +33,7 @@ def reduce(
     layout: LayoutOption = LayoutName.slim,
     dry_run: DryRunOption = False,
     json: Json = None,
+    html: Html = None,
     select: Select = None,
     ignore: Ignore = None,
     overwrite: Overwrite = False,
@@ -54,7 +55,7 @@ def reduce(
     """
     if out is None and not dry_run:
         raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
-    report = JsonReport(json)
+    report, page = JsonReport(json), HtmlReport(html)
     from deadweight.reduce.deadweight_json import manifest
     from deadweight.reduce.noise_floor import DifferentError
     from deadweight.report.reduction import print_reduction
@@ -76,3 +77,4 @@ def reduce(
             complain(str(error))
             raise typer.Exit(DIFFERENT) from error
     report.deliver(lambda: manifest(result), lambda console: print_reduction(result, console))
+    page.deliver(result)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deadweight.cli.options import Json, Plot, Text, TrustRemoteCode
-from deadweight.cli.progress_and_output import JsonReport, drawable, progress_bar
+from deadweight.cli.options import Html, Json, Plot, Text, TrustRemoteCode
+from deadweight.cli.progress_and_output import HtmlReport, JsonReport, drawable, progress_bar
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A language model: a folder, a hub id, or demo.")]
 LengthOption = Annotated[
@@ -35,6 +35,7 @@ def saturation(
     seed: SeedOption = 0,
     heads: HeadsOption = False,
     json: Json = None,
+    html: Html = None,
     plot: Plot = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -60,7 +61,7 @@ def saturation(
     from deadweight.report.saturation import plot_saturation, print_saturation, saturation_data
     from deadweight.saturation.run import saturation as measure
 
-    report, drawing = JsonReport(json), drawable(plot)
+    report, page, drawing = JsonReport(json), HtmlReport(html), drawable(plot)
     with progress_bar() as progress:
         result = measure(
             model,
@@ -73,5 +74,6 @@ def saturation(
             progress=progress,
         )
     report.deliver(lambda: saturation_data(result), lambda console: print_saturation(result, console, heads=heads))
+    page.deliver(result)
     if drawing is not None:
         plot_saturation(saturation_data(result), drawing)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from deadweight.compress.result import Judgement
+from deadweight.notebook import Shown
 from deadweight.slim.format import CacheSpec
 
 
@@ -21,7 +22,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class CacheCompression:
+class CacheCompression(Shown):
     """One model with a coded cache, or the curve of what such caches would cost."""
 
     model: str

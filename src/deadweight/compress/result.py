@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from deadweight.compress.truncate import KeptDimensions
+from deadweight.notebook import Shown
 from deadweight.slim.format import SlimSpec
 
 
@@ -32,7 +33,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Compression:
+class Compression(Shown):
     """One model with smaller heads."""
 
     model: str

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from deadweight.errors import DeadweightError
 from deadweight.evaluate.seen import seen_share
+from deadweight.notebook import Shown
 from deadweight.progress import Progress, silent
 from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.printable import printable
@@ -25,7 +26,7 @@ LEAST = 32  # tokens of a text: fewer say nothing about a model
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Shown):
     """One model on one text."""
 
     model: str

@@ -18,6 +18,7 @@ from deadweight.graph import recurrent as _recurrent  # noqa: F401
 from deadweight.graph import slice_writes as _slice_writes  # noqa: F401
 from deadweight.graph import views as _views  # noqa: F401
 from deadweight.graph.experts import every_expert
+from deadweight.graph.filled import is_zeros
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
 from deadweight.graph.norm_cores import CORES
 from deadweight.graph.operations import (
@@ -25,11 +26,13 @@ from deadweight.graph.operations import (
     LINEAR,
     MATMUL,
     MUL,
+    PERMUTE,
     RESHAPE,
     SOFTMAX,
     SUB,
     TRANSPOSE,
     VECTOR_NORM,
+    ZEROS,
 )
 from deadweight.graph.outputs import RETURNED
 from deadweight.graph.pieces import in_pieces
@@ -116,10 +119,24 @@ def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
             return make.emit(f"{node.name}_linear", LINEAR, args, node.shape, node)
         turned = make.emit(f"{node.name}_weight", TRANSPOSE, (right,), make.shape(right)[::-1], node)
         return make.emit(f"{node.name}_linear", LINEAR, (left, turned), node.shape, node)
+    if is_parameter_view(make, left) and len(make.shape(left)) == 2 and len(make.shape(right)) > 1:
+        return matrix_first(make, node)
     result = every_expert(make, node) if len(make.shape(right)) == 3 else None
     if result is not None or node.op == "aten.matmul":
         return result
     return make.emit(f"{node.name}_matmul", MATMUL, (left, right), node.shape, node)
+
+
+def matrix_first(make: Canonicaliser, node: Node) -> Ref:
+    """W·x = (xᵀ·Wᵀ)ᵀ: a linear map of the columns of x."""
+    weight, x = node.args[:2]
+    rank = len(node.shape)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    columns = [make.shape(x)[a] for a in order]
+    turned = make.emit(f"{node.name}_columns", PERMUTE, (x, order), tuple(columns), node)
+    images = (*columns[:-1], node.shape[-2])
+    product = make.emit(f"{node.name}_linear", LINEAR, (turned, weight), images, node)
+    return make.emit(f"{node.name}_rows", PERMUTE, (product, order), node.shape, node)
 
 
 VIEWS = {"aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.slice", "aten.select"}
@@ -164,6 +181,8 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
     """x · rsqrt(mean(x²) + ε) of x or of x − mean(x), in any spelling; x / max(‖x‖, ε) times a number; a softmax."""
     if node.kwargs:
         return None
+    if node.op == "aten.mul" and any(is_zeros(make, a) for a in node.args):
+        return make.emit(f"{node.name}_zeros", ZEROS, (list(node.shape),), node.shape, node)
     if by_hand := softmax_pattern(make.nodes, node):
         args = (Ref(by_hand[0]), by_hand[1])
         return make.emit(f"{node.name}_softmax", SOFTMAX, args, node.shape, node)
@@ -176,6 +195,16 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
         x, eps = unit
         return core(make, node, "core.unit", Ref(x), 1, 1.0, eps)
     return fold_scale_into_unit(make, node)
+
+
+@rewrites("aten.add")
+def add_zeros(make: Canonicaliser, node: Node) -> Ref | None:
+    """x + 0 is x."""
+    for x, other in (node.args, node.args[::-1]):
+        plain = isinstance(x, Ref) and is_zeros(make, other) and not node.kwargs
+        if plain and make.shape(x) == node.shape and make.nodes[x.name].dtype == node.dtype:
+            return x
+    return None
 
 
 def fold_scale_into_unit(make: Canonicaliser, node: Node) -> Ref | None:

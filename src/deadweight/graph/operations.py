@@ -21,6 +21,7 @@ EMBEDDING = Operation("aten.embedding", aten.embedding.default)
 VECTOR_NORM = Operation("aten.linalg_vector_norm", aten.linalg_vector_norm.default)
 DROPOUT = Operation("aten.dropout", aten.dropout.default)
 ZEROS = Operation("aten.zeros", aten.zeros.default)
+FULL = Operation("aten.full", aten.full.default)
 
 TRANSPOSE = Operation("aten.t", aten.t.default)
 PERMUTE = Operation("aten.permute", aten.permute.default)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from deadweight.graph.filled import is_zeros
 from deadweight.graph.node import Argument, Node, Operation, Ref
 from deadweight.graph.operations import (
     ADD,
@@ -30,7 +31,6 @@ from deadweight.graph.operations import (
 from deadweight.graph.recurrences import PACKING, RECURRENT
 from deadweight.graph.rewriting import Canonicaliser, arguments_as, arguments_by_name, rewrites
 
-MAKE_ZEROS = {"aten.zeros", "aten.zeros_like", "aten.new_zeros"}
 SIGMOID = Operation("aten.sigmoid", torch.ops.aten.sigmoid.default)
 TANH = Operation("aten.tanh", torch.ops.aten.tanh.default)
 RELU = Operation("aten.relu", torch.ops.aten.relu.default)
@@ -217,7 +217,7 @@ def parameters_by_layer(layers: RecurrentLayers) -> list[LayerParameters]:
 def initial_state(write: NodeWriter, states: Ref, number: int) -> Ref:
     """The initial state of one layer and direction."""
     shape = write.shape(states)[1:]
-    if write.make.nodes[states.name].op in MAKE_ZEROS:
+    if is_zeros(write.make, states):
         return zeros(write, shape)
     return write.emit(f"start_{states.name}", SELECT, shape, states, 0, number)
 
@@ -268,7 +268,7 @@ def write_projected(write: NodeWriter, gates: Ref, direction: Direction, project
     columns = write.once(f"{projection.name}_t", TRANSPOSE, (wide, small), projection)
     product = write.linear("product", columns, weight_hidden)
     weight = write.emit("weight", TRANSPOSE, (write.shape(weight_hidden)[0], wide), product)
-    from_zero = write.make.nodes[hidden.name].op in MAKE_ZEROS
+    from_zero = is_zeros(write.make, hidden)
     first = None if from_zero else write.linear("first", hidden, weight_hidden)
     before = replace(direction, start=[zeros(write, write.shape(cell)), cell])
     outputs, last, last_cell = write_loop(write, "recurrent.lstm", gates, before, [weight, first])
@@ -336,5 +336,5 @@ def pre_activation(write: NodeWriter, given: RecurrentCell) -> Ref:
 def recurrent_part(write: NodeWriter, given: RecurrentCell) -> Ref | None:
     """W_hh·h; None where the state is zero, as in a first call."""
     hidden = as_list(given.hx)[0]
-    from_zero = write.make.nodes[hidden.name].op in MAKE_ZEROS
+    from_zero = is_zeros(write.make, hidden)
     return None if from_zero else write.linear("recurrent", hidden, given.w_hh)

@@ -29,6 +29,14 @@ def expand(make: Canonicaliser, node: Node) -> Ref:
     return make.emit(f"{node.name}_expand", EXPAND, (node.args[0], list(node.shape)), node.shape, node)
 
 
+@rewrites("aten.unsqueeze")
+def squeezed_before(make: Canonicaliser, node: Node) -> Ref | None:
+    """An axis of length one that is taken away and put back: the value itself."""
+    before = make.nodes[node.args[0].name]
+    same = before.op == "aten.squeeze" and make.shape(before.args[0]) == node.shape
+    return before.args[0] if same else None
+
+
 REORDERS = ("movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "T", "t", "transpose", "permute")
 
 

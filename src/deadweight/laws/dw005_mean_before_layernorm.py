@@ -21,7 +21,7 @@ from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, chosen_place
 from deadweight.rewrite.shifts import ShiftRewrite, parameters_read, rewrite_shift
 from deadweight.save.facts import Fact, ZeroPlaces, module_of
 from deadweight.search.prover import Prover
-from deadweight.search.shifts import all_claimed, common, each_element, ended_at, make_claim, tied_groups
+from deadweight.search.shifts import all_claimed, common, each_element, ended_at, make_claim, tied_groups, vector_claim
 
 TITLE = Title("DW005", "mean-before-layernorm")
 
@@ -54,7 +54,7 @@ def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
         groups = number[torch.arange(1, len(number))].reshape(node.shape)
         proved = prover.walk(node.name, groups)
         if proved.proved and dies_in_layernorm(prover, node, proved) and bool(groups.any()):
-            yield make_claim(prover, TITLE, node, groups, proved)
+            yield vector_claim(prover, TITLE, node, groups, proved)
             return
 
 
@@ -156,7 +156,7 @@ class Centre(ShiftRewrite):
 
 def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     assert isinstance(claim, ShiftClaim)
-    if claim.verdict != "dead" or (element_wise(claim) and is_vector(graph.nodes[claim.node])):
+    if element_wise(claim) and is_vector(graph.nodes[claim.node]):
         return rewrite_shift(graph, claim)
     rewrite = Centre(graph=graph, claim=claim)
     _ = rewrite.axis  # raises where there is none

@@ -27,7 +27,7 @@ from deadweight.rewrite.shift_effect import StaticValues
 from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.save.facts import Constant, Fact
 from deadweight.search.prover import Prover
-from deadweight.search.shifts import each_norm_shift, passed
+from deadweight.search.shifts import each_norm_shift
 from deadweight.search.spaces import Writers, explore, gain_site
 from deadweight.search.turns import turn_claim
 
@@ -45,9 +45,7 @@ def readers_take_it(prover: Prover, node: Node, outcome: Outcome) -> bool:
 
 def on_residual_path(prover: Prover, outcome: Outcome) -> bool:
     """Whether some absorber met the shift itself, not a linear image of it."""
-    linear_seen = passed(outcome, "linear")
-    direct = [a for a, _ in outcome.absorbed.values() if a.kind != "lost" and not behind_linear(prover, a.node)]
-    return bool(direct) or (not linear_seen and not any(a.kind == "lost" for a, _ in outcome.absorbed.values()))
+    return any(a.kind != "lost" and not behind_linear(prover, a.node) for a, _ in outcome.absorbed.values())
 
 
 def behind_linear(prover: Prover, name: str) -> bool:

@@ -22,7 +22,7 @@ from deadweight.proof.weights import weight_view
 from deadweight.rewrite.rewrite import NotDone, Rewrite
 from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.search.prover import Prover
-from deadweight.search.shifts import added_once, claimed, each_norm_shift, make_claim, norm_behind
+from deadweight.search.shifts import added_once, claimed, each_norm_shift, norm_behind, vector_claim
 
 TITLE = Title("DW007", "post-norm-shift")
 
@@ -42,7 +42,7 @@ def with_partner(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     for partner in partners(prover.graph, node):
         outcome = prover.walk_together([node.name, partner], groups.reshape(-1), "weights")
         if outcome.proved and residual_takes_it(prover, node, outcome):
-            claim = make_claim(prover, TITLE, node, groups, outcome)
+            claim = vector_claim(prover, TITLE, node, groups, outcome)
             yield replace(claim, partners=(partner,), into=(partner, *claim.into))
             return
 

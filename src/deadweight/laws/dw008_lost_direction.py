@@ -33,15 +33,21 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         nodes = [] if reader is None else alike(prover.graph, reader)
         if reader is None or node.name not in nodes[:1]:
             continue
-        rows = torch.arange(1, node.shape[-1] + 1)
         parameter = prover.graph.nodes[reader.weight]
+        rows = torch.arange(1, experts_in(prover.graph, node) * node.shape[-1] + 1)
         if reader.shift is None:
             why = "it reads γ·x̂, and x̂ sums to zero", "the component along 1/γ adds 0"
             steps = [Step(name, node.op, *why) for name in nodes]
             claim = make_claim(prover, TITLE, parameter, rows, Outcome(steps, {}))
             yield counted(prover, replace(claim, lost=node.name))
-        else:
+        elif node.op == "linear":
             yield from constant(prover, nodes, parameter, rows)
+
+
+def experts_in(graph: Graph, node: Node) -> int:
+    """How many experts have a matrix in the weight of a linear map; 1 for one matrix."""
+    view = weight_view(graph, node)
+    return 1 if view is None or view.expert is None else graph.nodes[view.parameter].shape[view.expert]
 
 
 def alike(graph: Graph, reader: CentredReader) -> list[str]:
@@ -66,9 +72,10 @@ def constant(prover: Prover, nodes: list[str], parameter: Node, rows: torch.Tens
 
 
 def counted(prover: Prover, claim: ShiftClaim) -> ShiftClaim:
-    """Without the motion of all rows alike, where the mean over the outputs is dead already."""
+    """Without the motion of all rows alike, of each expert, where the mean over the outputs is dead already."""
+    assert claim.lost is not None
     taken = claim.index is None and mean_claimed(prover, prover.graph.nodes[claim.node])
-    return replace(claim, dof=claim.dof - int(taken))
+    return replace(claim, dof=claim.dof - experts_in(prover.graph, prover.graph.nodes[claim.lost]) * int(taken))
 
 
 def follow(prover: Prover, nodes: list[str], groups: torch.Tensor) -> Outcome:
@@ -128,8 +135,6 @@ class LoseDirection(ShiftRewrite):
                 shape = self.graph.nodes[lost].shape
                 parameter = lambda node: self.value(tensors, node)  # noqa: E731
                 amounts = effect(self.graph, self.claim, lost, constant.expand(shape), parameter)
-                if self.claim.absorbers and not amounts:
-                    raise NotDone("the constant that it adds has nowhere to go")
                 self.absorb(tensors, amounts, known)
         rows = rows + torch.outer(u, 1 / gain)
         rows[moving, column] = 0.0
@@ -142,6 +147,9 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     assert isinstance(claim, ShiftClaim)
     if folds_into_weights(claim):
         raise NotDone("no bias to fold the constant into")
+    assert claim.lost is not None
+    if graph.nodes[claim.lost].op != "linear":
+        raise NotDone("its matrices are stored as one parameter for all experts, which keeps all its columns")
     if len(graph.users[claim.node]) > 1:
         raise NotDone("its weight is used at several places, and would have to lose the direction at all of them")
     return LoseDirection(graph=graph, claim=claim)

@@ -62,9 +62,10 @@ class Root:
 def find(prover: Prover) -> Iterator[Claim]:
     met: set[str] = set()  # products that an earlier claim speaks of
     known: KnownGroups = []
+    roots = roots_of(prover.graph)
     for node in prover.graph.nodes.values():
         if node.op == "aten.matmul" and all(isinstance(a, Ref) for a in node.args) and node.name not in met:
-            queries, keys = (roots_of(prover.graph, ref.name) for ref in node.args)
+            queries, keys = (in_order(prover.graph, roots[ref.name]) for ref in node.args)
             gains = {root.is_gain for root in (*queries, *keys)}
             if queries and keys and (gains == {False} or (gains == {True} and len(queries) == len(keys) == 1)):
                 for claim in contraction(prover, node, queries, keys, known):
@@ -72,23 +73,30 @@ def find(prover: Prover) -> Iterator[Claim]:
                     yield claim
 
 
-def roots_of(graph: Graph, name: str) -> tuple[Root, ...]:
-    """The projections (or norm gains) that a value is a linear image of; none where it is made of other things too."""
-    found: dict[str, Root] = {}
-    stack, seen = [name], set[str]()
-    while stack:
-        node = graph.nodes[stack.pop()]
-        if node.name in seen or not graph.depends[node.name][1] or not any(graph.depends[node.name]):
+def in_order(graph: Graph, roots: Roots) -> tuple[Root, ...]:
+    return tuple(roots[name] for name in sorted(roots, key=graph.place.__getitem__)) if roots else ()
+
+
+Roots = dict[str, Root] | None
+
+
+def roots_of(graph: Graph) -> dict[str, Roots]:
+    """For each value the projections (or norm gains) that it is a linear image of, in the graph's order.
+
+    Nothing for a constant, None where it is made of other things too. Of two factors one may be anything: the state of
+    a recurrence decays by factors that data gives.
+    """
+    found: dict[str, Roots] = {}
+    for name, node in graph.nodes.items():
+        root = as_root(graph, node) if graph.depends[name][1] else None
+        if root is not None or not graph.depends[name][1]:
+            found[name] = {} if root is None else {name: root}
             continue
-        seen.add(node.name)
-        root = as_root(graph, node)
-        if root is not None:
-            found[node.name] = root
-        elif node.op in THROUGH:
-            stack.extend(node.inputs)
-        else:
-            return ()
-    return tuple(found[n] for n in sorted(found, key=graph.place.__getitem__))
+        parts = [found[n] for n in dict.fromkeys(node.inputs)] if node.op in THROUGH else [None]
+        usable = [part for part in parts if part is not None]
+        whole = len(usable) == len(parts) or (node.op == "aten.mul" and any(usable))
+        found[name] = {k: v for part in usable for k, v in part.items()} if whole else None
+    return found
 
 
 def as_root(graph: Graph, node: Node) -> Root | None:
@@ -118,7 +126,7 @@ def contraction(
     turned = TurnWalk(prover.identity, writers, sites, size, WalkOptions(contracts=True)).run()
     gains = queries[0].is_gain
     only = turned.proved and bool(turned.contractions) and not turned.rotations and not (gains and turned.norms)
-    if only and not bool(turned.blocks.any()) and not any(s.role == "in" for s in turned.sites):
+    if only and not bool(turned.blocks.any()):  # whatever else reads the space splits it into blocks
         yield from conclude(Root(node, width, gains), turned, first_key, known)
 
 
@@ -198,7 +206,7 @@ def one_way(products: list[Products], width: int) -> list[Products]:
     """Queries left, keys right, one entry per pair of heads. Empty if a side is multiplied with itself."""
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Products]] = {}
     for p in products:
-        if bool((p.left > width).all()) and bool((p.right <= width).all()):
+        if bool((p.left > width).all()):
             p = p.flipped()
         if bool((p.left > width).any()) or bool((p.right <= width).any()):
             return []
@@ -278,8 +286,6 @@ class KeyBasis(BasisRewrite):
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         own, meetings = self.own_site(), self.meetings()
         self.leave_identities(known)
-        if any(s.gain is not None or s.role != "out" for s in self.sites):
-            raise NotDone("a factor per channel stands inside the head")
         if len({len(m.keys) for m in meetings}) != 1:
             raise NotDone("heads of different sizes share one matrix")
         weight = tensors[self.target].movedim(own.axis, 0)

@@ -35,8 +35,7 @@ class ValueBasis(BasisRewrite):
     claim: TurnClaim
 
     def heads(self) -> list[list[int]]:
-        site = next(s for s in self.sites if s.parameter == self.claim.node and s.role == "out")
-        present = sorted(set(site.coordinate.tolist()) - {0})
+        present = sorted(set(self.sites[0].coordinate.tolist()) - {0})
         blocks: dict[int, list[int]] = {}
         for c in present:
             blocks.setdefault(int(self.claim.blocks[c]), []).append(c)
@@ -45,7 +44,7 @@ class ValueBasis(BasisRewrite):
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         own, heads = self.own_site(), self.heads()
         self.leave_identities(known)
-        if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):
+        if any(s.gain is not None for s in self.sites):
             raise NotDone("a factor per channel stands inside the head")
         if len({len(h) for h in heads}) != 1:
             raise NotDone("heads of different sizes share one matrix")

@@ -31,18 +31,19 @@ INSTEAD = "train with the projection as the identity from the start"
 def find(prover: Prover) -> Iterator[TurnClaim]:
     for space in spaces(prover):
         turned = space.turned
-        if turned.proved and is_stream(space) and not turned.rotations and turned.block_sizes() == [turned.size]:
+        whole = turned.block_sizes() == [turned.size] and not any(s.role == "gain" for s in turned.sites)
+        if turned.proved and is_stream(space) and not turned.rotations and whole:
             for square in square_readers(prover, space)[:1]:
                 note = "choose the turn equal to this projection: it becomes the identity, if it is invertible"
                 yield turn_claim(prover, TITLE, square, turned, note=note)
 
 
 def square_readers(prover: Prover, space: Space) -> list[str]:
-    """The square projections that read the stream, in their order."""
-    wanted = (space.turned.size,) * 2
-    return [
-        s.parameter for s in space.turned.sites if s.role == "in" and prover.graph.nodes[s.parameter].shape == wanted
-    ]
+    """The square projections that read the stream, in their order; one that writes to it as well is turned twice."""
+    sites, wanted = space.turned.sites, (space.turned.size,) * 2
+    writing = {s.parameter for s in sites if s.role != "in"}
+    square = [s.parameter for s in sites if s.role == "in" and prover.graph.nodes[s.parameter].shape == wanted]
+    return [parameter for parameter in square if parameter not in writing]
 
 
 def refused(prover: Prover) -> Iterator[tuple[str, str]]:
@@ -92,7 +93,7 @@ class WholeProjection(BasisRewrite):
         return True
 
     def reader(self) -> Site:
-        return next(s for s in self.sites if s.parameter == self.claim.node and s.role == "in")
+        return next(s for s in self.sites if s.parameter == self.claim.node)  # it does not write the stream
 
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         site = self.reader()
@@ -100,7 +101,7 @@ class WholeProjection(BasisRewrite):
         condition = float(torch.linalg.cond(theta))
         if not condition < self.growth:
             raise NotDone(f"the projection has condition number {condition:.0f}; it would cost precision")
-        if any(s.gain is not None or s.role not in ("out", "in") for s in self.sites):
+        if any(s.gain is not None for s in self.sites):
             raise NotDone("a factor per channel stands on the stream")
         (stream,) = self.heads()
         inverse_theta = torch.linalg.inv(theta).T

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,10 +25,9 @@ from deadweight.search.shifts import (
     common,
     each_element,
     ended_at,
-    make_claim,
-    mean_claimed,
     norm_behind,
     passed,
+    vector_claim,
 )
 
 TITLE = Title("DW017", "biases-at-one-place")
@@ -40,12 +38,8 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         table = any(r.op == "aten.embedding" for r in prover.graph.users[node.name])
         if is_vector(node) and not table and not all_claimed(prover, node):
             of_norm = norm_behind(prover.graph, added_once(prover.graph, node)) is not None
-            single = (
-                () if of_norm else whole(prover, node) or each_element(prover, TITLE, node, meets_another, "biases")
-            )
-            for claim in single:
-                overlap = int(mean_claimed(prover, node))
-                yield replace(claim, dof=claim.dof - overlap)
+            if not of_norm:
+                yield from whole(prover, node) or each_element(prover, TITLE, node, meets_another, "biases")
             if not prover.has(MEAN_BEFORE_LAYERNORM, node.name) and not prover.has(TITLE, node.name):
                 yield from common(prover, TITLE, node, mean_meets_another, "biases")
 
@@ -57,7 +51,7 @@ def whole(prover: Prover, node: Node) -> list[ShiftClaim]:
         return []
     outcome = prover.walk(node.name, groups, "biases")
     taken = outcome.proved and meets_another(prover, node, outcome)
-    return [make_claim(prover, TITLE, node, groups, outcome)] if taken else []
+    return [vector_claim(prover, TITLE, node, groups, outcome)] if taken else []
 
 
 def mean_meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:

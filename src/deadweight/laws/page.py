@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from deadweight.errors import DeadweightError
 
@@ -29,7 +30,11 @@ class Page:
 @cache
 def pages() -> tuple[Page, ...]:
     """All pages that are stored, by code."""
-    folder = files("deadweight").joinpath("laws", "pages")
+    return read_pages(files("deadweight").joinpath("laws", "pages"))
+
+
+def read_pages(folder: Traversable) -> tuple[Page, ...]:
+    """The pages of a folder, by code; other files are left out."""
     texts = {item.name: item.read_text(encoding="utf-8") for item in folder.iterdir() if item.name.endswith(".md")}
     return tuple(parse_page(name, texts[name]) for name in sorted(texts))
 

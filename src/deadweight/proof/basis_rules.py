@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -12,8 +13,9 @@ from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Node, Ref
 from deadweight.proof import field
-from deadweight.proof.basis import Contraction, Site, TurnWalk, turn_rule
+from deadweight.proof.basis import Contraction, Site, TurnWalk, copies_of, signatures, turn_rule
 from deadweight.proof.concatenation import vectors_beside
+from deadweight.proof.identity_labels import LARGE
 from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.linear_form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
 from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
@@ -21,7 +23,7 @@ from deadweight.proof.powers import multiplied
 from deadweight.proof.readers import is_vector_of_parameters, picks_along_last
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked
-from deadweight.proof.weights import uses_of, weight_view
+from deadweight.proof.weights import groups_of, uses_of, weight_view
 
 
 @turn_rule(*(SHAPE - INDEXED))
@@ -267,21 +269,48 @@ def product(walk: TurnWalk, node: Node) -> Form:
 def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
     """Whether a parameter multiplies every coordinate of the whole space by a number of its own."""
     slot = form.single
-    if slot is None or form.gain is not None or walk.scalar or node.shape[-1] != walk.width:
+    if slot is None or form.gain is not None or walk.scalar or not is_whole(walk, slot, node.shape[-1]):
         return False
     last = coordinate_axis(slot.coordinate.expand(node.shape)) == len(node.shape) - 1
     return last and is_vector_of_parameters(walk.graph, other.name, node.shape)
+
+
+def is_whole(walk: TurnWalk, slot: Slot, width: int) -> bool:
+    """Whether all coordinates stand side by side; behind a norm, which leaves rotations only, also several times."""
+    often = walk.turned.rotations and width % walk.width == 0 and not bool((slot.coordinate == 0).any())
+    return width == walk.width or often
 
 
 @turn_rule("linear", EXPERTS, *CONVOLUTIONS)
 def linear(walk: TurnWalk, node: Node) -> None:
     """A linear map that reads the space undoes the turn in its own weight."""
     form, view = walk.get(node.args[0]), weight_view(walk.graph, node)
+    if form is not None and view is None and is_depthwise(walk, node):
+        read_channels(walk, node, channels_last(form))
+        return
     if form is None or view is None:
         raise Blocked(node.name, node.op, "its weight is not a parameter used whole")
     if node.op in CONVOLUTIONS:
         form = channels_last(form)
     walk.read(node, view, view.input, form)
+
+
+def is_depthwise(walk: TurnWalk, node: Node) -> bool:
+    """A convolution that reads every channel by itself, with kernels of its own."""
+    channels = node.op in CONVOLUTIONS and walk.graph.node(node.args[0]).shape[1]
+    return bool(channels) and groups_of(node) == channels
+
+
+def read_channels(walk: TurnWalk, node: Node, form: Form) -> None:
+    """The kernels of a channel undo its scale; channels are not mixed, so nothing but scales is undone."""
+    view, slot = weight_view(walk.graph, node, rows_only=True), form.single
+    if view is None or slot is None:
+        raise Blocked(node.name, node.op, "its weight is not a parameter used whole, or it reads sums of coordinates")
+    often = walk.graph.nodes[view.parameter].shape[0] // slot.coordinate.shape[-1]
+    spread = [x.repeat_interleave(often, -1) for x in (slot.coordinate, slot.factor)]
+    walk.read(node, view, 0, form.with_slots([Slot(*spread)]))
+    if not walk.scalar:
+        walk.turned.single_coordinates()
 
 
 @turn_rule("aten.matmul", "bag")
@@ -302,10 +331,26 @@ def matmul(walk: TurnWalk, node: Node) -> Form | None:
         raise Blocked(node.name, node.op, "sums of several coordinates are multiplied, or vectors")
     if not torch.equal(slot.coordinate, slot.coordinate.narrow(axis, 0, 1).expand_as(slot.coordinate)):
         raise Blocked(node.name, node.op, "it mixes coordinates with data")
+    if left is None and is_long_sum(walk, other, slot):
+        return form.with_slots([named_sums(walk, node, other, slot)])
     weights = walk.numbers_of(other)
     factor = field.matmul(slot.factor, weights) if left is not None else field.matmul(weights, slot.factor)
     coordinate = slot.coordinate.narrow(axis, 0, 1).expand(node.shape)
     return form.with_slots([Slot(coordinate, factor)])
+
+
+def is_long_sum(walk: TurnWalk, weights: Ref, slot: Slot) -> bool:
+    """Whether there are too many weights to compute with, and the vectors that they sum are whole."""
+    node = walk.graph.node(weights)
+    whole = torch.equal(slot.factor, slot.factor[..., :1].expand_as(slot.factor))
+    return math.prod(node.shape) > LARGE and walk.identity.is_new(node) and whole
+
+
+def named_sums(walk: TurnWalk, node: Node, weights: Ref, slot: Slot) -> Slot:
+    """Sums of whole vectors are whole vectors: one factor each, named by the weights and by what they sum."""
+    along = slot.coordinate.narrow(-2, 0, 1).expand(node.shape)
+    sums = mix(walk.identity.lines(weights.name, -1), fold(slot.factor[..., :1] + 1, -2).unsqueeze(-2))
+    return Slot(along, torch.where(along == 0, 0, field.generic(sums).expand(node.shape)))
 
 
 @turn_rule(*(POSITIVELY_HOMOGENEOUS - RECURRENT))
@@ -359,20 +404,34 @@ def norm_core(walk: TurnWalk, node: Node) -> Form | None:
         return scaled(form, field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape))
     if slot is None or node.args[1] != 1 or form.power != 1:
         raise Blocked(node.name, node.op, "it reads sums of several coordinates")
-    uniform(walk, node, slot)
+    if walk.scalar:
+        uniform(walk, node, slot)
     eps = float(node.args[-1])
     walk.turned.epsilon = max(eps, walk.turned.epsilon or 0.0)
     if walk.scalar:
         return None
-    coordinate = lines(slot)[0][0]
-    often = coordinate.unique(return_counts=True)[1]
-    part = len(often) != walk.width or bool((often != often[0]).any()) or bool((coordinate == 0).any())
-    if form.gain is not None or part:
-        raise Blocked(node.name, node.op, "the norm reads more or less than the whole space")
+    if form.gain is not None:
+        raise Blocked(node.name, node.op, "a gain stands before the norm")
+    split_by_vectors(walk, node, slot)
     walk.turned.rotations = True
     walk.turned.fixes_ones |= node.op == "core.layer"
-    factor = field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape)
-    return form.with_slots([Slot(slot.coordinate, factor)])
+    return scaled(form, field.generic(fresh((*node.shape[:-1], 1), node.name)).expand(node.shape))
+
+
+def split_by_vectors(walk: TurnWalk, node: Node, slot: Slot) -> None:
+    """Coordinates that stand in the same vectors of those that a norm reads side by side may be mixed.
+
+    ‖(x, y)‖² = ‖x‖² + ‖y‖²: heads before they are joined, say. Every coordinate must be there; so may be other numbers,
+    which no turn moves.
+    """
+    coordinate, factor = lines(slot)
+    if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
+        raise Blocked(node.name, node.op, "the vectors it reads are not whole")
+    inside = coordinate[0] != 0
+    if len(coordinate[0][inside].unique()) != walk.width:
+        raise Blocked(node.name, node.op, "the norm reads less than the whole space")
+    along = coordinate[0][inside]
+    walk.turned.split(signatures(along, copies_of(along, factor[:, inside]), walk.turned.size))
 
 
 @turn_rule("aten.mean", "aten.sum")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Graph, Node, Ref, Value
-from deadweight.proof.labels import Labels, compact, fresh, key, mix
+from deadweight.proof.labels import Labels, compact, fold, fresh, key, mix
 from deadweight.proof.opsets import FREE, INDEXED, KEEPS_REPEATED, POINTWISE, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, refuse_large
 
 ELEMENTWISE = POINTWISE | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where", "aten.masked_fill"}
+
+
+LARGE = 1 << 20  # elements of a value: below this, labels of all of them take no time
 
 
 class Identity:
@@ -30,6 +35,22 @@ class Identity:
         if name not in self.known:
             self.known[name] = self.compute(self.graph.nodes[name])
         return self.known[name]
+
+    def lines(self, name: str, axis: int) -> Labels:
+        """One label for every line of a value along an axis, of length one there: two with one label are equal.
+
+        Of a large value whose elements are all different, as the scores of all queries and keys, only the lines are
+        labelled: memory and time then grow with the number of lines.
+        """
+        node = self.graph.nodes[name]
+        if math.prod(node.shape) <= LARGE or name in self.known or not self.is_new(node):
+            return fold(self.of(name), axis).unsqueeze(axis)
+        shape = [1 if a == axis % len(node.shape) else n for a, n in enumerate(node.shape)]
+        return fresh(tuple(shape), name, "line", axis % len(node.shape))
+
+    def is_new(self, node: Node) -> bool:
+        """Whether every element of a value gets a label of its own."""
+        return node.op != "buffer" and node.op not in SHAPE and node.op not in ELEMENTWISE
 
     def compute(self, node: Node) -> Value:
         if node.op not in FREE | KEEPS_REPEATED or node.op not in ELEMENTWISE | SHAPE:

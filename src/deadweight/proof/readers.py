@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
+from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.weights import uses_of, weight_view
 
 KEEPS_LAST_AXIS = {"aten.unsqueeze", "aten.squeeze", "aten.expand", "aten.slice", "aten.select", "aten.reshape"}
-KEEPS_LAST_AXIS |= {"aten.transpose", "aten.permute", "aten.index", "aten.index_select"}
+KEEPS_LAST_AXIS |= {"aten.transpose", "aten.permute", "aten.index", "aten.index_select", "aten.repeat_interleave"}
 
 
 @dataclass(frozen=True)
 class CentredReader:
-    """A linear map that reads γ·x̂ + β, where x̂ sums to zero along the axis that is contracted."""
+    """A linear map, or one for each expert, that reads γ·x̂ + β: x̂ sums to zero along the axis that is contracted."""
 
     weight: str  # parameter node
     core: str
@@ -31,7 +32,7 @@ def centred_reader(graph: Graph, node: Node) -> CentredReader | None:
 
 def centred_input(graph: Graph, node: Node) -> CentredReader | None:
     """The LayerNorm behind a linear map, if its input is that LayerNorm's output and nothing else."""
-    view = weight_view(graph, node) if node.op == "linear" else None
+    view = weight_view(graph, node) if node.op in ("linear", EXPERTS) else None
     if view is None:
         return None
     name, gain, shift = skip_shape(graph, node.args[0].name), None, None
@@ -63,6 +64,9 @@ def moves_last(graph: Graph, node: Node, before: Node) -> bool:
         return node.args[1][-1] % rank != rank - 1
     if node.op in ("aten.slice", "aten.select", "aten.index_select"):
         return (node.args[1] if len(node.args) > 1 else 0) % rank == rank - 1
+    if node.op == "aten.repeat_interleave":
+        axis = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
+        return axis is None or axis % rank == rank - 1
     if node.op == "aten.index":
         return picks_along_last(graph, node, rank)
     return False

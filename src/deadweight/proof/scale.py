@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof import field as exact
+from deadweight.proof.labels import compact
 from deadweight.proof.opsets import SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, Step
@@ -50,7 +51,8 @@ class ScaleWalk:
 
     def __init__(self, graph: Graph, source: str, parts: Tensor) -> None:
         self.graph, self.source = graph, source
-        self.labels: dict[str, Tensor] = {source: torch.where(parts == 0, 0, exact.generic(parts))}
+        short = compact(parts)
+        self.labels: dict[str, Tensor] = {source: torch.where(short == 0, 0, exact.generic(short)).expand(parts.shape)}
         self.scaled = Scaled()
 
     def run(self) -> Scaled:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from deadweight.notebook import Shown
 from deadweight.proof.verdict import Tier
 from deadweight.reduce.noise_floor import Verification
 from deadweight.reduce.plan import Layout, Skipped
@@ -32,7 +33,7 @@ def describe_rewrite(rewrite: Rewrite) -> AppliedRewrite:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class Reduction(Shown):
     """A plan and, if it was applied, its result."""
 
     model: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deadweight.audit.result import Finding, Pieces, Severity, Unknown
 from deadweight.proof.verdict import Tier, Verdict
-from deadweight.report.name_pattern import Pattern, collapse, join_pieces, pieces_text
+from deadweight.report.name_pattern import Pattern, collapse, collapse_with_names, join_pieces, pieces_text
 
 _ORDER: dict[Verdict, int] = {"dead": 0, "folds": 1, "gauge": 2}
 
@@ -91,7 +91,7 @@ def _places(findings: list[Finding]) -> list[tuple[Pattern, Pieces | None, tuple
     for name, of_parameter in by_name.items():
         by_pieces[join_pieces(f.slice for f in of_parameter)].append(name)
     return [
-        (pattern, pieces, tuple(f for name in names if name in pattern for f in by_name[name]))
+        (pattern, pieces, tuple(f for name in members for f in by_name[name]))
         for pieces, names in by_pieces.items()
-        for pattern in collapse(names)
+        for pattern, members in collapse_with_names(names)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,6 +59,19 @@ def collapse(names: Iterable[str]) -> list[Pattern]:
         for (fixed, numbers_seen), ends in leaves.items()
         for holes in _products(set(numbers_seen))
     ]
+
+
+def collapse_with_names(names: Sequence[str]) -> list[tuple[Pattern, list[str]]]:
+    """Patterns for these names, each with its own; a name is compared with the patterns of its text alone."""
+    result: list[tuple[Pattern, list[str]]] = [(pattern, []) for pattern in collapse(names)]
+    by_text: dict[tuple[tuple[str, ...], str], list[tuple[Pattern, list[str]]]] = defaultdict(list)
+    for pattern, members in result:
+        for leaf in pattern.leaves:
+            by_text[pattern.fixed, leaf].append((pattern, members))
+    for name in names:
+        fixed, _, leaf = split(name)
+        next(members for pattern, members in by_text[fixed, leaf] if name in pattern).append(name)
+    return result
 
 
 def ranges(values: Collection[int]) -> str:

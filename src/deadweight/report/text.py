@@ -14,6 +14,8 @@ def printable(text: str) -> str:
 
     Markup needs no escaping: reports pass the result to rich as `Text`, which is not parsed.
     """
+    if text.isprintable():  # nothing to escape, which is nearly always so
+        return text
     return "".join(_escape(c) if unicodedata.category(c) in _UNSAFE else c for c in text)
 
 

@@ -18,6 +18,7 @@ from deadweight.compress.attention_calls import Observer, observing
 from deadweight.compress.calibration import EMBEDDED, edges, token_windows, tokenizer_for
 from deadweight.compress.streaming import device_of
 from deadweight.errors import DeadweightError
+from deadweight.notebook import Shown
 from deadweight.progress import Progress, silent
 from deadweight.saturation.attention_rows import Causality, RowObserver, sample_positions
 from deadweight.saturation.slopes import FEWEST, LayerSlopes, factors, layer_of
@@ -30,7 +31,7 @@ AT_A_TIME = 4096  # tokens per batch
 
 
 @dataclass(frozen=True)
-class Saturation:
+class Saturation(Shown):
     """Every layer and head of a model on a text."""
 
     model: str

@@ -94,8 +94,6 @@ def follow_back(graph: Graph, node: Node, channel: int) -> Chain | None:
             biases.append(parameter_behind(graph, other))
         steps.append(Step(node.name, node.op, between.value, "scaled, up to a constant of its channel", True))
         node = graph.node(next(a for a in node.args if isinstance(a, Ref) and a.name != other))
-    if "" in biases:
-        return None
     steps.append(Step(node.name, node.op, "row c of the weight is scaled, so channel c is", "scaled", True))
     return Chain(node, tuple(steps), tuple(biases), constant)
 

@@ -101,10 +101,9 @@ class Way:
         """The rows of the result's elements; None where the operation is not one that passes scales on."""
         if node.op == "getitem" and isinstance(value, (list, tuple)):
             return value[node.args[1]]
-        if not isinstance(value, Tensor) or len(known) > 1:
+        if not isinstance(value, Tensor):
             return None
-        number = len(node.inputs) == 1 and isinstance(node.args[0], Ref) and not node.kwargs
-        if node.op in ("aten.mul", "aten.div") and number:
+        if node.op in ("aten.mul", "aten.div") and len(node.inputs) == 1 and not node.kwargs:
             return value
         if node.op == "aten.add" and not node.kwargs:
             return self.with_bias(node, known[0], value)
@@ -160,7 +159,7 @@ def find_line_scales(prover: Prover, law: Title) -> Iterator[tuple[LineScaleClai
         uses = [prover.graph.nodes[use] for use in uses_of(prover.graph, node.name)] if len(node.shape) == 2 else []
         if uses and all(use.op == "aten.embedding" and use.args[0].name == node.name for use in uses):
             followed = of_table(prover, node, uses)
-        elif len(uses) == 1 and is_projection(prover.graph, node, uses[0]):
+        elif len(uses) == 1 and is_projection(prover.graph, uses[0]):
             followed = of_projection(prover, node, uses[0])
         else:
             continue
@@ -169,10 +168,9 @@ def find_line_scales(prover: Prover, law: Title) -> Iterator[tuple[LineScaleClai
             yield claim_of(law, scaled, way), [use.name for use in uses]
 
 
-def is_projection(graph: Graph, node: Node, use: Node) -> bool:
-    """Whether a linear map of data uses this parameter as its weight; a map of parameters is another finder's."""
-    view = weight_view(graph, use) if use.op == "linear" and graph.depends[use.name][1] else None
-    return view is not None and view.parameter == node.name
+def is_projection(graph: Graph, use: Node) -> bool:
+    """Whether a linear map of data uses a parameter as its weight; a map of parameters is another finder's."""
+    return graph.depends[use.name][1] and weight_view(graph, use) is not None
 
 
 Scaled = tuple[tuple[str, int, Tensor], ...]

@@ -17,6 +17,7 @@ from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Node
 from deadweight.proof.scale import Scaled, ScaleWalk
 from deadweight.proof.steps import Step
+from deadweight.proof.weights import uses_of
 from deadweight.search.prover import Prover
 
 
@@ -43,7 +44,8 @@ class LengthClaim(Claim):
 
 def find_lengths(prover: Prover, law: Title) -> Iterator[LengthClaim]:
     for node in changed_before_use(prover):
-        yield from lengths(prover, law, node)
+        if not any(prover.graph.depends[use][1] for use in uses_of(prover.graph, node.name)):  # views aside
+            yield from lengths(prover, law, node)
 
 
 def changed_before_use(prover: Prover) -> Iterator[Node]:
@@ -71,7 +73,7 @@ def candidates(node: Node) -> Iterator[Tensor]:
 
 
 def length_claim(law: Title, node: Node, parts: Tensor, scaled: Scaled) -> LengthClaim:
-    note = f"the norm's ε of {scaled.epsilon:g} is taken for 0" if scaled.epsilon else ""
+    exact = "the length of a weight that is divided by its own norm"
     return LengthClaim(
         law=law,
         node=node.name,
@@ -79,7 +81,7 @@ def length_claim(law: Title, node: Node, parts: Tensor, scaled: Scaled) -> Lengt
         verdict="gauge",
         tier="epsilon" if scaled.epsilon else "real",
         steps=(Step(node.name, node.op, "the parameter is scaled here", "scaled", True), *scaled.steps),
-        note=note or "the length of a weight that is divided by its own norm",
+        note=f"the norm's ε of {scaled.epsilon:g} is taken for 0" if scaled.epsilon else exact,
         epsilon=scaled.epsilon,
         parts=parts,
     )

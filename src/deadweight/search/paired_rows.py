@@ -131,7 +131,7 @@ def common_sum(graph: Graph, first: Node, second: Node) -> tuple[Step, ...] | No
     """The steps from two lookups to the sum in which both meet, if nothing else reads them or the sums before it."""
     ways = [sums_after(graph, node) for node in (first, second)]
     meeting = next((name for name in ways[0] if name in ways[1]), None)
-    if meeting is None or first.shape != second.shape or graph.nodes[meeting].shape != first.shape:
+    if meeting is None:
         return None
     moved = dict.fromkeys([n for way in ways for n in way[: way.index(meeting)]])
     places = sorted(moved, key=graph.place.__getitem__)
@@ -142,7 +142,7 @@ def common_sum(graph: Graph, first: Node, second: Node) -> tuple[Step, ...] | No
 
 
 def sums_after(graph: Graph, node: Node) -> list[str]:
-    """The lookup and the sums that it goes through, each of which has one reader."""
+    """The lookup and the sums of its shape that it goes through, each of which has one reader."""
     result = [node.name]
     while len(graph.users[result[-1]]) == 1 and result[-1] not in graph.outputs:
         reader = graph.users[result[-1]][0]
@@ -157,7 +157,7 @@ def meeting_rows(graph: Graph, tokens: str, positions: str, n_rows: int) -> tupl
     """k and r such that positions are r exactly where tokens are k, by trying every pattern of "token = k"."""
     for comparison in graph.users[tokens]:
         number = comparison.args[1] if len(comparison.args) == 2 else None
-        if comparison.op not in ("aten.eq", "aten.ne") or type(number) is not int or comparison.args[0] != Ref(tokens):
+        if comparison.op not in ("aten.eq", "aten.ne") or type(number) is not int:
             continue
         needed = ancestors(graph, positions, {comparison.name: True})
         alone = not any(graph.nodes[n].op in ("input", "parameter") for n in needed)
@@ -178,9 +178,7 @@ def always_there(graph: Graph, comparison: Node, needed: list[str]) -> int | Non
         for name in needed:
             known[name] = value_of(graph, graph.nodes[name], known, graph.tensors, {})
         chosen = pattern if comparison.op == "aten.eq" else ~pattern
-        comparison_value = known[needed[-1]]
-        if comparison_value.shape != chosen.shape:
-            return None
-        here.update(comparison_value[chosen].tolist())
-        elsewhere.update(comparison_value[~chosen].tolist())
+        positions = known[needed[-1]]
+        here.update(positions[chosen].tolist())
+        elsewhere.update(positions[~chosen].tolist())
     return here.pop() if len(here) == 1 and not here & elsewhere else None

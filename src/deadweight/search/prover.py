@@ -210,10 +210,13 @@ def split_by_readers(graph: Graph, node: Node, numbers: Tensor) -> list[Tensor]:
 
 
 def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[str, Tensor]) -> None:
-    """Elements travel through shape operations and one addition to a linear map's output; note who computes next."""
+    """Elements travel through shape operations, products with constants and one addition to a linear map's output.
+
+    Note who computes next.
+    """
     known = [values[n] for n in node.inputs if n in values]
     moved = None
-    if node.op == "aten.add" and adds_to_product(graph, node, values):
+    if (node.op == "aten.add" and adds_to_product(graph, node, values)) or is_constant_multiple(graph, node, values):
         moved = known[0].expand(node.shape)
     elif known_indices(graph, node) is not None and node.target is not None and node.args[0].name in values:
         moved = node.target(values[node.args[0].name], known_indices(graph, node))
@@ -234,6 +237,15 @@ def adds_to_product(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool
     """A bias and the product it is added to: elements of either keep their places."""
     others = [graph.node(a) for a in node.args if isinstance(a, Ref) and a.name not in values]
     return len(others) == 1 and len(node.inputs) == 2 and others[0].op in ("linear", "aten.reshape", "parameter")
+
+
+def is_constant_multiple(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool:
+    """A value times, or over, what depends on neither parameters nor inputs: elements keep their places."""
+    if node.op not in ("aten.mul", "aten.div") or node.kwargs or not isinstance(node.args[0], Ref):
+        return False
+    others = [name for name in node.inputs if name not in values]
+    constant = all(graph.depends[name] == (False, False) for name in others)
+    return constant and len(node.inputs) - len(others) == 1 and (node.op == "aten.mul" or node.args[0].name in values)
 
 
 def run_shape(node: Node, value: Tensor) -> Tensor:

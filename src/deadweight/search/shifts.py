@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -72,7 +73,29 @@ def each_element(
             continue
         kept, outcome = prover.prove(node.name, groups, absorbers)
         if outcome.proved and accept(prover, node, outcome):
-            yield make_claim(prover, law, node, kept, outcome)
+            yield vector_claim(prover, law, node, kept, outcome)
+
+
+def vector_claim(prover: Prover, law: Title, node: Node, groups: Tensor, outcome: Outcome) -> ShiftClaim:
+    """A claim about a vector, less the sums of its elements that an earlier law has claimed.
+
+    Where single elements fold and some sum of them is dead, what takes them over is dead along that sum too, and
+    claimed so: the motion of the sum would be counted twice.
+    """
+    claim = make_claim(prover, law, node, groups, outcome)
+    return replace(claim, dof=claim.dof - sum(common_sums(groups, c.groups) for c in shift_claims(prover, node)))
+
+
+def common_sums(one: Tensor, other: Tensor) -> int:
+    """How many sets of elements are made of whole groups of the one, and of whole groups of the other (0: no group)."""
+    names = torch.arange(1, one.numel() + 1)  # of the set that an element is in, 0 for those outside
+    while True:
+        before = names
+        for groups in (one.reshape(-1), other.reshape(-1)):
+            least = torch.full((int(groups.max()) + 1,), len(names)).scatter_reduce(0, groups, names, "amin")
+            names = torch.where(groups == 0, 0, least[groups])
+        if torch.equal(names, before):
+            return int((names.unique() != 0).sum())
 
 
 def each_norm_shift(prover: Prover, law: Title, accept: Accept) -> Iterator[ShiftClaim]:
@@ -84,21 +107,24 @@ def each_norm_shift(prover: Prover, law: Title, accept: Accept) -> Iterator[Shif
 
 def claimed(prover: Prover, node: Node, groups: Tensor) -> bool:
     """Whether an earlier law has already made these elements redundant, one by one."""
-    of_node = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]
-    return any(element_wise(c) and bool(((c.groups != 0) & (groups != 0)).any()) for c in of_node)
+    single = [c for c in shift_claims(prover, node) if element_wise(c)]
+    return any(bool(((c.groups != 0) & (groups != 0)).any()) for c in single)
 
 
 def all_claimed(prover: Prover, node: Node) -> bool:
-    """Whether earlier laws have found every element of a parameter dead, one by one."""
-    dead = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
-    dead = [c for c in dead if c.lost is None and element_wise(c)]
-    return bool(dead) and bool(torch.stack([(c.groups != 0).expand(node.shape) for c in dead]).any(0).all())
+    """Whether earlier laws have made every element of a parameter redundant, one by one."""
+    single = [c for c in shift_claims(prover, node) if element_wise(c)]
+    return bool(single) and bool(torch.stack([(c.groups != 0).expand(node.shape) for c in single]).any(0).all())
 
 
 def mean_claimed(prover: Prover, node: Node) -> bool:
     """Whether an earlier law has found a common motion of a parameter's elements dead: one direction is taken."""
-    claims = [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.verdict == "dead"]
-    return any(c.lost is None and not element_wise(c) for c in claims)
+    return any(c.verdict == "dead" and not element_wise(c) for c in shift_claims(prover, node))
+
+
+def shift_claims(prover: Prover, node: Node) -> list[ShiftClaim]:
+    """What earlier laws claim of a parameter's elements; the direction that LayerNorm lost is no sum of elements."""
+    return [c for c in prover.claims if c.node == node.name and isinstance(c, ShiftClaim) and c.lost is None]
 
 
 def tied_groups(graph: Graph, node: Node) -> Iterator[Tensor]:
@@ -148,6 +174,8 @@ def common(
         return
     for groups in tied_groups(prover.graph, node):
         groups = without_unread(prover, node, groups)
+        if any(torch.equal(compact(c.groups), compact(groups)) for c in shift_claims(prover, node)):
+            continue  # it dies in several ways, and an earlier law has claimed it
         outcome = prover.attempt(node.name, groups, absorbers)
         if outcome.proved and accept(prover, node, outcome):
             yield make_claim(prover, law, node, groups, outcome)

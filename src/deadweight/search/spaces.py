@@ -70,7 +70,7 @@ def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False
         if met := beside & (turned.touched | set(writers.nodes)):
             turned.blocked = Blocked(min(met), "parameter", "a tied table scales it, and what it reads as well")
         between = {name for name, step in writers.behind.items() if step.op != "linear"}  # a linear map may read it too
-        if met := (between & turned.touched) | (writers.behind.keys() & writers.nodes.keys()):
+        if met := between & turned.touched:
             turned.blocked = Blocked(min(met), "parameter", "it turns behind a gain, and without it as well")
         turned.steps.extend(writers.steps)
         turned.steps[:0] = writers.behind.values()

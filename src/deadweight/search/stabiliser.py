@@ -124,7 +124,7 @@ def link(graph: Graph, blocks: list[Block]) -> None:
         for place in places:
             for other in places:
                 a, b = place.site, other.site
-                if a.axis != b.axis and (a.role == "in") != (b.role == "in"):
+                if a.axis != b.axis:
                     slices = torch.Size(shape).numel() // (shape[a.axis] * shape[b.axis])
                     place.links.append((other, slices))
 
@@ -193,11 +193,14 @@ def connected(blocks: list[Block]) -> Iterator[list[Block]]:
 
 
 def together(group: list[Block], still: set[Block], most: int) -> int:
-    """The turns of linked blocks that move nothing, at random weights; `most` where that is too much to solve for."""
+    """The turns of linked blocks that move nothing, at random weights; `most` where that is too much to solve for.
+
+    Of rotations there are no more than of all turns, which are solved for.
+    """
     links = [(other, place, n) for block in group for place in block.places for other, n in place.links if place.writes]
     links = [(source, target, n) for source, target, n in links if source.block not in still]
     sizes = [source.block.size * target.block.size for source, target, _ in links]
-    if not links or most > LARGEST or max(sizes) > LARGEST or any(b.rotations or b.entry > 1 for b in group):
+    if not links or most > LARGEST or max(sizes) > LARGEST or any(b.entry > 1 for b in group):
         return most
     generator = torch.Generator().manual_seed(0)
     ends = {block: both_ends(block, still, generator) for block in group}

@@ -29,7 +29,7 @@ class Taken:
         common = [c for c in claims if c.lost is None and not element_wise(c)]
         count = columns(single, site.axis, index, shape)
         count += any(lost(c, index) for c in claims if c.lost is not None and site.role != "in")
-        return count + any(along(c, site.axis, index, shape) for c in common)
+        return count + sum(along(c, site.axis, index, shape) for c in common)
 
 
 def columns(claims: list[ShiftClaim], axis: int, index: Tensor, shape: tuple[int, ...]) -> int:
@@ -45,10 +45,16 @@ def lost(claim: ShiftClaim, index: Tensor) -> bool:
     return bool((claim.groups.reshape(-1)[index] != 0).all())
 
 
-def along(claim: ShiftClaim, axis: int, index: Tensor, shape: tuple[int, ...]) -> bool:
-    """All rows alike (a vector that moves between tables, a dead mean of the outputs): one direction."""
-    lines = compact(claim.groups).movedim(axis, 0).flatten(1) if len(shape) > 1 else claim.groups.reshape(-1, 1)
-    if not torch.equal(lines, lines[:, :1].expand_as(lines)):
-        return False
-    numbers = lines[:, 0].expand(shape[axis])[index]
-    return bool((numbers != 0).all()) and len(numbers.unique()) == len(numbers)
+def along(claim: ShiftClaim, axis: int, index: Tensor, shape: tuple[int, ...]) -> int:
+    """Columns that move alike (a vector that moves between tables, a dead mean of the outputs) are one direction.
+
+    A kernel of several taps has one dead mean for each. No number may stand at two places of the axis: these would move
+    together, and x could not be chosen at will.
+    """
+    groups = compact(claim.groups)
+    lines = groups.movedim(axis, 0).flatten(1) if len(shape) > 1 else groups.reshape(-1, 1)
+    if len(lines) != shape[axis]:
+        return 0  # the same at all places of the axis
+    numbers, place, counts = lines.unique(dim=1).unique(return_inverse=True, return_counts=True)
+    own = (counts == 1) & (numbers != 0)
+    return int(own[place][index].all(0).sum())

@@ -50,7 +50,7 @@ def along_lost_direction(
     affine = {p for part in (reader.gain, reader.shift) if part for p in ancestors(prover.graph, part, {})}
     if affine & {a.parameter for a, _ in outcome.absorbed.values()}:
         return  # 1/γ or Σ(β/γ) would move as well
-    if outcome.proved and outcome.absorbed:
+    if outcome.proved:
         claim = make_claim(prover, law, node, torch.ones(node.shape[0], dtype=torch.int64), outcome)
         why = "the table is tied: its rows move along 1/γ of the norm that the readout reads"
         yield replace(claim, lost=readout.name, note=why)

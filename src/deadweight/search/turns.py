@@ -58,13 +58,23 @@ def each_space(prover: Prover) -> Iterator[Space]:
             turned = explore(prover, writers, size, powers=True)
             if len(writers.nodes) > 1 or turned.proved:
                 covered.update(writers.nodes)
+            if turned.proved:
+                covered.update(biases_of_experts(prover.graph, turned))
             yield Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))
+
+
+def biases_of_experts(graph: Graph, turned: Turned) -> Iterator[str]:
+    """Look-ups of biases that turn along expert by expert: all experts turned alike is part of that, not one more."""
+    tables = {site.parameter for site in turned.sites if site.expert is not None}
+    for node in (graph.nodes[name] for name in turned.touched):
+        if node.op == "aten.embedding" and node.inputs[0] in tables:
+            yield node.name
 
 
 def matrices(graph: Graph, writers: Writers) -> Iterator[str]:
     """The parameters through which the writers write, biases aside."""
     for node in (graph.nodes[name] for name in writers.nodes):
-        view = weight_view(graph, node)
+        view = weight_view(graph, node, rows_only=True)
         if view is not None:
             yield view.parameter
         elif node.op != "parameter" or len(node.shape) > 1:
@@ -72,12 +82,13 @@ def matrices(graph: Graph, writers: Writers) -> Iterator[str]:
 
 
 def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:
-    view = weight_view(graph, node)
+    """The spaces that a node writes; a convolution in groups writes its channels one by one."""
+    view = weight_view(graph, node, rows_only=True)
     if view is not None:
         width = graph.nodes[view.parameter].shape[view.output]
         uses = list(uses_of(graph, view.parameter))
         for part in output_parts(graph, node, width):
-            if all(weight_view(graph, graph.nodes[u]) == view for u in uses):
+            if all(weight_view(graph, graph.nodes[u], rows_only=True) == view for u in uses):
                 coordinate = along_channels(node, part)
                 own = None if view.expert is None or len(uses) > 1 else expert_of(node)
                 site = Site(view.parameter, "out", view.output, coordinate, expert=None if own is None else view.expert)

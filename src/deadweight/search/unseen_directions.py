@@ -152,7 +152,7 @@ def levels_of(graph: Graph, space: Space) -> list[Level]:
     writing = [site for site in turned.sites if site.role != "in"]
     whole = all(site.role == "out" and sorted(site.coordinate.tolist()) == sorted(every) for site in writing)
     plain = all(r.site.gain is None for r in partial)
-    if not slices or not nested or not whole or not plain or not split_by(readers, turned):
+    if not slices or not nested or not whole or not plain:
         return []
     if columns(graph, writing) + sum(r.n_rows for r in readers if r.channels == every) < turned.size:
         return []  # some turns move nothing: how many is not worked out here
@@ -176,13 +176,6 @@ def columns(graph: Graph, sites: list[Site]) -> int:
     """How many vectors these sites write."""
     shapes = [(graph.nodes[s.parameter].shape, s.axis) for s in sites]
     return sum(torch.Size(shape).numel() // shape[axis] for shape, axis in shapes)
-
-
-def split_by(readers: list[Reader], turned: Turned) -> bool:
-    """Whether channels are in different blocks of the turn only where some reader sees one and not the other."""
-    seen = {c: tuple(c in r.channels for r in readers) for c in range(1, turned.size + 1)}
-    pairs = {(seen[c], int(turned.blocks[c])) for c in seen}
-    return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
 
 def level(graph: Graph, turned: Turned, readers: list[Reader], slices: list[frozenset[int]]) -> Level:

@@ -22,6 +22,7 @@ from deadweight.proof.labels import (
 )
 from deadweight.proof.opsets import CONVOLUTIONS, POINTWISE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, unknown_labels, with_label
+from deadweight.proof.shift_rules.scores import refuse_at_softmax
 from deadweight.proof.steps import Blocked, refuse_large
 from deadweight.proof.stochastic import rows_sum_to_one
 
@@ -208,7 +209,8 @@ def contracted(walk: ShiftWalk, shift: Shift, other: Node, axis: int, node: Node
     """Σ_r s_r·y_r: named by the line of shifts and the line of unshifted numbers that meet."""
     other_axis = -2 if axis == -1 else -1
     moved = fold(shift.label, axis).unsqueeze(axis)
-    partner = fold(walk.identity.of(other.name), other_axis).unsqueeze(other_axis)
+    partner = walk.identity.lines(other.name, other_axis)
+    refuse_at_softmax(walk, node, moved, partner)
     refuse_large(node, compact(moved).shape, compact(partner).shape)
     return mix(moved.expand(node.shape), partner)
 

@@ -8,6 +8,7 @@ from deadweight.graph.node import Node
 from deadweight.proof.labels import constant_along, fold, key, mix
 from deadweight.proof.opsets import SOFTMAXES
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule
+from deadweight.proof.shift_rules.scores import softmax_reason
 from deadweight.proof.steps import Blocked
 
 
@@ -18,21 +19,7 @@ def softmax(walk: ShiftWalk, node: Node) -> None:
     if shift.label.shape[node.args[1]] == 1:
         raise Blocked(node.name, node.op, "the example gives it one number to compare: a longer one could tell")
     if not constant_along(shift.label, (node.args[1],)):
-        raise Blocked(node.name, node.op, softmax_reason(walk, node))
-
-
-def softmax_reason(walk: ShiftWalk, node: Node) -> str:
-    """Say what made the shift vary along the axis, where the steps tell."""
-    steps = walk.outcome.steps
-    product = max((i for i, s in enumerate(steps) if s.op == "aten.matmul"), default=len(steps))
-    before = {s.op for s in steps[:product]}
-    if walk.outcome.suspects and "aten.cat" in before and not {"aten.mul", "aten.sub"} & before:
-        return "a key that is not shifted stands beside the shifted ones (add_bias_kv, add_zero_attn, memory keys)"
-    if walk.outcome.suspects:
-        return "the shift differs from key to key behind a position-dependent factor (rotary)"
-    if any(s.op == "aten.cat" for s in steps[product:]):
-        return "a logit that is not shifted stands beside the shifted ones (attention sink)"
-    return "the shift varies along the softmax axis"
+        raise Blocked(node.name, node.op, softmax_reason(walk))
 
 
 @shift_rule("core.layer")

@@ -1,0 +1,67 @@
+"""What to do about a finding: in the model's code, and by `reduce`, with the command."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePath
+
+from deadweight.laws.catalogue import every_law
+from deadweight.laws.law import Kept, Law
+from deadweight.report.audit_rows import Group
+from deadweight.report.html.page import byte_text, safe
+
+DEED = {
+    "dead": "removes it",
+    "folds": "adds its effect to the parameters named above, and removes it",
+    "gauge": "chooses the basis or scale in which these numbers are constants, and does not store them",
+}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What a reader can do about the findings of one row."""
+
+    in_code: str  # the fix, as a sentence
+    by_reduce: str  # what `reduce` does
+    saves: int  # numbers that the slim layout stores less, at most
+    saves_text: str
+    command: str  # empty if `reduce` leaves it
+
+
+def remedy_of(g: Group, model: str) -> Remedy:
+    law = law_of(g.code)
+    advice = as_sentence(g.fix)
+    if law is None or isinstance(law.rewriting, Kept):
+        why = law.rewriting.why if law is not None and isinstance(law.rewriting, Kept) else "this law has no rewrite"
+        return Remedy(advice, f"reduce leaves it: {why}", 0, "nothing", "")
+    slim_only = law.rewriting.slim_only
+    layout = f" Slim layout only: {slim_only}." if slim_only else " In the stock layout it becomes constant."
+    return Remedy(
+        in_code=advice,
+        by_reduce=f"reduce {DEED[g.verdict]}.{layout}",
+        saves=g.dof,
+        saves_text=f"up to {g.dof:,} numbers, {byte_text(2 * g.dof)} in 16 bit",
+        command=reduce_command(model, g.code),
+    )
+
+
+def as_sentence(fix: str) -> str:
+    return safe(f"{fix[0].upper()}{fix[1:]}.") if fix else ""
+
+
+def reduce_command(model: str, code: str = "") -> str:
+    select = f" --select {code}" if code else ""
+    return f"deadweight reduce {checkpoint_name(model)} OUT{select}"
+
+
+def checkpoint_name(model: str) -> str:
+    """A bare config has no weights: its folder may."""
+    path = PurePath(model)
+    return shlex.quote(safe(str(path.parent) if path.name == "config.json" else model))
+
+
+@cache
+def law_of(code: str) -> Law | None:
+    return next((law for law in every_law().laws if law.title.code == code), None)

@@ -1,0 +1,68 @@
+"""What the tests of the pages share: audits to show, and a browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import deadweight
+from deadweight.audit.result import Audit, Unknown
+from deadweight.report.audit_json import json_text
+from deadweight.report.html.audit_page import render_audit
+
+from .parts import HOSTILE, hostile_finding, many_findings
+
+
+@pytest.fixture(scope="session")
+def demo_audit() -> Audit:
+    return deadweight.audit("demo", complete=True)
+
+
+@pytest.fixture(scope="session")
+def hostile_audit() -> Audit:
+    """Every text that comes from a model or its libraries is hostile."""
+    findings = tuple(hostile_finding(name) for name in HOSTILE)
+    unknown = tuple(Unknown(name, name, name) for name in HOSTILE)
+    shapes = tuple((name, (4, 4)) for name in HOSTILE)
+    return Audit(HOSTILE[0], 160, findings, unknown, notes=HOSTILE, untraced=HOSTILE[1], shapes=shapes)
+
+
+@pytest.fixture(scope="session")
+def many_alike() -> str:
+    """The page of 20,000 findings in repeated blocks."""
+    return render_audit(many_findings(20_000, alike=True))
+
+
+@pytest.fixture(scope="session")
+def many_different() -> str:
+    """The page of 20,000 findings of which no two are alike: 10 MB of JSON."""
+    audit = many_findings(20_000, alike=False)
+    assert len(json_text(audit)) > 10_000_000
+    return render_audit(audit)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """A headless Chromium that logs its console and its requests; one for all tests of a file."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: make setup")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("chromium and chromedriver are not installed: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,900"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield made
+    made.quit()
+
+
+@pytest.fixture(scope="session")
+def configs() -> dict[str, dict]:
+    return json.loads((Path(__file__).parent / "configs.json").read_text(encoding="utf-8"))
