@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from deadweight.compress.cache_bases import RIDGE, STRUCTURES, best_basis, blocks_of, keys_basis, values_basis
+from deadweight.compress.cache_bases import RIDGE, best_basis, blocks_of, keys_basis, values_basis
 from deadweight.compress.cache_moments import SetMoments
+from deadweight.compress.settings import STRUCTURES
 from deadweight.slim.codes import STEP_ERRORS, STEPS, Quantiser
 
 PAIRS = ((0, 3), (1, 4), (2, 5))
