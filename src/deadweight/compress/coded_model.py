@@ -228,8 +228,8 @@ def allocate(options: CacheOptions, share: float, tokens: int) -> Allocation:
             2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches
         )
         raise DeadweightError(
-            f"found --keep-kv {share}; at {tokens:,} tokens the first {EXEMPT_TOKENS} of a sequence, which are not coded, "
-            f"the scales of the others and the fewest codes take {least:.3f} of the cache: expected more"
+            f"found --keep-kv {share}; at {tokens:,} tokens the first {EXEMPT_TOKENS} of a sequence, which are not "
+            f"coded, the scales of the others and the fewest codes take {least:.3f} of the cache: expected more"
         )
     losses = each(options.losses, range(len(caches)))
     with one_thread():  # the matrices are small
