@@ -88,6 +88,7 @@ def test_the_settings_of_the_page_are_settings_and_check_both_targets(mypkg: Pat
     settings = parse_settings(tomllib.loads(text)["tool"]["deadweight"], mypkg)
     assert len(settings.targets) == 2 and settings.accept[0].reason == "released checkpoints have it"
     (mypkg / "pyproject.toml").write_text(text)
+    assert "expected one: name its MODEL" in run("audit", "--html", "page.html")[2], "one page is about one model"
     code, _, err = run("audit", "--update-baseline")
     assert code == 0, err
     assert json.loads((mypkg / "known.json").read_text())["findings"] == [], "what is accepted is not listed"

@@ -17,7 +17,7 @@ def filled_like(make: Canonicaliser, node: Node) -> Ref | None:
         return None
     name = f"{node.name}_filled"
     args, kwargs = (list(node.shape), number), {"dtype": node.dtype}
-    make.nodes[name] = Node(name, FULL.name, FULL.target, args, kwargs, node.shape, node.dtype)
+    make.nodes[name] = Node(name, FULL.name, FULL.target, args, kwargs, node.shape, node.dtype, node.origin)
     return Ref(name)
 
 

@@ -50,6 +50,13 @@ def test_a_mark_takes_the_place_of_block_numbers_and_of_nothing_else() -> None:
     assert mark_block("h.3.attn.3.bias and h.4.ln", 3) == f"h.{OWN}.attn.{OWN}.bias and h.{NEXT}.ln"
     assert mark_block("h.33.attn, step 3", 3) == "h.33.attn, step 3"
     assert mark_block("h.3.attn", -1) == "h.3.attn"
+    assert mark_block("h.3, model.py:3", 3) == f"h.{OWN}, model.py:3"
+
+
+def test_a_finding_ends_with_its_line_of_code(demo_audit: Audit) -> None:
+    data = data_of(render_audit(demo_audit))
+    lines = {f[8] for row in data["rows"] for f in row["findings"]}
+    assert lines == {f"{f.source.role} at {f.source}" for f in demo_audit.findings if f.source is not None}
 
 
 def test_a_finding_outside_of_blocks_has_no_block_number(demo_audit: Audit) -> None:
