@@ -19,7 +19,7 @@ from deadweight.report.html.plots import heat_map, line_plot, linear_ticks
 from deadweight.report.html.render import render_html
 from deadweight.saturation.run import Saturation
 from deadweight.saturation.slopes import AtLength, Head, LayerSlopes
-from deadweight.slim.format import CacheSpec, CodeSpec
+from deadweight.slim.format import CacheSpec, UnitRun
 
 from .parts import HOSTILE, LIMIT
 
@@ -82,8 +82,7 @@ def test_sixteen_thousand_heads_stay_below_a_megabyte() -> None:
 
 
 def test_a_coded_cache_shows_its_bits_and_what_they_cost() -> None:
-    stage = CodeSpec(64, ((8, 0, 0, 8, 16, 0, 8, 8),))
-    spec = CacheSpec(heads=4, key_heads=4, d_qk=16, d_v=16, pairs=0, first=4, shared=stage, values=stage)
+    spec = CacheSpec(4, 4, 16, 16, 0, 4, 2, 2, ((UnitRun(16, (6, 4, 2, 4)),),))
     judged = {"held-back text": Judgement(100, 0.01, "kl", 2.0, 2.01)}
     result = CacheCompression("m", 0.25, 1024, 512, (CurvePoint(0.25, 0.0, judged),), {"h.0": spec, "h.1": spec})
     html = render_html(result)

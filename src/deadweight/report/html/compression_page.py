@@ -12,7 +12,7 @@ from deadweight.report.html.page import byte_text, change_text
 from deadweight.report.html.plots import HeatMap, LinePlot, heat_map, line_plot
 from deadweight.report.html.report import Report, Section, Table, make_table, used
 from deadweight.report.text import one_line
-from deadweight.slim.format import CodeSpec
+from deadweight.slim.format import CacheSpec
 
 COLUMNS = 32  # of the picture of bits: coordinates are averaged in as many groups
 LEAST_RISE = 1e-4  # of perplexity, on a logarithmic axis
@@ -85,17 +85,16 @@ def curve_table(c: CacheCompression) -> Table:
 
 def bits_maps(c: CacheCompression) -> tuple[HeatMap, ...]:
     joint = all(spec.joint for spec in c.caches.values())
-    sides = {"Bits of keys and values" if joint else "Bits of keys": [spec.shared for spec in c.caches.values()]}
-    sides |= {} if joint else {"Bits of values": [spec.values for spec in c.caches.values()]}
+    sides = {"Bits of keys and values" if joint else "Bits of keys": False} | ({} if joint else {"Bits of values": True})
     axes = ("coordinates, the costliest first,", "layer")
     return tuple(
-        heat_map(title, [grouped_widths(stage) for stage in stages], 0, 8, axes=axes, form=".0f")
-        for title, stages in sides.items()
+        heat_map(title, [grouped_widths(s, values=values) for s in c.caches.values()], 0, 8, axes=axes, form=".0f")
+        for title, values in sides.items()
     )
 
 
-def grouped_widths(stage: CodeSpec) -> list[float | None]:
-    widths = widths_of(stage)
+def grouped_widths(spec: CacheSpec, *, values: bool) -> list[float | None]:
+    widths = widths_of(spec, values=values)
     edges = [i * len(widths) // COLUMNS for i in range(COLUMNS + 1)]
     groups = [widths[a:b] for a, b in pairwise(edges)]
     return [math.fsum(g) / len(g) if g else None for g in groups]
@@ -105,9 +104,9 @@ def bits_table(c: CacheCompression) -> Table:
     rows = [
         (
             path,
-            f"{mean_bits(spec.shared):.2f}",
-            "with the keys" if spec.joint else f"{mean_bits(spec.values):.2f}",
-            f"{spec.row_bytes:,}",
+            f"{mean_bits(widths_of(spec, values=False)):.2f}",
+            "with the keys" if spec.joint else f"{mean_bits(widths_of(spec, values=True)):.2f}",
+            f"{spec.token_bytes:,}",
         )
         for path, spec in c.caches.items()
     ]
