@@ -85,7 +85,9 @@ def curve_table(c: CacheCompression) -> Table:
 
 def bits_maps(c: CacheCompression) -> tuple[HeatMap, ...]:
     joint = all(spec.joint for spec in c.caches.values())
-    sides = {"Bits of keys and values" if joint else "Bits of keys": False} | ({} if joint else {"Bits of values": True})
+    sides = {"Bits of keys and values" if joint else "Bits of keys": False} | (
+        {} if joint else {"Bits of values": True}
+    )
     axes = ("coordinates, the costliest first,", "layer")
     return tuple(
         heat_map(title, [grouped_widths(s, values=values) for s in c.caches.values()], 0, 8, axes=axes, form=".0f")
