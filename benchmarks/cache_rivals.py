@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall
 from deadweight.compress.cache_moments import CacheMoments
-from deadweight.compress.rotary_layout import turn
+from deadweight.compress.rotary_layout import rotate
 
 BLOCK = 32  # numbers, or tokens, that share a scale
 
@@ -192,14 +192,14 @@ def principal(bits: float, known: dict[str, CacheMoments]) -> Rival:
 
 
 def unturned(moments: CacheMoments, key: Tensor) -> Tensor:
-    return moments.unturned(key)
+    return moments.unrotate(key)
 
 
 def turned(moments: CacheMoments, key: Tensor) -> Tensor:
     if moments.rates is None:
         return key
     positions = torch.arange(key.shape[2], dtype=torch.float64)[:, None]
-    return turn(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.rotary_pairs)
+    return rotate(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.rotary_pairs)
 
 
 def first_kept(exact: Tensor, coded: Tensor, first: int = 4) -> Tensor:

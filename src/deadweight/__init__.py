@@ -42,7 +42,7 @@ _HOME = {
     "Unknown": "deadweight.audit.result",
     "DeadweightError": "deadweight.errors",
     "Reduction": "deadweight.reduce.result",
-    "Verification": "deadweight.reduce.noise_floor",
+    "Verification": "deadweight.reduce.error_limits",
     "load": "deadweight.save.load",
     "verify": "deadweight.reduce.verify",
 }  # public name -> the module that defines it, imported on first use
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from deadweight.compress.run import compress
     from deadweight.errors import DeadweightError
     from deadweight.evaluate.run import evaluate
-    from deadweight.reduce.noise_floor import Verification
+    from deadweight.reduce.error_limits import Verification
     from deadweight.reduce.result import Reduction
     from deadweight.reduce.run import reduce
     from deadweight.reduce.verify import verify

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import deadweight
 from deadweight.graph import evaluate
 from deadweight.reduce import layer_windows, run
-from deadweight.reduce.noise_floor import DifferentError
+from deadweight.reduce.error_limits import DifferentError
 
 from .conftest import randomise
 

@@ -9,10 +9,10 @@ import torch
 import transformers
 
 import deadweight
-from deadweight.reduce import comparison, noise_floor, run
+from deadweight.reduce import comparison, error_limits, run
 from deadweight.reduce.apply import Rewrites
 from deadweight.reduce.comparison import relative
-from deadweight.reduce.noise_floor import Error, Noise
+from deadweight.reduce.error_limits import Error, Noise
 from deadweight.reduce.plan import Request
 from deadweight.reduce.trial import Trial, Tried
 from deadweight.rewrite.bases import BasisRewrite
@@ -31,8 +31,8 @@ def gpt2(tmp_path: Path) -> Path:
 
 def trial_of(folder: Path) -> Trial:
     spec = ModelSpec(folder)
-    job = run.prepare(spec, Request("slim"), lambda _: None, weights=True)
-    full = run.comparison_of(job, spec, lambda _: None)
+    job = run.prepare(spec, Request("slim"), lambda *_: None, weights=True)
+    full = run.comparison_of(job, spec, lambda *_: None)
     assert full is not None
     return Trial(job, full)
 
@@ -48,7 +48,7 @@ def test_a_limit_stays_what_it_was_when_a_law_was_accepted(gpt2: Path, monkeypat
         return Tried(done.rewrites, done.made, [Noise(1.0, 1e-7)] if too_wide else done.noise)
 
     monkeypatch.setattr(Trial, "try_rewrites", tried)
-    best, left = trial.within_noise(dict(enumerate(trial.job.plan.rewrites)), lambda _: None)
+    best, left = trial.within_noise(dict(enumerate(trial.job.plan.rewrites)), lambda *_: None)
     limits = {r.growth for r in best.rewrites.values() if isinstance(r, BasisRewrite)}
     assert limits == {50.0} and {s.code for s in left} == {"DW010"}
     assert [r.growth for r in trial.job.plan.rewrites if isinstance(r, BasisRewrite)].count(
@@ -91,7 +91,7 @@ def test_rewrites_that_round_too_much_are_left_out(gpt2: Path, monkeypatch: pyte
     assert trial.try_rewrites(rewrites).fits
     monkeypatch.setattr("deadweight.reduce.job.ReductionJob.precision", lambda self, name: torch.bfloat16)
     assert not trial.try_rewrites(rewrites).fits
-    best, left = trial.within_noise(rewrites, lambda _: None)
+    best, left = trial.within_noise(rewrites, lambda *_: None)
     assert {r.claim.code for r in best.rewrites.values()} == {"DW002"}  # its bias is zero already, and nothing changes
     assert {s.code for s in left} == {"DW010"}
 
@@ -119,7 +119,7 @@ def test_what_is_known_is_a_value() -> None:
 
 def test_the_report_says_by_how_much_rounding_grows(gpt2: Path, tmp_path: Path) -> None:
     result = deadweight.reduce(gpt2, tmp_path / "out")
-    (error,) = (result.verification or noise_floor.Verification(())).errors
-    assert error.noise is not None and 0.3 < error.noise.growth <= noise_floor.FLOORS
+    (error,) = (result.verification or error_limits.Verification(())).errors
+    assert error.noise is not None and 0.3 < error.noise.growth <= error_limits.FLOORS
     again = deadweight.verify(gpt2, tmp_path / "out")
     assert again.same and again.errors[0].noise is not None

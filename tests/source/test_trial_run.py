@@ -44,7 +44,7 @@ class Gpt(nn.Module):
 
 def test_more_tokens_than_positions_are_refused_at_once() -> None:
     start = time.monotonic()
-    with pytest.raises(DeadweightError, match=r"IndexError: index out of range.*test_trial.py:\d+") as caught:
+    with pytest.raises(DeadweightError, match=r"IndexError: index out of range.*test_trial_run.py:\d+") as caught:
         deadweight.audit(Gpt(), torch.zeros(1, 12, dtype=torch.long))
     assert (
         str(caught.value).isprintable() and time.monotonic() - start < 20
@@ -61,7 +61,7 @@ class Raising(Base):
 
 
 def test_a_forward_that_raises_is_refused_with_its_exception_and_its_line() -> None:
-    with pytest.raises(DeadweightError, match=r"KeyError: 'no such head', at test_trial.py:\d+"):
+    with pytest.raises(DeadweightError, match=r"KeyError: 'no such head', at test_trial_run.py:\d+"):
         deadweight.audit(Raising(), X)
 
 

@@ -20,7 +20,8 @@ from deadweight.claims.point import Point, Values
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.evaluate import largest_difference
 from deadweight.graph.node import Graph, Node, float64_arguments, substitute
-from deadweight.proof.steps import LARGEST_REPLAYED, Step
+from deadweight.proof.replay_limit import LARGEST_REPLAYED
+from deadweight.proof.steps import Step
 
 STEP = 1e-9  # relative: one operation in float64 rounds at about 1e-15
 WHOLE = 1e-8  # a whole narrow model, after a finite turn

@@ -57,7 +57,7 @@ def reduce(
         raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
     report, page = JsonReport(json), HtmlReport(html)
     from deadweight.reduce.deadweight_json import manifest
-    from deadweight.reduce.noise_floor import DifferentError
+    from deadweight.reduce.error_limits import DifferentError
     from deadweight.report.reduction import print_reduction
 
     with progress_bar() as progress:

@@ -18,7 +18,8 @@ from deadweight.proof.absorb import Absorber, find_absorber, readings
 from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
 from deadweight.proof.opsets import FREE, KEEPS_REPEATED
-from deadweight.proof.steps import LARGEST_REPLAYED, Blocked, Kind, Step, refuse_large
+from deadweight.proof.replay_limit import LARGEST_REPLAYED
+from deadweight.proof.steps import Blocked, Kind, Step, refuse_large
 
 MIXED = -1
 Absorbers = Literal["none", "biases", "weights"]  # what may take a constant shift over

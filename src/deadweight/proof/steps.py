@@ -28,7 +28,6 @@ class Step:
         return f"{self.node} [{self.op}]: {self.rule} → {self.conclusion}"
 
 
-LARGEST_REPLAYED = 4096  # elements: of a larger value a step keeps no labels, and the checker does not replay it
 LARGEST = 1 << 24  # elements of a value whose labels are told apart one by one: 128 MiB
 
 

@@ -17,7 +17,7 @@ from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import first_line, trace
-from deadweight.reduce.noise_floor import Error, Noise, Verification, noise_floor
+from deadweight.reduce.error_limits import Error, Noise, Verification, noise_floor
 from deadweight.reduce.rounding_noise import add_rounding
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source

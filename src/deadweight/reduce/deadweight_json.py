@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from deadweight.laws.page import pages
-from deadweight.reduce.noise_floor import Verification
+from deadweight.reduce.error_limits import Verification
 from deadweight.reduce.result import Reduction
 from deadweight.save.model_card import ErrorRow, LawRow, ReducedCard
 from deadweight.save.original_card import shown_source

@@ -23,8 +23,8 @@ from deadweight.graph.evaluate import Lazy, evaluate, real_outputs
 from deadweight.graph.node import DROPOUTS, RANDOM, Graph, Node
 from deadweight.reduce.apply import Applied, FinalWeight, ScaledWeight, Weights, apply
 from deadweight.reduce.comparison import relative
+from deadweight.reduce.error_limits import Error, Verification
 from deadweight.reduce.job import ReductionJob
-from deadweight.reduce.noise_floor import Error, Verification
 from deadweight.reduce.ordered_threads import Stopped
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.source.type_aliases import Config

@@ -9,7 +9,7 @@ from torch import nn
 
 from deadweight.notebook import Shown
 from deadweight.proof.verdict import Tier
-from deadweight.reduce.noise_floor import Verification
+from deadweight.reduce.error_limits import Verification
 from deadweight.reduce.plan import Layout, Skipped
 from deadweight.rewrite.rewrite import Rewrite
 

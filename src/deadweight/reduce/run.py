@@ -21,9 +21,9 @@ from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
 from deadweight.reduce.comparison import LENGTH, ComparedModel, prepare_comparison
+from deadweight.reduce.error_limits import require_same
 from deadweight.reduce.job import ReductionJob, summarise_applied, summarise_plan
 from deadweight.reduce.layer_windows import open_windows
-from deadweight.reduce.noise_floor import require_same
 from deadweight.reduce.plan import Layout, Request, Skipped, every_place, make_plan
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from deadweight.errors import DeadweightError
 from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, independent, require_finite
 from deadweight.reduce.comparison import ComparedModel, in_float64, in_own_precision, names_of, relative
+from deadweight.reduce.error_limits import FLOORS, Error, Noise, Verification, noise_floor
 from deadweight.reduce.job import ReductionJob
-from deadweight.reduce.noise_floor import FLOORS, Error, Noise, Verification, noise_floor
 from deadweight.reduce.ordered_threads import in_order
 from deadweight.reduce.plan import Skipped
 from deadweight.reduce.stored_tensors import Made

@@ -10,7 +10,7 @@ from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
 from deadweight.progress import Progress, silent
 from deadweight.reduce.comparison import LENGTH, ComparedModel, compare, prepare_comparison
-from deadweight.reduce.noise_floor import Verification
+from deadweight.reduce.error_limits import Verification
 from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec
 from deadweight.source.tokens import text_pieces

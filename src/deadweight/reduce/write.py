@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from deadweight.reduce.deadweight_json import manifest, model_card
+from deadweight.reduce.error_limits import require_same
 from deadweight.reduce.job import ReductionJob, summarise_applied
-from deadweight.reduce.noise_floor import require_same
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.save.atomic_folder import complete_or_absent

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.reduce.noise_floor import FLOORS, Verification
+from deadweight.reduce.error_limits import FLOORS, Verification
 from deadweight.reduce.result import AppliedRewrite, Reduction
 from deadweight.report.audit_terminal import PROSE
 from deadweight.report.name_pattern import collapse

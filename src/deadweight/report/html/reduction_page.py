@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from deadweight.reduce.noise_floor import FLOORS, Verification
+from deadweight.reduce.error_limits import FLOORS, Verification
 from deadweight.reduce.result import AppliedRewrite, Reduction
 from deadweight.report.html.layers import by_layer
 from deadweight.report.html.page import byte_text
