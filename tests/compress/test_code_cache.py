@@ -297,11 +297,12 @@ def test_a_model_whose_cache_cannot_be_coded_is_refused(make: Callable, words: A
 
 
 def test_healing_lowers_the_error_with_codes_in_the_loop() -> None:
-    result = compress("demo", bits=1.5, text="embedded", windows=24, length=64, heal=60, heal_rate=5e-5)
+    result = compress("demo", bits=1.5, text="embedded", windows=64, length=64, heal=100, heal_rate=1e-4)
     assert isinstance(result, CacheCompression) and result.before_healing is not None
     name = "held-back calibration text"
-    assert result.point.judgements[name].error < result.before_healing.judgements[name].error
-    assert result.healed == 60
+    # 0.21 becomes 0.15 nats per token, whatever the order of sums
+    assert result.point.judgements[name].error < 0.9 * result.before_healing.judgements[name].error
+    assert result.healed == 100
 
 
 def test_a_loss_that_no_size_keeps_is_refused_and_nothing_is_written(
