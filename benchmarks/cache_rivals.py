@@ -20,6 +20,7 @@ from deadweight.compress.cache_moments import CacheMoments
 from deadweight.compress.rotary_layout import rotate
 
 BLOCK = 32  # numbers, or tokens, that share a scale
+FIRST = 4  # tokens of a sequence that our cache does not code
 
 
 @dataclass
@@ -191,6 +192,89 @@ def principal(bits: float, known: dict[str, CacheMoments]) -> Rival:
     )
 
 
+@dataclass
+class Samples:
+    """Keys before rotary positions and values that an attention has cached on the calibration text, (tokens, g · d)."""
+
+    moments: CacheMoments
+    sensitivity: Tensor | None = None  # mean squared gradient of every number of the keys
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def observe(self, call: AttentionCall) -> Tensor:
+        beside = (self.moments.unrotate(call.key), call.value)
+        key, value = (x[:, :, FIRST:].transpose(1, 2).flatten(2).flatten(0, 1) for x in beside)
+        self.kept.append((key.float(), value.float()))
+        return call.attend(call.query, call.key, call.value)
+
+    @property
+    def keys(self) -> Tensor:
+        return torch.cat([key for key, _ in self.kept])
+
+    @property
+    def values(self) -> Tensor:
+        return torch.cat([value for _, value in self.kept])
+
+
+def fitted_levels(x: Tensor, weights: Tensor, bits: int, most: int = 200_000) -> Tensor:
+    """The levels with the least weighted squared error for these numbers: k-means in one dimension."""
+    x, weights = x.flatten(), weights.expand_as(x).flatten()
+    at = torch.linspace(0, len(x) - 1, min(most, len(x)), device=x.device).long()
+    x, weights = x[at].double(), weights[at].double()
+    levels = torch.quantile(x, (torch.arange(2**bits, dtype=x.dtype, device=x.device) + 0.5) / 2**bits)
+    for _ in range(100):
+        cell = torch.bucketize(x, (levels[1:] + levels[:-1]) / 2)
+        mass = torch.zeros_like(levels).index_add_(0, cell, weights)
+        sums = torch.zeros_like(levels).index_add_(0, cell, weights * x)
+        levels = torch.where(mass > 0, sums / mass.clamp(min=1e-300), levels).sort().values
+    return levels.float()
+
+
+def to_levels(x: Tensor, levels: Tensor) -> Tensor:
+    return levels[torch.bucketize(x.contiguous(), (levels[1:] + levels[:-1]) / 2)]
+
+
+def kvquant(bits: int, known: dict[str, CacheMoments], samples: dict[str, Samples]) -> Rival:
+    """Keys by channel before rotary positions, ranges from the calibration text; values by token; levels fitted.
+
+    Levels of keys are weighted by the gradients of their channel. The sparse part is left out. The first tokens are as
+    in our cache.
+    """
+    ranges, levels = {}, {}
+    for path, own in samples.items():
+        keys, values = own.keys, own.values
+        low, high = keys.amin(0), keys.amax(0)
+        middle, half = (low + high) / 2, ((high - low) / 2).clamp(min=1e-12)
+        assert own.sensitivity is not None
+        weights = own.sensitivity.to(half) * half.square()
+        ranges[path] = middle, half
+        levels[path] = (
+            fitted_levels((keys - middle) / half, weights, bits),
+            fitted_levels(spread(values)[0], torch.ones((), device=values.device), bits),
+        )
+
+    def apply(path: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        moments, (middle, half), (key_levels, value_levels) = known[path], ranges[path], levels[path]
+        beside = unturned(moments, key).transpose(1, 2)
+        coded = to_levels((beside.flatten(2).float() - middle) / half, key_levels) * half + middle
+        keys = turned(moments, coded.to(key.dtype).view_as(beside).transpose(1, 2))
+        flat = value.transpose(1, 2)
+        unit, centre, scale = spread(flat.flatten(2).float())
+        values = (to_levels(unit, value_levels) * scale + centre).to(value.dtype).view_as(flat).transpose(1, 2)
+        return first_kept(key, keys), first_kept(value, values)
+
+    some = next(iter(known.values())).heads
+    more = 32 / (some.key_heads * some.d_v) / 2  # a range of each token, for the values
+    source = "arXiv 2401.18079, without its sparse part"
+    return Rival(f"KVQuant, {bits} bits", bits + more + 0.06, apply, source)
+
+
+def spread(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every token between −1 and 1, its middle and half of its range."""
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    centre, scale = (low + high) / 2, ((high - low) / 2).clamp(min=1e-12)
+    return (x - centre) / scale, centre, scale
+
+
 def unturned(moments: CacheMoments, key: Tensor) -> Tensor:
     return moments.unrotate(key)
 
@@ -202,6 +286,6 @@ def turned(moments: CacheMoments, key: Tensor) -> Tensor:
     return rotate(key, (positions * moments.rates).to(key.device, torch.float32), moments.heads.rotary_pairs)
 
 
-def first_kept(exact: Tensor, coded: Tensor, first: int = 4) -> Tensor:
+def first_kept(exact: Tensor, coded: Tensor, first: int = FIRST) -> Tensor:
     """The first tokens as they are: what helps us is given to those that code before positions too."""
     return torch.cat([exact[:, :, :first], coded[:, :, first:]], 2)

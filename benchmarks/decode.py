@@ -32,6 +32,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from deadweight.compress.bit_allocation import fields_for, give_bits
 from deadweight.report import record
+from deadweight.slim.cache import CodedLayer
 from deadweight.slim.coded_attention import NAME, install_caches
 from deadweight.slim.coder import Coder
 from deadweight.slim.codes import UNIT, in_low_half
@@ -201,6 +202,9 @@ class Step:
         }
         self.call: Any = model
         self.run_once()  # the cache takes its memory
+        for layer in self.cache.layers:
+            if isinstance(layer, CodedLayer):  # its sequences begin with the first row, not with this token
+                layer.start, layer.started = torch.zeros_like(layer.start), torch.ones_like(layer.started)
         if compiled:
             self.call = torch.compile(model, dynamic=False)
 
