@@ -2,12 +2,14 @@
 
 python benchmarks/decode.py run --config LLaMA-1B --shapes 64x16384,1x131072
 python benchmarks/decode.py run --config LLaMA-8B --shapes 32x16384
+python benchmarks/decode.py attention --config LLaMA-1B --shapes 64x16384,1x131072
 python benchmarks/decode.py report --markdown docs/decode.md
 
 A step is one token for every row of the batch, from a cache of random numbers that is full from the start, compiled by
 torch.compile and captured as a CUDA graph, for all alike. All are timed in turns; the median over the turns counts. The
 original is given the attentions of torch that take no mask. Weights and maps are random, which changes nothing but the
-text. The coded cache has a quarter of the bytes, or the share that is given, scales included.
+text. The coded cache has a quarter of the bytes, or the share that is given, scales included. `attention` times the
+attention of one layer alone, for a share of the bytes that fills whole units.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from deadweight.slim.coded_attention import NAME, install_caches
 from deadweight.slim.coder import Coder
 from deadweight.slim.codes import UNIT, in_low_half
 from deadweight.slim.format import CacheSpec, UnitRun
+from deadweight.slim.kernels import decode_token
 
 RESULTS = Path(__file__).parent / "results" / "decode.json"
 BARE = "sdpa_without_mask"
@@ -58,6 +61,7 @@ CONFIGS: dict[str, dict[str, int]] = {
         "vocab_size": 128256,
     },
 }
+THETA = 500000.0  # of rotary positions, as in LLaMA 3
 app = typer.Typer(add_completion=False)
 
 
@@ -73,6 +77,10 @@ class Row:
     milliseconds: float
     bytes_read_per_second: float  # of the cache
     longest: int = 0
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.model, self.shape, self.method, self.kind
 
 
 def no_mask(*_: Any, **__: Any) -> None:
@@ -90,7 +98,8 @@ CODED = "coded cache"
 
 def random_model(config: str) -> Any:
     with torch.device("cuda"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS[config]))
+        rope = {"rope_type": "default", "rope_theta": THETA}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS[config], rope_parameters=rope))
     return model.to(torch.bfloat16).eval().requires_grad_(False)
 
 
@@ -122,7 +131,7 @@ def units_of_layers(config: Any, share: float) -> list[int]:
     return [each] * (layers - more) + [each + 8] * more
 
 
-def coded_twin(model: Any, share: float) -> Any:
+def coded_twin(model: Any, share: float, structure: str) -> Any:
     """The same model, with the same weights, and a coded cache with random maps."""
     import copy
 
@@ -132,17 +141,22 @@ def coded_twin(model: Any, share: float) -> Any:
     install_caches(twin, specs)
     AttentionMaskInterface.register(NAME, no_mask)
     for path in specs:
-        randomise(twin.get_submodule(path).coder)
+        randomise(twin.get_submodule(path).coder, structure)
     return twin
 
 
-def randomise(coder: Coder) -> None:
+def randomise(coder: Coder, structure: str) -> None:
+    """Random maps. With two blocks for each head, codes in lower halves of units are those of the faster pairs."""
     coder.cuda()
     for name in ("key_encode", "key_decode", "predict", "value_encode", "value_decode"):
         getattr(coder, name).normal_(std=0.1)
-    pairs = coder.spec.pairs
-    coder.pair_places.copy_(torch.arange(2 * pairs))
-    coder.rates.copy_((10000.0 ** (-torch.arange(pairs) / pairs)).view(torch.int32))
+    spec = coder.spec
+    coder.pair_places.copy_(torch.arange(2 * spec.pairs))
+    coder.rates.copy_((THETA ** (-torch.arange(spec.pairs) / spec.pairs)).view(torch.int32))
+    if structure == "half":
+        low = torch.tensor(in_low_half(spec.key_fields, 0)).repeat_interleave(spec.n_units)
+        fast = (torch.arange(spec.set_keys) % spec.pairs) < spec.pairs // 2
+        coder.key_decode.mul_((low[:, None] == fast).to(coder.key_decode))
 
 
 class FilledLayer(DynamicLayer):
@@ -215,17 +229,11 @@ class Step:
         return logits
 
     def captured(self) -> Callable[[], None]:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self.run_once()
-        torch.cuda.current_stream().wait_stream(side)
-        self.read_by_graph = [dict(vars(layer)) for layer in self.cache.layers]  # a step replaces some of these tensors
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.run_once()
-        return graph.replay
+        return captured(self.run_once, self.keep_tensors)
+
+    def keep_tensors(self) -> None:
+        """A step replaces some of the tensors that its graph reads."""
+        self.read_by_graph = [dict(vars(layer)) for layer in self.cache.layers]
 
     def cache_bytes(self) -> int:
         return sum(x.numel() * x.element_size() for layer in self.cache.layers for x in (layer.keys, layer.values))
@@ -326,6 +334,7 @@ def run(
     config: Annotated[str, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = "LLaMA-1B",
     shapes: Annotated[str, typer.Option(help="batch x context, by comma")] = "64x16384,1x131072",
     share: float = 0.25,
+    keys: Annotated[str, typer.Option(help="Which keys a map mixes: those of a head, or of half a head.")] = "half",
     prefill: Annotated[str, typer.Option(help="batch x context, or nothing")] = "4x4096",
     fit: Annotated[int, typer.Option(help="batch whose longest context is looked for; 0: none")] = 0,
     turns: int = 5,
@@ -337,16 +346,78 @@ def run(
     setting = record.circumstances() | {"copy": copy_speed()}
     with torch.no_grad():
         original = random_model(config)
-        models = {"original": original, "coded": coded_twin(original, share)}
+        models = {"original": original, "coded": coded_twin(original, share, keys)}
     jobs: list[Callable[[], list[Row]]] = [partial(decode_rows, config, models, s, turns) for s in shapes.split(",")]
     jobs += [partial(prefill_rows, config, models, prefill, turns)] if prefill else []
     jobs += [partial(longest_rows, config, models, fit)] if fit else []
     for job in jobs:
         new = job()
-        again = {(r.model, r.shape, r.method, r.kind) for r in new}
-        rows = [r for r in rows if (r.model, r.shape, r.method, r.kind) not in again] + new
+        again = {r.key for r in new}
+        rows = [r for r in rows if r.key not in again] + new
         record.write_rows(results, setting, rows)
         cleaned()
+
+
+@app.command()
+@torch.no_grad()
+def attention(
+    config: Annotated[str, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = "LLaMA-1B",
+    shapes: Annotated[str, typer.Option(help="batch x context, by comma")] = "64x16384,1x131072",
+    share: float = 0.25,
+    keys: Annotated[str, typer.Option(help="half, head, or both by comma")] = "half,head",
+    turns: int = 5,
+    results: Path = RESULTS,
+) -> None:
+    """Time the attention of one layer, and what it reads in a second."""
+    rows = [Row(**r) for r in record.read_rows(results)[1]] if results.exists() else []
+    setting = record.circumstances() | {"copy": copy_speed()}
+    for shape in shapes.split(","):
+        for structure in keys.split(","):
+            row = attention_row(config, shape, share, structure, turns)
+            typer.echo(
+                f"{config} {shape} {row.method}: {1e3 * row.milliseconds:.0f} µs, {row.share:.1%} of the bytes, "
+                f"{row.bytes_read_per_second / setting['copy']:.0%} of a copy's speed"
+            )
+            rows = [r for r in rows if r.key != row.key] + [row]
+            record.write_rows(results, setting, rows)
+            cleaned()
+
+
+def attention_row(config: str, shape: str, share: float, structure: str, turns: int) -> Row:
+    batch, length = map(int, shape.split("x"))
+    model = transformers.LlamaConfig(**CONFIGS[config])
+    d = model.hidden_size // model.num_attention_heads
+    coder = Coder(random_spec(model, round(share * 2 * d)))
+    randomise(coder, structure)
+    spec = coder.spec
+    rows = torch.randint(0, 256, (batch, spec.n_sets, length, 2 * spec.n_units), dtype=torch.uint8, device="cuda")
+    scales = torch.zeros(batch, spec.n_sets, length, 1, dtype=torch.uint8, device="cuda")
+    query = torch.randn(batch, spec.heads, 1, d, dtype=torch.bfloat16, device="cuda")
+    first = [torch.randn(batch, spec.key_heads, spec.first, d, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    new = [x[:, :, :1].contiguous() for x in first]
+    span = [torch.tensor([length - 1], device="cuda"), torch.zeros(batch, dtype=torch.long, device="cuda")]
+    job = captured(partial(decode_token, coder.number, query, rows, scales, None, first, new, span, d**-0.5))
+    ms = statistics.median(milliseconds(job, 20) for _ in range(turns))
+    size = rows.numel() + scales.numel()
+    whole = 4 * d * spec.key_heads * batch * length
+    method = f"coded cache, keys by {structure}"
+    return Row(config, shape, method, "attention", round(size / whole, 4), round(ms, 4), size / ms * 1e3)
+
+
+def captured(job: Callable[[], Any], before: Callable[[], None] | None = None) -> Callable[[], None]:
+    """The job as a CUDA graph; `before` is called once it has run twice."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            job()
+    torch.cuda.current_stream().wait_stream(side)
+    if before is not None:
+        before()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        job()
+    return graph.replay
 
 
 @app.command()

@@ -12,12 +12,16 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 from deadweight.compress.run import compress
 from deadweight.slim import kernels
 from deadweight.slim.kernels import (
+    SLOW,
+    fast_fragments,
     fragments_of,
     kernel_places,
     masks_of_tokens,
     masks_of_units,
     rotation_table,
-    sizes_of,
+    slow_fragments,
+    slow_terms,
+    turning_of,
 )
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on an NVIDIA GPU")
@@ -128,8 +132,7 @@ def test_dimensions_fill_two_halves_that_are_turned_with_each_other() -> None:
 def test_fragments_have_every_number_where_tensor_cores_expect_it() -> None:
     """For mma.m16n8k16: lane = 4 · row + i has columns 2i, 2i + 1 in one register and 2i + 8, 2i + 9 in the next."""
     numbers = torch.arange(16 * 16, dtype=torch.float16).view(1, 16, 1, 16)  # a head, units, a field, dimensions
-    own = sizes_of(made_small().model.layers[0].self_attn.coder, False, torch.float32)
-    lanes = fragments_of(numbers, own).view(torch.float16).view(2, 32, 2, 2)  # tiles of 8 dimensions, lanes, registers
+    lanes = fragments_of(numbers).view(torch.float16).view(2, 32, 2, 2)  # tiles of 8 dimensions, lanes, registers
     for tile in range(2):
         for lane in range(32):
             row, i = lane // 4, lane % 4
@@ -139,15 +142,52 @@ def test_fragments_have_every_number_where_tensor_cores_expect_it() -> None:
     masks = torch.arange(16).view(1, 1, 1, 16)
     assert masks_of_tokens(masks).view(torch.int16).view(4, 2, 2)[1].tolist() == [[2, 3], [10, 11]]
     assert masks_of_units(masks).view(torch.int16).view(8, 2, 2)[3].tolist() == [[3, 3], [11, 11]]
-    rates = torch.linspace(0.1, 1.0, 16)
-    table = rotation_table(rates).view(torch.float16).view(4, 2, 32, 4, 2)  # 16 tokens, tiles, lanes, registers
-    cos = torch.cos(torch.arange(64).double()[:, None] * rates.double()).half()
-    assert table[1, 1, 4 * 3 + 2, 1].tolist() == cos[16 + 3 + 8, 8 + 4 : 8 + 6].tolist()
 
 
-def made_small() -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=32, vocab_size=50)).eval()
-    ids = torch.randint(3, 50, (8, 32), generator=torch.Generator().manual_seed(1))
-    return compress(model, inputs={"input_ids": ids}, keep_kv=0.5).module
+def test_the_table_has_cosines_and_sines_of_16_tokens_by_16_pairs() -> None:
+    rates = torch.linspace(0.1, 1.0, 32)
+    table = rotation_table(rates, 128).view(torch.float16).view(8, 2, 2, 32, 4, 2)  # tiles groups kinds lanes registers
+    angle = torch.arange(128).double()[:, None] * rates.double()
+    for kind, numbers in enumerate(((angle.cos() - 1).half(), angle.sin().half())):
+        for lane, register in ((0, 0), (14, 1), (14, 2), (31, 3)):
+            token, pair = 16 * 5 + lane // 4 + 8 * (register % 2), 16 + 2 * (lane % 4) + 8 * (register // 2)
+            expected = numbers[token, pair : pair + 2].tolist()
+            assert table[5, 1, kind, lane, register].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_maps_are_divided_into_those_of_fast_and_of_slow_pairs() -> None:
+    """Two blocks of 16 units, two fields; 32 pairs, of which the second half is slow."""
+    rates = torch.cat([torch.linspace(1.0, 0.1, 16), torch.full((16,), 1e-3)])
+    maps = torch.arange(3 * 32 * 2 * 64).remainder(2011).add(1).half().view(3, 32, 2, 64)
+    whole = turning_of(maps, rates)
+    assert (whole.fast_groups, whole.half_chunk) == (1, 64)
+    assert whole.fast_fragments == whole.slow_fragments == 0b1111
+    maps[:, :, 0, 16:32] = maps[:, :, 0, 48:] = 0  # codes of the first field make no key of slow pairs
+    maps[:, :, 1, :16] = maps[:, :, 1, 32:48] = 0
+    turning = turning_of(maps, rates)
+    assert (turning.fast_fragments, turning.slow_fragments) == (0b0101, 0b1010)
+    fast = fast_fragments(maps, turning).view(torch.float16).view(3, 2, 2, 32, 4, 2)  # fragments tiles lanes registers
+    slow = slow_fragments(maps, turning).view(torch.float16).view(3, 2, 2, 1, 32, 4, 2)  # fragments halves groups …
+    for lane, register in ((0, 0), (14, 1), (27, 2), (31, 3)):
+        row, i, second = lane // 4, lane % 4, 32 * (register // 2)
+        units = slice(16 + 2 * i + 8 * (register % 2), 16 + 2 * i + 8 * (register % 2) + 2)
+        assert fast[1, 1, 1, lane, register].tolist() == maps[1, units, 0, second + 8 + row].tolist()
+        dims = slice(second + 16 + 2 * i + 8 * (register % 2), second + 16 + 2 * i + 8 * (register % 2) + 2)
+        assert slow[1, 1, 1, 0, lane, register].tolist() == maps[1, 16 + 8 + row, 1, dims].tolist()
+
+
+def test_chunks_are_shorter_where_that_leaves_fewer_fast_pairs() -> None:
+    maps = torch.ones(1, 16, 1, 64).half()
+    rates = torch.cat([torch.ones(16), torch.full((16,), 3e-3)])
+    assert (turning_of(maps, rates).fast_groups, turning_of(maps, rates).half_chunk) == (1, 32)
+    assert turning_of(maps, torch.zeros(32)).fast_groups == 0
+
+
+def test_a_line_replaces_the_rotation_of_slow_pairs_within_the_rounding_of_float16() -> None:
+    rates = torch.tensor([SLOW / 32, 1e-3, 0.0])
+    c, k = slow_terms(rates, 64).double().T
+    place = torch.arange(64).double()[:, None] - 31.5
+    angle = place * rates.double()
+    assert float((angle.cos() - c).abs().max()) < 1.3e-3
+    assert float((angle.cos() - c).square().mean(0).sqrt().max()) < 6e-4
+    assert float((angle.sin() - k * place).abs().max()) < 5e-5

@@ -25,6 +25,7 @@ HEADS = ("attention", "heads")  # those that smaller heads need too
 CACHE = (
     "attention",
     "coder",
+    "cuda_decode",
     "cuda_source",
     "kernels",
     "cache",

@@ -2,15 +2,20 @@
 runs.
 
 - `encode` makes the row of one new token, in one launch.
-- `decode` reads rows once for all the query heads that a key head serves. Every warp takes 64 tokens at a time. It
-  makes float16 numbers of codes by masks, keys of these numbers on tensor cores, turns the keys as positions want,
-  multiplies them with queries, and gathers the *numbers* of codes by the softmax, in float32: values are made once, at
-  the end.
-- `join` adds up what all warps have gathered, makes values of it, and adds the tokens that are not coded.
+- `decode` reads rows once for up to four query heads of a key head. Every warp takes a chunk of 128 or 64 tokens
+  at a time. It makes float16 numbers of codes by masks, scores of these numbers on tensor cores, and gathers the
+  *numbers* of codes by the softmax, in float32: values are made once, at the end.
+- `join` adds up what all programs have gathered, makes values of it, and adds the tokens that are not coded.
 
-Rotary positions are split: the query is turned by the position of the first of 64 tokens, in float32, and keys by their
-place among the 64, for which one table of float16 serves all. The mean of the keys is not added to them: what it adds
-to a score is a product of the query with the cosines and sines of that table.
+Rotary positions are split: the query is turned to the start of the chunk, in float32, and what is left is the place of
+a token in the chunk.
+
+- *Fast pairs*: keys are made of the numbers by a map, and turned by their place, for which one table of float16 serves
+  all.
+- *Slow pairs* turn by less than 0.06 within a quarter of a chunk. There the map is applied to the query instead, once
+  for half a chunk, and the rotation is replaced by c + k · place, the best such line: its error is that of float16.
+- *The mean of the keys* may be large. What it adds to a score is a product of the query with that table, which has
+  cos − 1 in place of cos: then only what changes within a chunk is rounded.
 
 Only CUDA's own compiler is needed, which comes with torch. Elsewhere, and for what the kernels do not know (a soft cap,
 more than one new token, heads of more than 128 dimensions, gradients), `coded_attention.py` has the same in torch
@@ -21,7 +26,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,13 +36,31 @@ from torch import Tensor
 from .attention import AttentionOptions
 from .coder import CODERS, Coder
 from .cuda_source import SOURCE
+from .format import CacheSpec
 
-WARPS, STAGES = 4, 3  # of a program, and groups of tokens on their way to each warp
+STAGES = 3  # groups of tokens on their way to each warp
 MOST_DIMENSIONS = 128  # of a head
-MOST_QUERIES = 8  # that a warp serves
+MOST_FRAGMENTS = 64  # of the codes of keys
+PER_PROCESSOR = 2  # programs of `decode` at once on a multiprocessor
+JOIN_THREADS = 256
+MOST_QUERIES = 4  # that a warp serves
+SLOW = 0.06  # the largest angle by which a slow pair turns between the middle and the end of half a chunk
 LOG2E = 1.4426950408889634
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 NAMESPACE = f"deadweight_{zlib.crc32(__name__.encode()):x}"  # a checkpoint brings a copy of this file along
+
+
+@dataclass(frozen=True)
+class Turning:
+    """How the rotary pairs of an attention are divided, and which fragments of codes make keys of either kind.
+
+    A fragment is one field of 16 units. The sets are the bits of a number.
+    """
+
+    fast_groups: int  # of 16 pairs
+    half_chunk: int  # tokens
+    fast_fragments: int
+    slow_fragments: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,7 @@ class Sizes:
     key_fields: int
     value_fields: int
     queries: int  # of a key head
+    turning: Turning
     masked: bool
     kind: int  # of floating-point numbers
 
@@ -74,7 +98,12 @@ class Sizes:
     @property
     def small(self) -> bool:
         """Whether registers suffice for 32 tokens at once."""
-        return self.pairs <= 32 and self.fragments <= 12
+        return self.pairs <= 32 and self.fragments <= 8
+
+    @property
+    def warps(self) -> int:
+        """Of a program of `decode`."""
+        return 6 if self.small else 4
 
     @property
     def turns(self) -> int:
@@ -82,12 +111,13 @@ class Sizes:
         return -(-self.queries // MOST_QUERIES)
 
     @property
-    def per_processor(self) -> int:
-        """Programs at once on a multiprocessor: registers decide."""
-        return 2 if self.fragments <= 16 else 1
+    def at_once(self) -> int:
+        """Queries of a program."""
+        return -(-self.queries // self.turns)
 
-    def defines(self) -> dict[str, int]:
-        return {
+    def defines(self) -> dict[str, str]:
+        turning = self.turning
+        numbers = {
             "D": self.d_qk,
             "DV": self.d_v,
             "D2": self.pairs,
@@ -95,25 +125,42 @@ class Sizes:
             "FK": self.key_fields,
             "FV": self.value_fields,
             "G": self.queries,
-            "GQ": -(-self.queries // self.turns),
+            "GQ": self.at_once,
             "TURNS": self.turns,
-            "WARPS": WARPS,
+            "WARPS": self.warps,
             "STAGES": STAGES,
             "MASKED": int(self.masked),
             "KIND": self.kind,
             "MT": 2 if self.small else 1,
-            "BLOCKS": self.per_processor,
+            "BLOCKS": PER_PROCESSOR,
+            "KF": turning.fast_groups,
+            "SUB": turning.half_chunk,
+            "N_FAST": turning.fast_fragments.bit_count(),
+            "N_SLOW": turning.slow_fragments.bit_count(),
+            "SHARED_BYTES": self.shared_bytes(),
         }
+        sets = {"FAST_FRAGMENTS": turning.fast_fragments, "SLOW_FRAGMENTS": turning.slow_fragments}
+        return {name: str(n) for name, n in numbers.items()} | {name: f"{n}ULL" for name, n in sets.items()}
 
     def shared_bytes(self) -> int:
-        """Shared memory of a program of `decode`."""
+        """Shared memory of a program of `decode`: `struct Shared`, or what its warps add up at the end."""
         row = 2 * self.units
         row += 0 if row // 16 % 2 else 16
-        tiles, steps = self.pairs // 8, self.pairs // 16
+        groups, chunk, turning = self.pairs // 16, 2 * self.turning.half_chunk, self.turning
+        table = chunk // 16 * groups * 2 * 32 * 16
+        fast = turning.fast_fragments.bit_count() * 2 * turning.fast_groups * 32 + 1
+        slow = turning.slow_fragments.bit_count() * 2 * (groups - turning.fast_groups) * 32 + 1
+        masks = self.blocks * self.key_fields * 4 * 8 + self.fragments * 8 * 8
+        tables = table + 16 * (fast + slow) + 4 * groups * 4 * 16 + groups * 16 * 16 + masks
         ring = STAGES * (16 * (2 if self.small else 1) * row + 32)
-        maps = self.blocks * self.key_fields * 2 * tiles * 32 * 8
-        tables = 2 * tiles * 4 * 16 + self.blocks * self.key_fields * 4 * 8 + self.fragments * 8 * 8
-        return maps + tables + steps * 4 * 4 * 8 + 4 * tiles * 32 * 16 + WARPS * (steps * 4 * 32 * 16 + ring)
+        warp = groups * 4 * 32 * 16 + chunk * 8 + 16 + ring
+        warp = -(-warp // 16) * 16
+        gathered = self.warps * 4 * (16 + 4 * self.slots)
+        return max(-(-tables // 16) * 16 + self.warps * warp, gathered)
+
+    def join_bytes(self, first: int) -> int:
+        """Shared memory of a program of `join`."""
+        return 4 * self.at_once * (self.slots + first + 1 + JOIN_THREADS)
 
 
 @dataclass(frozen=True)
@@ -149,7 +196,9 @@ class Prepared:
     gains: Tensor
     key_masks: Tensor
     all_masks: Tensor
-    maps: Tensor
+    fast_maps: Tensor
+    slow_maps: Tensor
+    slow_terms: Tensor
     starts: Tensor
     table: Tensor
     offsets: Tensor
@@ -159,13 +208,24 @@ class Prepared:
     value_encode: Tensor
     levels: Tensor
     bits: Tensor
+    turning: Turning
 
 
-def sizes_of(coder: Coder, masked: bool, dtype: torch.dtype) -> Sizes:
-    spec = coder.spec
+def sizes_of(spec: CacheSpec, turning: Turning, masked: bool, dtype: torch.dtype) -> Sizes:
     queries = spec.heads // spec.key_heads
     fields = (spec.n_units, spec.key_fields, spec.value_fields)
-    return Sizes(spec.d_qk, spec.d_v, *fields, queries, masked, KINDS[dtype])
+    return Sizes(spec.d_qk, spec.d_v, *fields, queries, turning, masked, KINDS[dtype])
+
+
+def largest_sizes(spec: CacheSpec, dtype: torch.dtype) -> Sizes:
+    """Sizes that take at least as much shared memory as those of any coder of this kind."""
+    fragments = (1 << -(-spec.n_units // 16) * spec.key_fields) - 1
+    groups = -(-spec.d_qk // 32)
+    some = Turning(0, 64, fragments, fragments)
+    return max(
+        (sizes_of(spec, replace(some, fast_groups=n), True, dtype) for n in range(groups + 1)),
+        key=Sizes.shared_bytes,
+    )
 
 
 def fitting(coder: Coder, states: Tensor) -> bool:
@@ -175,7 +235,9 @@ def fitting(coder: Coder, states: Tensor) -> bool:
         return False
     if spec.n_units % 8 or max(spec.d_qk, spec.d_v) > MOST_DIMENSIONS or torch.is_grad_enabled() or not coder.rounds:
         return False
-    return sizes_of(coder, True, states.dtype).shared_bytes() <= shared_room(states.device.index or 0)
+    if -(-spec.n_units // 16) * spec.key_fields > MOST_FRAGMENTS:
+        return False
+    return largest_sizes(spec, states.dtype).shared_bytes() <= shared_room(states.device.index or 0)
 
 
 @torch.compiler.assume_constant_result
@@ -206,12 +268,10 @@ def prepared(coder: Coder) -> Prepared:
 def prepare(coder: Coder) -> Prepared:
     spec, units = coder.spec, coder.layout.units
     device = coder.key_mean.device
-    sizes = sizes_of(coder, False, torch.float32)
-    half, heads, width = sizes.pairs, spec.key_heads // spec.n_sets, 16 * sizes.blocks
+    blocks, half = -(-spec.n_units // 16), -(-spec.d_qk // 32) * 16
+    heads, width = spec.key_heads // spec.n_sets, 16 * blocks
     order = coder.order.cpu() if spec.pairs else torch.arange(spec.d_qk)
-    places = kernel_places(spec.pairs, spec.d_qk, half)
-    rates = torch.zeros(half, dtype=torch.float32)
-    rates[: spec.pairs] = coder.rates.cpu().view(torch.float32) if spec.pairs else 0.0
+    places, rates = by_speed(kernel_places(spec.pairs, spec.d_qk, half), coder, half)
 
     def by_unit(tensor: Tensor) -> Tensor:
         """(sets, fields, units, …) as (sets, padded units, fields, …)."""
@@ -236,6 +296,7 @@ def prepare(coder: Coder) -> Prepared:
     if spec.value_fields:
         values = torch.cat([values, folded(coder.value_decode, slice(spec.key_fields, None))], 2)
     by_block = masks.unflatten(1, (-1, 16)).transpose(2, 3)  # sets blocks fields 16
+    turning = turning_of(keys, rates)
     tensors = {
         "order": order.int(),
         "places": torch.where(places >= 0, order[places.clamp(min=0)], -1).int(),
@@ -246,9 +307,11 @@ def prepare(coder: Coder) -> Prepared:
         "gains": gains.float(),
         "key_masks": masks_of_tokens(by_block[:, :, : spec.key_fields]),
         "all_masks": masks_of_units(by_block),
-        "maps": fragments_of(keys, sizes),
+        "fast_maps": fast_fragments(keys, turning),
+        "slow_maps": slow_fragments(keys, turning),
+        "slow_terms": slow_terms(rates, turning.half_chunk),
         "starts": starts.float().unflatten(1, (-1, 4, 2)).repeat(1, 1, 1, 2),
-        "table": rotation_table(rates),
+        "table": rotation_table(rates, 2 * turning.half_chunk),
         "offsets": (1024 + by_block.double() / 2).flatten(1).float(),
         "values_of": values.unflatten(1, (-1, 16)).transpose(2, 3).flatten(1, 3).float(),
         "key_encode": coder.key_encode.cpu().float().mT,
@@ -257,7 +320,36 @@ def prepare(coder: Coder) -> Prepared:
         "levels": torch.exp2(units.widths.float()),
         "bits": units.offsets.int(),
     }
-    return Prepared(**{name: tensor.contiguous().to(device) for name, tensor in tensors.items()})
+    return Prepared(**{name: tensor.contiguous().to(device) for name, tensor in tensors.items()}, turning=turning)
+
+
+def by_speed(places: Tensor, coder: Coder, half: int) -> tuple[Tensor, Tensor]:
+    """Places and rates of pairs, the fastest first."""
+    rates = torch.zeros(half, dtype=torch.float32)
+    if coder.spec.pairs:
+        rates[: coder.spec.pairs] = coder.rates.cpu().view(torch.float32)
+    fastest = rates.abs().argsort(descending=True, stable=True)
+    return torch.cat([places[:half][fastest], places[half:][fastest]]), rates[fastest]
+
+
+def turning_of(maps: Tensor, rates: Tensor) -> Turning:
+    """Chunks of 128 tokens, unless shorter ones have fewer fast pairs. `maps` as in `fragments_of`."""
+    half_chunk, groups = min(
+        ((n, -(-int((rates.abs() * n / 2 > SLOW).sum()) // 16)) for n in (64, 32)), key=lambda x: x[1]
+    )
+    written = (maps != 0).unflatten(3, (2, -1)).unflatten(1, (-1, 16)).any(0).any(1).any(2)  # blocks fields pairs
+    written = written.flatten(0, 1)
+    fast, slow = (x.any(1) for x in written.split([16 * groups, len(rates) - 16 * groups], 1))
+    return Turning(
+        groups, half_chunk, *(sum(1 << i for i, x in enumerate(kind.tolist()) if x) for kind in (fast, slow))
+    )
+
+
+def slow_terms(rates: Tensor, half_chunk: int) -> Tensor:
+    """c and k of every pair: cos ≈ c and sin ≈ k · place, in the places of half a chunk around its middle."""
+    place = torch.arange(half_chunk).double() - (half_chunk - 1) / 2
+    angle = place * rates.double()[:, None]
+    return torch.stack([angle.cos().mean(1), (angle.sin() * place).sum(1) / place.square().sum()], 1).float()
 
 
 def kernel_places(pairs: int, size: int, half: int) -> Tensor:
@@ -293,7 +385,7 @@ def masks_of_units(masks: Tensor) -> Tensor:
     return torch.stack([twice[..., :8], twice[..., 8:]], -1)
 
 
-def fragments_of(maps: Tensor, sizes: Sizes) -> Tensor:
+def fragments_of(maps: Tensor) -> Tensor:
     """(key heads, units, fields, dimensions) as operands of tensor cores: 16 units by 8 dimensions, lane by lane."""
     tiles = bits_of(maps).unflatten(1, (-1, 16)).unflatten(4, (-1, 8))  # heads blocks 16 fields tiles 8
     tiles = tiles.permute(0, 1, 3, 4, 5, 2)  # heads blocks fields tiles dimension unit
@@ -301,14 +393,36 @@ def fragments_of(maps: Tensor, sizes: Sizes) -> Tensor:
     return torch.stack([pair[..., :4], pair[..., 4:]], -1).flatten(4, 5)
 
 
-def rotation_table(rates: Tensor) -> Tensor:
-    """Cosines and sines at 0 … 63, as rows of fragments: for lane (row, pair) rows 0 and 8 of both."""
-    angle = torch.arange(64).double()[:, None] * rates.double()
-    parts = []
-    for numbers in (bits_of(angle.cos()), bits_of(angle.sin())):
-        pair = two(numbers[:, 0::2], numbers[:, 1::2]).view(4, 2, 8, -1, 4)  # 16 tokens, half, row, tile, lane
-        parts += [pair[:, 0], pair[:, 1]]
-    return torch.stack(parts, -1).permute(0, 2, 1, 3, 4).contiguous()
+def members(fragments: int) -> list[int]:
+    """The members of a set of fragments."""
+    return [i for i in range(fragments.bit_length()) if fragments >> i & 1]
+
+
+def fast_fragments(maps: Tensor, turning: Turning) -> Tensor:
+    """The maps to keys of fast pairs: both dimensions of eight pairs side by side."""
+    tiles = fragments_of(maps).flatten(1, 2).unflatten(2, (2, -1))  # heads fragments halves tiles lanes registers
+    chosen = tiles[:, members(turning.fast_fragments), :, : 2 * turning.fast_groups]
+    return chosen.permute(0, 1, 3, 4, 2, 5).flatten(4)
+
+
+def slow_fragments(maps: Tensor, turning: Turning) -> Tensor:
+    """The maps to keys of slow pairs, transposed: 16 dimensions by 8 units, both of every pair side by side."""
+    both = bits_of(maps).unflatten(3, (2, -1, 16))[:, :, :, :, turning.fast_groups :]
+    both = both.unflatten(1, (-1, 2, 8))  # heads blocks halves units fields, dimensions of a pair, groups, 16
+    both = both.permute(0, 1, 4, 2, 6, 3, 5, 7).flatten(1, 2)  # heads fragments halves groups units dimensions 16
+    pair = two(both[..., 0::2], both[..., 1::2]).unflatten(-1, (2, 4))  # … registers lanes
+    return pair[:, members(turning.slow_fragments)].permute(0, 1, 2, 3, 4, 7, 5, 6).flatten(4, 5).flatten(5)
+
+
+def rotation_table(rates: Tensor, tokens: int) -> Tensor:
+    """cos − 1 and sin of the places in a chunk, as fragments of 16 tokens by 16 pairs."""
+    angle = torch.arange(tokens).double()[:, None] * rates.double()
+    kinds = []
+    for numbers in (bits_of(-2 * (angle / 2).sin().square()), bits_of(angle.sin())):
+        pair = two(numbers[:, 0::2], numbers[:, 1::2])
+        pair = pair.unflatten(0, (-1, 2, 8)).unflatten(3, (-1, 2, 4))  # tiles, half of 16, row, groups, register, lane
+        kinds.append(pair.permute(0, 3, 2, 5, 4, 1).flatten(4).flatten(2, 3))  # tiles groups lanes registers
+    return torch.stack(kinds, 2)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::encode", mutates_args=())
@@ -316,7 +430,7 @@ def encode_token(coder: int, key: Tensor, value: Tensor, positions: Tensor) -> t
     """The row and the exponents of one new token: (b, sets, 1, bytes) and (b, sets, 1, 1)."""
     own = CODERS[coder]
     spec, maps = own.spec, prepared(own)
-    sizes = sizes_of(own, False, key.dtype)
+    sizes = sizes_of(spec, maps.turning, False, key.dtype)
     rows = torch.empty(len(key), spec.n_sets, 1, 2 * spec.n_units, dtype=torch.uint8, device=key.device)
     exponents = torch.empty(len(key), spec.n_sets, 1, 1, dtype=torch.uint8, device=key.device)
     memory = 4 * (spec.set_keys + spec.set_values + spec.n_units * (spec.key_fields + spec.value_fields))
@@ -361,12 +475,11 @@ def decode_token(
     """
     own = CODERS[coder]
     spec, maps = own.spec, prepared(own)
-    sizes = sizes_of(own, mask is not None, query.dtype)
+    sizes = sizes_of(spec, maps.turning, mask is not None, query.dtype)
     kernels = compiled(sizes, query.device.index or 0)
     batch, tokens = len(query), rows.shape[2]
     heads = spec.key_heads // spec.n_sets
-    splits = planned_splits(sizes, spec.key_heads * sizes.turns * batch, tokens, query.device.index or 0)
-    parts = splits * WARPS
+    parts = planned_parts(sizes, spec.key_heads * sizes.turns * batch, tokens, query.device.index or 0)
     query, rows, exponents = query.contiguous(), rows.contiguous(), exponents.contiguous()
     gathered = torch.empty(batch, spec.heads, parts, sizes.slots, dtype=torch.float32, device=query.device)
     logs = torch.empty(batch, spec.heads, parts, 4, dtype=torch.float32, device=query.device)
@@ -381,20 +494,21 @@ def decode_token(
         seen,
         maps.key_masks,
         maps.all_masks,
-        maps.maps,
+        maps.fast_maps,
+        maps.slow_maps,
         maps.starts,
         maps.scaled_mean,
     ]
-    args += [maps.gains, maps.rates, maps.places, maps.table, gathered, logs, low, high, start]
+    args += [maps.gains, maps.rates, maps.slow_terms, maps.places, maps.table, gathered, logs, low, high, start]
     args += [scaling * LOG2E, tokens, spec.key_heads, heads, seen_stride]
-    grid = (splits, spec.key_heads * sizes.turns, batch)
-    kernels.decode(grid=grid, block=(32 * WARPS, 1, 1), shared_mem=sizes.shared_bytes(), args=args)
+    grid = (parts, spec.key_heads * sizes.turns, batch)
+    kernels.decode(grid=grid, block=(32 * sizes.warps, 1, 1), shared_mem=sizes.shared_bytes(), args=args)
     out = torch.empty(batch, spec.heads, 1, spec.d_v, dtype=query.dtype, device=query.device)
     exact = [x.to(query.dtype).contiguous() for x in (*first, *new)]
     args = [gathered, logs, maps.offsets, maps.values_of, maps.value_mean, query, *exact, seen, out, high, start]
     args += [scaling * LOG2E, parts, spec.first, spec.key_heads, heads, seen_stride]
-    memory = 4 * (sizes.slots + spec.first + 1)
-    kernels.join(grid=(spec.heads, batch, 1), block=(128, 1, 1), shared_mem=memory, args=args)
+    grid, memory = (spec.key_heads * sizes.turns, batch, 1), sizes.join_bytes(spec.first)
+    kernels.join(grid=grid, block=(JOIN_THREADS, 1, 1), shared_mem=memory, args=args)
     return out
 
 
@@ -413,10 +527,10 @@ def _(
     return query.new_empty(len(query), query.shape[1], 1, CODERS[coder].spec.d_v)
 
 
-def planned_splits(sizes: Sizes, programs: int, tokens: int, device: int) -> int:
+def planned_parts(sizes: Sizes, programs: int, tokens: int, device: int) -> int:
     """Among how many programs the tokens of a sequence are divided: all processors are to have work to the end."""
-    places = processors(device) * sizes.per_processor
-    most = max(1, math.ceil(tokens / (64 * WARPS)))
+    places = processors(device) * PER_PROCESSOR
+    most = max(1, math.ceil(tokens / (2 * sizes.turning.half_chunk * sizes.warps)))
     wanted = max(1, math.ceil(3 * places / programs))
     return min(most, wanted)
 

@@ -1,0 +1,453 @@
+"""The CUDA source of the kernel that decodes; `kernels.py` says what it does."""
+
+DECODE = r"""
+#define KA (D2 / 16)                      // groups of 16 rotary pairs
+#define KL (KA - KF)                      // those that turn slowly; the KF groups before them turn fast
+#define NT (D2 / 8)
+#define CH (2 * SUB)                      // tokens of a chunk
+#define PART_ROWS (16 * MT)
+#define SLOT (PART_ROWS * SROW + 32)
+#define TILES (CH / 16)
+#define IS_FAST(fr) ((FAST_FRAGMENTS >> (fr)) & 1)
+#define IS_SLOW(fr) ((SLOW_FRAGMENTS >> (fr)) & 1)
+#define FAST_MAPS (N_FAST * 2 * KF * 32)  // uint4
+#define SLOW_MAPS (N_SLOW * 2 * KL * 32)
+
+// The bytes of shared memory that `decode` takes; `kernels.py` counts the same.
+struct Shared {
+  uint4 table[TILES * NT * 32];
+  uint4 fast[FAST_MAPS + 1];
+  uint4 slow[SLOW_MAPS + 1];
+  float4 starts[2 * NT * 4];
+  float4 turns[KA * 4 * 4];               // by a chunk of every warp, and by half a chunk
+  uint2 key_masks[FRAGS * 4];
+  uint2 all_masks[NB * F * 8];
+  struct Warp {
+    float4 query[KA * 4 * 32];
+    float2 scales[CH];
+    u32 visible[CH / 32];
+    __align__(16) u8 ring[STAGES * SLOT];
+  } warps[WARPS];
+};
+static_assert(sizeof(Shared) <= SHARED_BYTES, "kernels.py counts fewer bytes");
+
+__device__ __forceinline__ void copy16(u32 to, const u8* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+__device__ __forceinline__ float2 angle_of(float rate, double tokens) {
+  double angle = (double)rate * tokens;
+  angle -= 6.283185307179586 * rint(angle * 0.15915494309189535);
+  float s, c;
+  sincosf((float)angle, &s, &c);
+  return make_float2(c, s);
+}
+__device__ __forceinline__ float2 turned_back(float2 x, float2 by) {
+  return make_float2(x.x * by.x + x.y * by.y, x.y * by.x - x.x * by.y);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+    decode(const number_t* q, const u8* codes, const u8* exponents_of, const u8* seen, const uint2* key_masks,
+           const uint2* all_masks, const uint4* fast_maps, const uint4* slow_maps, const float4* starts,
+           const float* mean, const float* gains, const float* rates, const float2* slow_terms, const int* places,
+           const uint4* table, float* out, float4* logs, const int* low, const int* high, const int* origins,
+           double scaling, int tokens, int key_heads, int set_heads, int seen_stride) {
+  extern __shared__ __align__(128) u8 memory[];
+  Shared& shared = *(Shared*)memory;
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: it is not to be read again in the loop
+  const int warp = threadIdx.x >> 5, gid = lane >> 2, tig = lane & 3;
+  Shared::Warp& own = shared.warps[warp];
+  const int part = blockIdx.x, g = blockIdx.y / TURNS, b = blockIdx.z, set = g / set_heads,
+            sets = key_heads / set_heads;
+  const int asks = g * G + (blockIdx.y % TURNS) * GQ, asked_here = min(GQ, G - (int)(blockIdx.y % TURNS) * GQ),
+            heads = key_heads * G;
+  for (int i = threadIdx.x; i < FAST_MAPS; i += 32 * WARPS) shared.fast[i] = fast_maps[g * FAST_MAPS + i];
+  for (int i = threadIdx.x; i < SLOW_MAPS; i += 32 * WARPS) shared.slow[i] = slow_maps[g * SLOW_MAPS + i];
+  for (int i = threadIdx.x; i < FRAGS * 4; i += 32 * WARPS) shared.key_masks[i] = key_masks[set * FRAGS * 4 + i];
+  for (int i = threadIdx.x; i < TILES * NT * 32; i += 32 * WARPS) shared.table[i] = table[i];
+  for (int i = threadIdx.x; i < 2 * NT * 4; i += 32 * WARPS) shared.starts[i] = starts[g * (2 * NT * 4) + i];
+  for (int i = threadIdx.x; i < NB * F * 8; i += 32 * WARPS)
+    shared.all_masks[i] = all_masks[set * NB * F * 8 + i];
+
+  const int first = low[b], last = *high, origin = origins[b];
+  const int c0 = first / CH, c1 = (last + CH - 1) / CH;
+  const int each = (c1 - c0 + gridDim.x - 1) / gridDim.x;
+  const int begin = c0 + part * each + warp, end = min(c0 + (part + 1) * each, c1);
+
+  // Column 2j of a product with queries belongs to query j. Column 2j + 1 has what it grows by for every token of the
+  // slow pairs. In `query`, lane (column, i) has four pairs of each group, and what the mean of the keys adds.
+#pragma unroll
+  for (int i = 0; i < KA * 4; i++) {
+    const int p = 16 * (i >> 2) + 2 * tig + (i & 1) + 8 * ((i & 3) >> 1);
+    const bool slow = i >= KF * 4, grows = gid & 1;
+    const float rate = rates[p];
+    float2 x = make_float2(0.f, 0.f), m = x;
+    if (gid / 2 < asked_here && (slow || !grows)) {
+      const long long at = ((long long)b * heads + asks + gid / 2) * D;
+      const float factor = (float)scaling * gains[g];
+      if (places[p] >= 0) x.x = load(q, at + places[p]) * factor;
+      if (places[D2 + p] >= 0) x.y = load(q, at + places[D2 + p]) * factor;
+      x = turned_back(x, angle_of(rate, (double)CH * begin - origin));
+      const float m1 = mean[g * 2 * D2 + p] * 0.015625f, m2 = mean[g * 2 * D2 + D2 + p] * 0.015625f;
+      if (!grows) m = make_float2(x.x * m1 + x.y * m2, x.y * m1 - x.x * m2);
+      if (slow) {
+        x = turned_back(x, angle_of(rate, 0.5 * (SUB - 1)));
+        const float2 term = slow_terms[p];
+        x = grows ? make_float2(x.y * term.y, -x.x * term.y) : make_float2(x.x * term.x, x.y * term.x);
+      }
+    }
+    own.query[i * 32 + lane] = make_float4(x.x, x.y, m.x, m.y);
+    if (warp == 0 && gid == 0) {
+      const float2 far = angle_of(rate, (double)CH * WARPS), near = angle_of(rate, SUB);
+      shared.turns[i * 4 + tig] = make_float4(far.x, far.y, near.x, near.y);
+    }
+  }
+  __syncthreads();
+
+  const u8* rows = codes + ((long long)b * sets + set) * tokens * RB;
+  const u8* exponents = exponents_of + ((long long)b * sets + set) * tokens;
+  const u32 ring_at = (u32)__cvta_generic_to_shared(own.ring);
+  const int most = tokens - 1;
+  constexpr int PIECES = PART_ROWS * CHUNKS, COPIES = (PIECES + 31) / 32, PER = CH / PART_ROWS;
+  const u8* from_here = rows + lane * 16;
+  const u32 to_here = ring_at + (lane / CHUNKS) * SROW + (lane % CHUNKS) * 16;
+  auto fetch = [&](int chunk, int piece_of_chunk, int slot) {
+    const int base = CH * chunk + PART_ROWS * piece_of_chunk;
+    if (chunk < end && base + PART_ROWS <= tokens) {
+      const u8* from = from_here + (u64)(u32)base * RB;
+      const u32 to = to_here + slot * SLOT;
+#pragma unroll
+      for (int r = 0; r < COPIES; r++) {
+        const int index = lane + 32 * r;
+        const u32 at = 32 % CHUNKS == 0 ? to + r * (32 / CHUNKS) * SROW
+                                        : ring_at + slot * SLOT + (index / CHUNKS) * SROW + (index % CHUNKS) * 16;
+        if (PIECES % 32 == 0 || index < PIECES) copy16(at, from + 512 * r);
+      }
+    } else if (chunk < end) {  // rows behind the last one are never seen: any row will do
+      for (int index = lane; index < PIECES; index += 32)
+        copy16(ring_at + slot * SLOT + (index / CHUNKS) * SROW + (index % CHUNKS) * 16,
+               rows + (u64)(u32)min(base + index / CHUNKS, most) * RB + (index % CHUNKS) * 16);
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch(begin + (i / PER) * WARPS, i % PER, i);
+
+  float acc[NB * F][4], sums[4] = {0.f, 0.f, 0.f, 0.f}, total = 0.f, top = -1e30f;
+#pragma unroll
+  for (int i = 0; i < NB * F; i++) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.f;
+  const u32 place =
+      ring_at + (u32)((lane & 7) + ((lane >> 3) & 1) * 8) * SROW + (lane >> 4) * 16;  // rows of A: tokens
+  const u32 place_t =
+      ring_at + (u32)((lane & 7) + (lane >> 4) * 8) * SROW + ((lane >> 3) & 1) * 16;  // rows of A: units
+  const u32 ONES = 0x3c003c00, OFFSET = 0x64006400;
+  int slot = 0;
+  u32 ahead[CH / 32];  // exponents of the next chunk, and whether a mask hides its tokens
+  auto look = [&](int chunk) {
+#pragma unroll
+    for (int i = 0; i < CH / 32; i++) {
+      const int at = min(CH * chunk + 32 * i + lane, most);
+      ahead[i] = exponents[at];
+#if MASKED
+      if (!seen[b * seen_stride + at]) ahead[i] |= 256;
+#endif
+    }
+  };
+  look(begin);
+
+#pragma unroll 1
+  for (int chunk = begin; chunk < end; chunk += WARPS) {
+    u32 all = 0xffffffffu;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < CH / 32; i++) {
+      const int t = CH * chunk + 32 * i + lane;
+      own.scales[32 * i + lane] = make_float2(scale_of(ahead[i] & 15), scale_of((ahead[i] >> 4) & 15));
+      const u32 visible = __ballot_sync(0xffffffffu, t >= first && t < last && !(ahead[i] >> 8));
+      own.visible[i] = visible;
+      all &= visible;
+    }
+    look(chunk + WARPS);
+
+    // Queries at the start of the chunk, as operands.
+    u32 qa[KF + 1][2], qb[KF + 1][2], ma[KA][2], mb[KA][2];
+    u32 slow_q[2][N_SLOW + 1][2];
+    float constant = 0.f, base[2][4];
+    u32 near1[KL + 1][4], near2[KL + 1][4];
+#pragma unroll
+    for (int k = 0; k < KA; k++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int i = k * 4 + h * 2;
+        const float4 x = own.query[i * 32 + lane], y = own.query[(i + 1) * 32 + lane];
+        const float4 u = shared.turns[i * 4 + tig], v = shared.turns[(i + 1) * 4 + tig];
+        ma[k][h] = pack(x.z, y.z);
+        mb[k][h] = pack(x.w, y.w);
+        constant += x.z + y.z;
+        if (k < KF) {
+          qa[k][h] = pack(x.x, y.x);
+          qb[k][h] = pack(x.y, y.y);
+        } else {
+          const float2 x2 = turned_back(make_float2(x.x, x.y), make_float2(u.z, u.w)),
+                       y2 = turned_back(make_float2(y.x, y.y), make_float2(v.z, v.w));
+          near1[k - KF][2 * h] = pack(x.x, y.x);
+          near1[k - KF][2 * h + 1] = pack(x2.x, y2.x);
+          near2[k - KF][2 * h] = pack(x.y, y.y);
+          near2[k - KF][2 * h + 1] = pack(x2.y, y2.y);
+        }
+        const float2 a = turned_back(make_float2(x.x, x.y), make_float2(u.x, u.y)),
+                     c = turned_back(make_float2(x.z, x.w), make_float2(u.x, u.y)),
+                     d = turned_back(make_float2(y.x, y.y), make_float2(v.x, v.y)),
+                     e = turned_back(make_float2(y.z, y.w), make_float2(v.x, v.y));
+        own.query[i * 32 + lane] = make_float4(a.x, a.y, c.x, c.y);
+        own.query[(i + 1) * 32 + lane] = make_float4(d.x, d.y, e.x, e.y);
+      }
+    }
+    constant += __shfl_xor_sync(0xffffffffu, constant, 1);
+    constant += __shfl_xor_sync(0xffffffffu, constant, 2);
+    constant = 64.f * __shfl_sync(0xffffffffu, constant, 8 * tig);
+    // What the slow pairs of a query make of every code: the map, transposed, times the query.
+#pragma unroll
+    for (int fr = 0, f = 0; fr < FRAGS; fr++) {
+      if (!IS_SLOW(fr)) continue;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int k = 0; k < KL; k++) {
+          const uint4 w = shared.slow[((f * 2 + h) * KL + k) * 32 + lane];
+          mma(c, near1[k][0], near1[k][1], near1[k][2], near1[k][3], w.x, w.y);
+          mma(c, near2[k][0], near2[k][1], near2[k][2], near2[k][3], w.z, w.w);
+        }
+        slow_q[0][f][h] = pack(c[0], c[1]);
+        slow_q[1][f][h] = pack(c[2], c[3]);
+      }
+      f++;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {  // the middle of a code is 1024 and half of its mask
+      float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int fr = 0, f = 0; fr < FRAGS; fr++) {
+        if (!IS_SLOW(fr)) continue;
+        const uint2 mk = shared.key_masks[fr * 4 + tig];
+        mma(c, OFFSET, mk.x | OFFSET, OFFSET, mk.y | OFFSET, slow_q[half][f][0], slow_q[half][f][1]);
+        f++;
+      }
+      base[half][0] = base[half][2] = -0.5f * (c[0] + c[2]);
+      base[half][1] = base[half][3] = -0.5f * (c[1] + c[3]);
+    }
+
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+      if (half) {
+#pragma unroll
+        for (int f = 0; f < N_SLOW; f++) {
+          slow_q[0][f][0] = slow_q[1][f][0];
+          slow_q[0][f][1] = slow_q[1][f][1];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) base[0][i] = base[1][i];
+      }
+      float away = gid - 0.5f * (SUB - 1);  // of a token, from the middle of its half of the chunk
+#pragma unroll 1
+    for (int m = half * (PER / 2); m < (half + 1) * (PER / 2); m++) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+      __syncwarp();
+      {
+        const int later = m + STAGES - 1, next = slot == 0 ? STAGES - 1 : slot - 1;
+        fetch(later < PER ? chunk : chunk + WARPS, later < PER ? later : later - PER, next);
+      }
+      const u32 tile = place + slot * SLOT, tile_t = place_t + slot * SLOT;
+      slot = slot == STAGES - 1 ? 0 : slot + 1;
+      u32 x[MT][FRAGS][4];
+#pragma unroll
+      for (int i = 0; i < NB; i++) {
+#pragma unroll
+        for (int j = 0; j < MT; j++) {
+          u32 w[4], hi[4];
+          ldsm(w, tile + i * 32 + j * 16 * SROW);
+#pragma unroll
+          for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
+#pragma unroll
+          for (int f = 0; f < FK; f++) {
+            const uint2 mk = shared.key_masks[(i * FK + f) * 4 + tig];
+            const u32* from = f < (FK + 1) / 2 ? w : hi;  // the first half of the fields lies in the low bits
+            x[j][i * FK + f][0] = number(from[0], mk.x);
+            x[j][i * FK + f][1] = number(from[1], mk.x);
+            x[j][i * FK + f][2] = number(from[2], mk.y);
+            x[j][i * FK + f][3] = number(from[3], mk.y);
+          }
+        }
+      }
+      float s[MT][4], t[MT][4];
+#pragma unroll
+      for (int j = 0; j < MT; j++) {
+        s[j][0] = base[0][0]; s[j][1] = base[0][1]; s[j][2] = base[0][2]; s[j][3] = base[0][3];
+        t[j][0] = t[j][1] = t[j][2] = t[j][3] = 0.f;
+#pragma unroll
+        for (int fr = 0, f = 0; fr < FRAGS; fr++) {
+          if (!IS_SLOW(fr)) continue;
+          mma(s[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], slow_q[0][f][0], slow_q[0][f][1]);
+          f++;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < KA; k++) {
+        u32 a[MT][4], c[MT][4], cs[MT][4], sn[MT][4];
+#pragma unroll
+        for (int j = 0; j < MT; j++) {
+          const uint4* turn = shared.table + (((m * MT + j) * KA + k) * 2) * 32 + lane;
+          *(uint4*)cs[j] = turn[0];  // cos − 1
+          *(uint4*)sn[j] = turn[32];
+        }
+#pragma unroll
+        for (int h = 0; h < 2 * (k < KF); h++) {
+          const int n = 2 * k + h;
+          float k1[MT][4], k2[MT][4];
+          const float4 z1 = shared.starts[n * 4 + tig], z2 = shared.starts[(NT + n) * 4 + tig];
+#pragma unroll
+          for (int j = 0; j < MT; j++) {
+            k1[j][0] = z1.x; k1[j][1] = z1.y; k1[j][2] = z1.z; k1[j][3] = z1.w;
+            k2[j][0] = z2.x; k2[j][1] = z2.y; k2[j][2] = z2.z; k2[j][3] = z2.w;
+          }
+#pragma unroll
+          for (int fr = 0, f = 0; fr < FRAGS; fr++) {
+            if (!IS_FAST(fr)) continue;
+            const uint4 w = shared.fast[(f++ * 2 * KF + n) * 32 + lane];
+#pragma unroll
+            for (int j = 0; j < MT; j++) {
+              mma(k1[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.x, w.y);
+              mma(k2[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.z, w.w);
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < MT; j++) {
+            const u32 y1 = pack(k1[j][0], k1[j][1]), w1 = pack(k1[j][2], k1[j][3]), y2 = pack(k2[j][0], k2[j][1]),
+                      w2 = pack(k2[j][2], k2[j][3]);
+            a[j][2 * h] = hfma(hneg(y2), sn[j][2 * h], hfma(y1, cs[j][2 * h], y1));
+            a[j][2 * h + 1] = hfma(hneg(w2), sn[j][2 * h + 1], hfma(w1, cs[j][2 * h + 1], w1));
+            c[j][2 * h] = hfma(y1, sn[j][2 * h], hfma(y2, cs[j][2 * h], y2));
+            c[j][2 * h + 1] = hfma(w1, sn[j][2 * h + 1], hfma(w2, cs[j][2 * h + 1], w2));
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < MT; j++) {
+          if (k < KF) {
+            mma(s[j], a[j][0], a[j][1], a[j][2], a[j][3], qa[k][0], qa[k][1]);
+            mma(s[j], c[j][0], c[j][1], c[j][2], c[j][3], qb[k][0], qb[k][1]);
+          }
+          mma(t[j], cs[j][0], cs[j][1], cs[j][2], cs[j][3], ma[k][0], ma[k][1]);
+          mma(t[j], sn[j][0], sn[j][1], sn[j][2], sn[j][3], mb[k][0], mb[k][1]);
+        }
+      }
+      float2 sa[MT], sb[MT];  // scales of keys and of values, of both rows
+      bool grows = false;
+#pragma unroll
+      for (int j = 0; j < MT; j++) {
+        const int tile16 = m * MT + j;
+        sa[j] = own.scales[16 * tile16 + gid];
+        sb[j] = own.scales[16 * tile16 + gid + 8];
+        s[j][0] = (s[j][0] + away * s[j][1]) * sa[j].x + (t[j][0] * 64.f + constant);
+        s[j][2] = (s[j][2] + (away + 8.f) * s[j][3]) * sb[j].x + (t[j][2] * 64.f + constant);
+        away += 16.f;
+        if (all != 0xffffffffu) {
+          const u32 bits = own.visible[tile16 / 2];
+          const int from = ((tile16 & 1) << 4) + gid;
+          if (!((bits >> from) & 1)) s[j][0] = __int_as_float(0xff800000);
+          if (!((bits >> (from + 8)) & 1)) s[j][2] = __int_as_float(0xff800000);
+        }
+        grows = grows || fmaxf(s[j][0], s[j][2]) > top + 6.f;
+      }
+      if (__any_sync(0xffffffffu, grows)) {
+        float n = top;
+#pragma unroll
+        for (int j = 0; j < MT; j++) n = fmaxf(n, fmaxf(s[j][0], s[j][2]));
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) n = fmaxf(n, __shfl_xor_sync(0xffffffffu, n, o));
+        const float w = ex2(top - n);
+        top = n;
+        total *= w;
+#pragma unroll
+        for (int i = 0; i < NB * F; i++) {
+          acc[i][0] *= w;
+          acc[i][1] *= w;
+          acc[i][2] *= w;
+          acc[i][3] *= w;
+        }
+        sums[0] *= w;
+        sums[1] *= w;
+      }
+      u32 p0[MT], p1[MT];  // weights times scales of keys and of values, in neighbouring columns
+#pragma unroll
+      for (int j = 0; j < MT; j++) {
+        const float a = ex2(s[j][0] - top), c = ex2(s[j][2] - top);
+        total += a + c;
+        p0[j] = turned(pack(a * sa[j].x, a * sa[j].y));
+        p1[j] = turned(pack(c * sb[j].x, c * sb[j].y));
+        mma(sums, ONES, ONES, ONES, ONES, p0[j], p1[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < NB; i++) {
+#pragma unroll
+        for (int j = 0; j < MT; j++) {
+          u32 w[4], hi[4];
+          ldsmt(w, tile_t + i * 32 + j * 16 * SROW);
+#pragma unroll
+          for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
+#pragma unroll
+          for (int f = 0; f < F; f++) {
+            const uint2 mk = shared.all_masks[(i * F + f) * 8 + gid];
+            const u32* from = (f < FK ? f < (FK + 1) / 2 : f - FK < FV / 2) ? w : hi;
+            mma(acc[i * F + f], number(from[0], mk.x), number(from[1], mk.y), number(from[2], mk.x),
+                number(from[3], mk.y), p0[j], p1[j]);
+          }
+        }
+      }
+    }
+  }
+  }
+  asm volatile("cp.async.wait_all;");
+#pragma unroll
+  for (int o = 4; o < 32; o <<= 1) total += __shfl_xor_sync(0xffffffffu, total, o);
+
+  // The warps of a program add up what they have: one row of `out` for each query and program.
+  __syncthreads();
+  float4* each_log = (float4*)memory;           // warps × 4
+  float* gathered = (float*)(each_log + WARPS * 4);  // warps × 4 × SLOTS
+  if (gid == 0) each_log[warp * 4 + tig] = make_float4(top, total, sums[0], sums[1]);
+#pragma unroll
+  for (int i = 0; i < NB * F; i++) {
+    const bool is_key = i % F < FK;
+    float* to = gathered + (warp * 4 + tig) * SLOTS + i * 16 + gid;
+    to[0] = is_key ? acc[i][0] : acc[i][1];
+    to[8] = is_key ? acc[i][2] : acc[i][3];
+  }
+  __syncthreads();
+  const int parts = gridDim.x;
+  for (int n = 0; n < asked_here; n++) {
+    float most_of = -1e30f, weight[WARPS];
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) most_of = fmaxf(most_of, each_log[w * 4 + n].x);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) weight[w] = ex2(each_log[w * 4 + n].x - most_of);
+    const long long row = ((long long)b * heads + asks + n) * parts + part;
+    for (int i = threadIdx.x; i < SLOTS; i += 32 * WARPS) {
+      float sum = 0.f;
+#pragma unroll
+      for (int w = 0; w < WARPS; w++) sum += weight[w] * gathered[(w * 4 + n) * SLOTS + i];
+      out[row * SLOTS + i] = sum;
+    }
+    if (threadIdx.x == 0) {
+      float4 log = make_float4(most_of, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int w = 0; w < WARPS; w++) {
+        log.y += weight[w] * each_log[w * 4 + n].y;
+        log.z += weight[w] * each_log[w * 4 + n].z;
+        log.w += weight[w] * each_log[w * 4 + n].w;
+      }
+      logs[row] = log;
+    }
+  }
+}
+"""
