@@ -5,9 +5,10 @@ DECODE = r"""
 #define KL (KA - KF)                      // those that turn slowly; the KF groups before them turn fast
 #define NT (D2 / 8)
 #define CH (2 * SUB)                      // tokens of a chunk
+#define BIG (SPAN * CH)                   // tokens of the chunks for which the query is turned once
 #define PART_ROWS (16 * MT)
 #define SLOT (PART_ROWS * SROW + 32)
-#define TILES (CH / 16)
+#define TILES (BIG / (16 * MT))           // of the table
 #define IS_FAST(fr) ((FAST_FRAGMENTS >> (fr)) & 1)
 #define IS_SLOW(fr) ((SLOW_FRAGMENTS >> (fr)) & 1)
 #define FAST_MAPS (N_FAST * 2 * KF * 32)  // uint4
@@ -15,11 +16,12 @@ DECODE = r"""
 
 // The bytes of shared memory that `decode` takes; `kernels.py` counts the same.
 struct Shared {
-  uint4 table[TILES * NT * 32];
+  uint4 table[TILES * KA * 2 * 32];
   uint4 fast[FAST_MAPS + 1];
   uint4 slow[SLOW_MAPS + 1];
   float4 starts[2 * NT * 4];
-  float4 turns[KA * 4 * 4];               // by a chunk of every warp, and by half a chunk
+  float4 turns[D2];                       // from the last chunks of a warp to its next ones, and by half a chunk
+  float2 scale_of_byte[256];
   uint2 key_masks[FRAGS * 4];
   uint2 all_masks[NB * F * 8];
   struct Warp {
@@ -38,7 +40,7 @@ __device__ __forceinline__ float2 angle_of(float rate, double tokens) {
   double angle = (double)rate * tokens;
   angle -= 6.283185307179586 * rint(angle * 0.15915494309189535);
   float s, c;
-  sincosf((float)angle, &s, &c);
+  __sincosf((float)angle, &s, &c);
   return make_float2(c, s);
 }
 __device__ __forceinline__ float2 turned_back(float2 x, float2 by) {
@@ -48,9 +50,9 @@ __device__ __forceinline__ float2 turned_back(float2 x, float2 by) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode(const number_t* q, const u8* codes, const u8* exponents_of, const u8* seen, const uint2* key_masks,
            const uint2* all_masks, const uint4* fast_maps, const uint4* slow_maps, const float4* starts,
-           const float* mean, const float* gains, const float* rates, const float2* slow_terms, const int* places,
-           const uint4* table, float* out, float4* logs, const int* low, const int* high, const int* origins,
-           double scaling, int tokens, int key_heads, int set_heads, int seen_stride) {
+           const float* mean, const float* gains, const float* rates, const float4* turns, const float4* slow_terms,
+           const int* places, const uint4* table, float* out, float4* logs, const int* low, const int* high,
+           const int* origins, double scaling, int tokens, int key_heads, int set_heads, int seen_stride) {
   extern __shared__ __align__(128) u8 memory[];
   Shared& shared = *(Shared*)memory;
   int lane;
@@ -64,43 +66,44 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
   for (int i = threadIdx.x; i < FAST_MAPS; i += 32 * WARPS) shared.fast[i] = fast_maps[g * FAST_MAPS + i];
   for (int i = threadIdx.x; i < SLOW_MAPS; i += 32 * WARPS) shared.slow[i] = slow_maps[g * SLOW_MAPS + i];
   for (int i = threadIdx.x; i < FRAGS * 4; i += 32 * WARPS) shared.key_masks[i] = key_masks[set * FRAGS * 4 + i];
-  for (int i = threadIdx.x; i < TILES * NT * 32; i += 32 * WARPS) shared.table[i] = table[i];
+  for (int i = threadIdx.x; i < TILES * KA * 2 * 32; i += 32 * WARPS) shared.table[i] = table[i];
+  for (int i = threadIdx.x; i < 256; i += 32 * WARPS)
+    shared.scale_of_byte[i] = make_float2(scale_of(i & 15), scale_of(i >> 4));
+  for (int i = threadIdx.x; i < D2; i += 32 * WARPS) shared.turns[i] = turns[i];
   for (int i = threadIdx.x; i < 2 * NT * 4; i += 32 * WARPS) shared.starts[i] = starts[g * (2 * NT * 4) + i];
   for (int i = threadIdx.x; i < NB * F * 8; i += 32 * WARPS)
     shared.all_masks[i] = all_masks[set * NB * F * 8 + i];
 
   const int first = low[b], last = *high, origin = origins[b];
-  const int c0 = first / CH, c1 = (last + CH - 1) / CH;
+  const int c0 = first / BIG, c1 = (last + BIG - 1) / BIG;
   const int each = (c1 - c0 + gridDim.x - 1) / gridDim.x;
   const int begin = c0 + part * each + warp, end = min(c0 + (part + 1) * each, c1);
 
-  // Column 2j of a product with queries belongs to query j. Column 2j + 1 has what it grows by for every token of the
-  // slow pairs. In `query`, lane (column, i) has four pairs of each group, and what the mean of the keys adds.
+  // Columns 2j and 2j + 1 of a product with queries belong to query j. For slow pairs the second has what the score
+  // grows by with every token. For fast pairs, and for the mean, it has the query as the second of two tiles needs it,
+  // 16 tokens later. In `query`, lane (column, i) has four pairs of each group, and what the mean adds.
 #pragma unroll
   for (int i = 0; i < KA * 4; i++) {
     const int p = 16 * (i >> 2) + 2 * tig + (i & 1) + 8 * ((i & 3) >> 1);
-    const bool slow = i >= KF * 4, grows = gid & 1;
-    const float rate = rates[p];
+    const bool slow = i >= KF * 4, second = gid & 1;
     float2 x = make_float2(0.f, 0.f), m = x;
-    if (gid / 2 < asked_here && (slow || !grows)) {
+    if (gid / 2 < asked_here) {
       const long long at = ((long long)b * heads + asks + gid / 2) * D;
       const float factor = (float)scaling * gains[g];
       if (places[p] >= 0) x.x = load(q, at + places[p]) * factor;
       if (places[D2 + p] >= 0) x.y = load(q, at + places[D2 + p]) * factor;
-      x = turned_back(x, angle_of(rate, (double)CH * begin - origin));
+      const double begins = (double)BIG * begin - origin;
+      const float2 here = turned_back(x, angle_of(rates[p], begins + (second ? 16 : 0)));
       const float m1 = mean[g * 2 * D2 + p] * 0.015625f, m2 = mean[g * 2 * D2 + D2 + p] * 0.015625f;
-      if (!grows) m = make_float2(x.x * m1 + x.y * m2, x.y * m1 - x.x * m2);
+      m = make_float2(here.x * m1 + here.y * m2, here.y * m1 - here.x * m2);
       if (slow) {
-        x = turned_back(x, angle_of(rate, 0.5 * (SUB - 1)));
-        const float2 term = slow_terms[p];
-        x = grows ? make_float2(x.y * term.y, -x.x * term.y) : make_float2(x.x * term.x, x.y * term.x);
-      }
+        const float4 term = slow_terms[p];
+        x = turned_back(turned_back(x, angle_of(rates[p], begins)), make_float2(term.x, term.y));
+        x = second ? make_float2(x.y * term.w, -x.x * term.w) : make_float2(x.x * term.z, x.y * term.z);
+      } else
+        x = here;
     }
     own.query[i * 32 + lane] = make_float4(x.x, x.y, m.x, m.y);
-    if (warp == 0 && gid == 0) {
-      const float2 far = angle_of(rate, (double)CH * WARPS), near = angle_of(rate, SUB);
-      shared.turns[i * 4 + tig] = make_float4(far.x, far.y, near.x, near.y);
-    }
   }
   __syncthreads();
 
@@ -108,12 +111,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
   const u8* exponents = exponents_of + ((long long)b * sets + set) * tokens;
   const u32 ring_at = (u32)__cvta_generic_to_shared(own.ring);
   const int most = tokens - 1;
-  constexpr int PIECES = PART_ROWS * CHUNKS, COPIES = (PIECES + 31) / 32, PER = CH / PART_ROWS;
+  constexpr int PIECES = PART_ROWS * CHUNKS, COPIES = (PIECES + 31) / 32, PER = CH / PART_ROWS, ALL = SPAN * PER;
   const u8* from_here = rows + lane * 16;
   const u32 to_here = ring_at + (lane / CHUNKS) * SROW + (lane % CHUNKS) * 16;
-  auto fetch = [&](int chunk, int piece_of_chunk, int slot) {
-    const int base = CH * chunk + PART_ROWS * piece_of_chunk;
-    if (chunk < end && base + PART_ROWS <= tokens) {
+  auto fetch = [&](int big, int piece, int slot) {
+    const int base = BIG * big + PART_ROWS * piece;
+    if (big < end && base + PART_ROWS <= tokens) {
       const u8* from = from_here + (u64)(u32)base * RB;
       const u32 to = to_here + slot * SLOT;
 #pragma unroll
@@ -123,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
                                         : ring_at + slot * SLOT + (index / CHUNKS) * SROW + (index % CHUNKS) * 16;
         if (PIECES % 32 == 0 || index < PIECES) copy16(at, from + 512 * r);
       }
-    } else if (chunk < end) {  // rows behind the last one are never seen: any row will do
+    } else if (big < end) {  // rows behind the last one are never seen: any row will do
       for (int index = lane; index < PIECES; index += 32)
         copy16(ring_at + slot * SLOT + (index / CHUNKS) * SROW + (index % CHUNKS) * 16,
                rows + (u64)(u32)min(base + index / CHUNKS, most) * RB + (index % CHUNKS) * 16);
@@ -131,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     asm volatile("cp.async.commit_group;");
   };
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch(begin + (i / PER) * WARPS, i % PER, i);
+  for (int i = 0; i < STAGES - 1; i++) fetch(begin + (i / ALL) * WARPS, i % ALL, i);
 
   float acc[NB * F][4], sums[4] = {0.f, 0.f, 0.f, 0.f}, total = 0.f, top = -1e30f;
 #pragma unroll
@@ -153,59 +156,76 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 #endif
     }
   };
-  look(begin);
+  look(begin * SPAN);
 
 #pragma unroll 1
-  for (int chunk = begin; chunk < end; chunk += WARPS) {
-    u32 all = 0xffffffffu;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < CH / 32; i++) {
-      const int t = CH * chunk + 32 * i + lane;
-      own.scales[32 * i + lane] = make_float2(scale_of(ahead[i] & 15), scale_of((ahead[i] >> 4) & 15));
-      const u32 visible = __ballot_sync(0xffffffffu, t >= first && t < last && !(ahead[i] >> 8));
-      own.visible[i] = visible;
-      all &= visible;
-    }
-    look(chunk + WARPS);
-
-    // Queries at the start of the chunk, as operands.
+  for (int big = begin; big < end; big += WARPS) {
+    // Queries at the start of these chunks, as operands; then as the next chunks of this warp need them.
     u32 qa[KF + 1][2], qb[KF + 1][2], ma[KA][2], mb[KA][2];
-    u32 slow_q[2][N_SLOW + 1][2];
-    float constant = 0.f, base[2][4];
-    u32 near1[KL + 1][4], near2[KL + 1][4];
+    float constant[2] = {0.f, 0.f};
 #pragma unroll
     for (int k = 0; k < KA; k++) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int i = k * 4 + h * 2;
-        const float4 x = own.query[i * 32 + lane], y = own.query[(i + 1) * 32 + lane];
-        const float4 u = shared.turns[i * 4 + tig], v = shared.turns[(i + 1) * 4 + tig];
+        float4 x = own.query[i * 32 + lane], y = own.query[(i + 1) * 32 + lane];
+        const float4 u = shared.turns[16 * k + 8 * h + 2 * tig], v = shared.turns[16 * k + 8 * h + 2 * tig + 1];
+        const float2 by_u = make_float2(u.x, u.y), by_v = make_float2(v.x, v.y);
         ma[k][h] = pack(x.z, y.z);
         mb[k][h] = pack(x.w, y.w);
-        constant += x.z + y.z;
+        constant[0] += x.z + y.z;
         if (k < KF) {
           qa[k][h] = pack(x.x, y.x);
           qb[k][h] = pack(x.y, y.y);
-        } else {
-          const float2 x2 = turned_back(make_float2(x.x, x.y), make_float2(u.z, u.w)),
-                       y2 = turned_back(make_float2(y.x, y.y), make_float2(v.z, v.w));
-          near1[k - KF][2 * h] = pack(x.x, y.x);
-          near1[k - KF][2 * h + 1] = pack(x2.x, y2.x);
-          near2[k - KF][2 * h] = pack(x.y, y.y);
-          near2[k - KF][2 * h + 1] = pack(x2.y, y2.y);
+          const float2 a = turned_back(make_float2(x.x, x.y), by_u), c = turned_back(make_float2(y.x, y.y), by_v);
+          x.x = a.x; x.y = a.y; y.x = c.x; y.y = c.y;
         }
-        const float2 a = turned_back(make_float2(x.x, x.y), make_float2(u.x, u.y)),
-                     c = turned_back(make_float2(x.z, x.w), make_float2(u.x, u.y)),
-                     d = turned_back(make_float2(y.x, y.y), make_float2(v.x, v.y)),
-                     e = turned_back(make_float2(y.z, y.w), make_float2(v.x, v.y));
-        own.query[i * 32 + lane] = make_float4(a.x, a.y, c.x, c.y);
-        own.query[(i + 1) * 32 + lane] = make_float4(d.x, d.y, e.x, e.y);
+        const float2 a = turned_back(make_float2(x.z, x.w), by_u), c = turned_back(make_float2(y.z, y.w), by_v);
+        own.query[i * 32 + lane] = make_float4(x.x, x.y, a.x, a.y);
+        own.query[(i + 1) * 32 + lane] = make_float4(y.x, y.y, c.x, c.y);
       }
     }
-    constant += __shfl_xor_sync(0xffffffffu, constant, 1);
-    constant += __shfl_xor_sync(0xffffffffu, constant, 2);
-    constant = 64.f * __shfl_sync(0xffffffffu, constant, 8 * tig);
+    constant[0] += __shfl_xor_sync(0xffffffffu, constant[0], 1);
+    constant[0] += __shfl_xor_sync(0xffffffffu, constant[0], 2);
+    constant[1] = 64.f * __shfl_sync(0xffffffffu, constant[0], 8 * tig + 4);
+    constant[0] = 64.f * __shfl_sync(0xffffffffu, constant[0], 8 * tig);
+
+#pragma unroll 1
+  for (int span = 0; span < SPAN; span++) {
+    const int chunk = big * SPAN + span;
+    u32 all = 0xffffffffu;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < CH / 32; i++) {
+      const int t = CH * chunk + 32 * i + lane;
+      own.scales[32 * i + lane] = shared.scale_of_byte[ahead[i] & 255];
+      const u32 visible = __ballot_sync(0xffffffffu, t >= first && t < last && !(ahead[i] >> 8));
+      own.visible[i] = visible;
+      all &= visible;
+    }
+    look(span + 1 < SPAN ? chunk + 1 : (big + WARPS) * SPAN);
+
+    u32 slow_q[2][N_SLOW + 1][2], near1[KL + 1][4], near2[KL + 1][4];
+    float base[2][4];
+#pragma unroll
+    for (int k = KF; k < KA; k++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int i = k * 4 + h * 2;
+        float2* at = (float2*)(own.query + i * 32 + lane);
+        const float2 x = at[0], y = at[64];
+        const float4 u = shared.turns[16 * k + 8 * h + 2 * tig], v = shared.turns[16 * k + 8 * h + 2 * tig + 1];
+        const float2 near_u = make_float2(u.z, u.w), near_v = make_float2(v.z, v.w), x2 = turned_back(x, near_u),
+                     y2 = turned_back(y, near_v);
+        near1[k - KF][2 * h] = pack(x.x, y.x);
+        near1[k - KF][2 * h + 1] = pack(x2.x, y2.x);
+        near2[k - KF][2 * h] = pack(x.y, y.y);
+        near2[k - KF][2 * h + 1] = pack(x2.y, y2.y);
+        const bool last_span = span == SPAN - 1;
+        at[0] = turned_back(x2, last_span ? make_float2(u.x, u.y) : near_u);
+        at[64] = turned_back(y2, last_span ? make_float2(v.x, v.y) : near_v);
+      }
+    }
     // What the slow pairs of a query make of every code: the map, transposed, times the query.
 #pragma unroll
     for (int fr = 0, f = 0; fr < FRAGS; fr++) {
@@ -255,8 +275,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
       asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
       __syncwarp();
       {
-        const int later = m + STAGES - 1, next = slot == 0 ? STAGES - 1 : slot - 1;
-        fetch(later < PER ? chunk : chunk + WARPS, later < PER ? later : later - PER, next);
+        const int later = span * PER + m + STAGES - 1, next = slot == 0 ? STAGES - 1 : slot - 1;
+        fetch(later < ALL ? big : big + WARPS, later < ALL ? later : later - ALL, next);
       }
       const u32 tile = place + slot * SLOT, tile_t = place_t + slot * SLOT;
       slot = slot == STAGES - 1 ? 0 : slot + 1;
@@ -280,11 +300,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
           }
         }
       }
-      float s[MT][4], t[MT][4];
+      float s[MT][4], r[MT][4], t[4] = {0.f, 0.f, 0.f, 0.f};  // scores of slow pairs, of fast ones, and of the mean
 #pragma unroll
       for (int j = 0; j < MT; j++) {
         s[j][0] = base[0][0]; s[j][1] = base[0][1]; s[j][2] = base[0][2]; s[j][3] = base[0][3];
-        t[j][0] = t[j][1] = t[j][2] = t[j][3] = 0.f;
+        r[j][0] = r[j][1] = r[j][2] = r[j][3] = 0.f;
 #pragma unroll
         for (int fr = 0, f = 0; fr < FRAGS; fr++) {
           if (!IS_SLOW(fr)) continue;
@@ -294,13 +314,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
       }
 #pragma unroll
       for (int k = 0; k < KA; k++) {
-        u32 a[MT][4], c[MT][4], cs[MT][4], sn[MT][4];
-#pragma unroll
-        for (int j = 0; j < MT; j++) {
-          const uint4* turn = shared.table + (((m * MT + j) * KA + k) * 2) * 32 + lane;
-          *(uint4*)cs[j] = turn[0];  // cos − 1
-          *(uint4*)sn[j] = turn[32];
-        }
+        u32 a[MT][4], c[MT][4], cs[4], sn[4];
+        const uint4* turn = shared.table + (((span * PER + m) * KA + k) * 2) * 32 + lane;
+        *(uint4*)cs = turn[0];  // cos − 1
+        *(uint4*)sn = turn[32];
 #pragma unroll
         for (int h = 0; h < 2 * (k < KF); h++) {
           const int n = 2 * k + h;
@@ -325,20 +342,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
           for (int j = 0; j < MT; j++) {
             const u32 y1 = pack(k1[j][0], k1[j][1]), w1 = pack(k1[j][2], k1[j][3]), y2 = pack(k2[j][0], k2[j][1]),
                       w2 = pack(k2[j][2], k2[j][3]);
-            a[j][2 * h] = hfma(hneg(y2), sn[j][2 * h], hfma(y1, cs[j][2 * h], y1));
-            a[j][2 * h + 1] = hfma(hneg(w2), sn[j][2 * h + 1], hfma(w1, cs[j][2 * h + 1], w1));
-            c[j][2 * h] = hfma(y1, sn[j][2 * h], hfma(y2, cs[j][2 * h], y2));
-            c[j][2 * h + 1] = hfma(w1, sn[j][2 * h + 1], hfma(w2, cs[j][2 * h + 1], w2));
+            a[j][2 * h] = hfma(hneg(y2), sn[2 * h], hfma(y1, cs[2 * h], y1));
+            a[j][2 * h + 1] = hfma(hneg(w2), sn[2 * h + 1], hfma(w1, cs[2 * h + 1], w1));
+            c[j][2 * h] = hfma(y1, sn[2 * h], hfma(y2, cs[2 * h], y2));
+            c[j][2 * h + 1] = hfma(w1, sn[2 * h + 1], hfma(w2, cs[2 * h + 1], w2));
           }
         }
+        mma(t, cs[0], cs[1], cs[2], cs[3], ma[k][0], ma[k][1]);
+        mma(t, sn[0], sn[1], sn[2], sn[3], mb[k][0], mb[k][1]);
 #pragma unroll
-        for (int j = 0; j < MT; j++) {
-          if (k < KF) {
-            mma(s[j], a[j][0], a[j][1], a[j][2], a[j][3], qa[k][0], qa[k][1]);
-            mma(s[j], c[j][0], c[j][1], c[j][2], c[j][3], qb[k][0], qb[k][1]);
-          }
-          mma(t[j], cs[j][0], cs[j][1], cs[j][2], cs[j][3], ma[k][0], ma[k][1]);
-          mma(t[j], sn[j][0], sn[j][1], sn[j][2], sn[j][3], mb[k][0], mb[k][1]);
+        for (int j = 0; j < MT * (k < KF); j++) {
+          mma(r[j], a[j][0], a[j][1], a[j][2], a[j][3], qa[k][0], qa[k][1]);
+          mma(r[j], c[j][0], c[j][1], c[j][2], c[j][3], qb[k][0], qb[k][1]);
         }
       }
       float2 sa[MT], sb[MT];  // scales of keys and of values, of both rows
@@ -348,8 +363,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
         const int tile16 = m * MT + j;
         sa[j] = own.scales[16 * tile16 + gid];
         sb[j] = own.scales[16 * tile16 + gid + 8];
-        s[j][0] = (s[j][0] + away * s[j][1]) * sa[j].x + (t[j][0] * 64.f + constant);
-        s[j][2] = (s[j][2] + (away + 8.f) * s[j][3]) * sb[j].x + (t[j][2] * 64.f + constant);
+        s[j][0] = (s[j][0] + away * s[j][1] + r[j][j]) * sa[j].x + (t[j] * 64.f + constant[j]);
+        s[j][2] = (s[j][2] + (away + 8.f) * s[j][3] + r[j][2 + j]) * sb[j].x + (t[2 + j] * 64.f + constant[j]);
         away += 16.f;
         if (all != 0xffffffffu) {
           const u32 bits = own.visible[tile16 / 2];
@@ -405,6 +420,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
         }
       }
     }
+  }
   }
   }
   asm volatile("cp.async.wait_all;");

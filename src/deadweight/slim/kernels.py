@@ -38,11 +38,12 @@ from .coder import CODERS, Coder
 from .cuda_source import SOURCE
 from .format import CacheSpec
 
-STAGES = 3  # groups of tokens on their way to each warp
+STAGES = 2  # groups of tokens on their way to each warp
 MOST_DIMENSIONS = 128  # of a head
 MOST_FRAGMENTS = 64  # of the codes of keys
 PER_PROCESSOR = 2  # programs of `decode` at once on a multiprocessor
 JOIN_THREADS = 256
+START = 2  # chunks of tokens in whose time a program of `decode` starts and ends
 MOST_QUERIES = 4  # that a warp serves
 SLOW = 0.06  # the largest angle by which a slow pair turns between the middle and the end of half a chunk
 LOG2E = 1.4426950408889634
@@ -97,13 +98,28 @@ class Sizes:
 
     @property
     def small(self) -> bool:
-        """Whether registers suffice for 32 tokens at once."""
+        """Whether registers suffice for two tiles of 16 tokens at once."""
         return self.pairs <= 32 and self.fragments <= 8
 
     @property
     def warps(self) -> int:
         """Of a program of `decode`."""
         return 6 if self.small else 4
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 16 tokens at once."""
+        return 2 if self.small else 1
+
+    @property
+    def span(self) -> int:
+        """Chunks for which the query is turned once."""
+        return 2 if self.small else 1
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of these chunks."""
+        return 2 * self.turning.half_chunk * self.span
 
     @property
     def turns(self) -> int:
@@ -131,7 +147,8 @@ class Sizes:
             "STAGES": STAGES,
             "MASKED": int(self.masked),
             "KIND": self.kind,
-            "MT": 2 if self.small else 1,
+            "MT": self.tiles,
+            "SPAN": self.span,
             "BLOCKS": PER_PROCESSOR,
             "KF": turning.fast_groups,
             "SUB": turning.half_chunk,
@@ -147,12 +164,12 @@ class Sizes:
         row = 2 * self.units
         row += 0 if row // 16 % 2 else 16
         groups, chunk, turning = self.pairs // 16, 2 * self.turning.half_chunk, self.turning
-        table = chunk // 16 * groups * 2 * 32 * 16
+        table = self.chunk // (16 * self.tiles) * groups * 2 * 32 * 16
         fast = turning.fast_fragments.bit_count() * 2 * turning.fast_groups * 32 + 1
         slow = turning.slow_fragments.bit_count() * 2 * (groups - turning.fast_groups) * 32 + 1
         masks = self.blocks * self.key_fields * 4 * 8 + self.fragments * 8 * 8
-        tables = table + 16 * (fast + slow) + 4 * groups * 4 * 16 + groups * 16 * 16 + masks
-        ring = STAGES * (16 * (2 if self.small else 1) * row + 32)
+        tables = table + 16 * (fast + slow) + 4 * groups * 4 * 16 + groups * 16 * 16 + 256 * 8 + masks
+        ring = STAGES * (16 * self.tiles * row + 32)
         warp = groups * 4 * 32 * 16 + chunk * 8 + 16 + ring
         warp = -(-warp // 16) * 16
         gathered = self.warps * 4 * (16 + 4 * self.slots)
@@ -199,6 +216,7 @@ class Prepared:
     fast_maps: Tensor
     slow_maps: Tensor
     slow_terms: Tensor
+    steps: Tensor
     starts: Tensor
     table: Tensor
     offsets: Tensor
@@ -297,6 +315,7 @@ def prepare(coder: Coder) -> Prepared:
         values = torch.cat([values, folded(coder.value_decode, slice(spec.key_fields, None))], 2)
     by_block = masks.unflatten(1, (-1, 16)).transpose(2, 3)  # sets blocks fields 16
     turning = turning_of(keys, rates)
+    sizes = sizes_of(spec, turning, False, torch.float32)
     tensors = {
         "order": order.int(),
         "places": torch.where(places >= 0, order[places.clamp(min=0)], -1).int(),
@@ -310,8 +329,9 @@ def prepare(coder: Coder) -> Prepared:
         "fast_maps": fast_fragments(keys, turning),
         "slow_maps": slow_fragments(keys, turning),
         "slow_terms": slow_terms(rates, turning.half_chunk),
+        "steps": steps_of(rates, sizes),
         "starts": starts.float().unflatten(1, (-1, 4, 2)).repeat(1, 1, 1, 2),
-        "table": rotation_table(rates, 2 * turning.half_chunk),
+        "table": rotation_table(rates, sizes.chunk)[:: sizes.tiles],
         "offsets": (1024 + by_block.double() / 2).flatten(1).float(),
         "values_of": values.unflatten(1, (-1, 16)).transpose(2, 3).flatten(1, 3).float(),
         "key_encode": coder.key_encode.cpu().float().mT,
@@ -346,10 +366,21 @@ def turning_of(maps: Tensor, rates: Tensor) -> Turning:
 
 
 def slow_terms(rates: Tensor, half_chunk: int) -> Tensor:
-    """c and k of every pair: cos ≈ c and sin ≈ k · place, in the places of half a chunk around its middle."""
-    place = torch.arange(half_chunk).double() - (half_chunk - 1) / 2
-    angle = place * rates.double()[:, None]
-    return torch.stack([angle.cos().mean(1), (angle.sin() * place).sum(1) / place.square().sum()], 1).float()
+    """Of every pair cos and sin of the middle of half a chunk, and c and k: around it, cos ≈ c and sin ≈ k · place."""
+    middle = (half_chunk - 1) / 2
+    place = torch.arange(half_chunk).double() - middle
+    angle, there = place * rates.double()[:, None], middle * rates.double()
+    terms = [there.cos(), there.sin(), angle.cos().mean(1), (angle.sin() * place).sum(1) / place.square().sum()]
+    return torch.stack(terms, 1).float()
+
+
+def steps_of(rates: Tensor, sizes: Sizes) -> Tensor:
+    """Of every pair cos and sin of what a query turns by from chunk to chunk of a warp, and within a chunk."""
+    half, groups = sizes.turning.half_chunk, sizes.turning.fast_groups
+    far = torch.full_like(rates, sizes.chunk * sizes.warps, dtype=torch.float64)
+    far[16 * groups :] -= sizes.chunk - half  # slow pairs are at the second half of the last of the chunks
+    angles = [rates.double() * n for n in (far, half)]
+    return torch.stack([f(angle) for angle in angles for f in (torch.cos, torch.sin)], 1).float()
 
 
 def kernel_places(pairs: int, size: int, half: int) -> Tensor:
@@ -499,7 +530,19 @@ def decode_token(
         maps.starts,
         maps.scaled_mean,
     ]
-    args += [maps.gains, maps.rates, maps.slow_terms, maps.places, maps.table, gathered, logs, low, high, start]
+    args += [
+        maps.gains,
+        maps.rates,
+        maps.steps,
+        maps.slow_terms,
+        maps.places,
+        maps.table,
+        gathered,
+        logs,
+        low,
+        high,
+        start,
+    ]
     args += [scaling * LOG2E, tokens, spec.key_heads, heads, seen_stride]
     grid = (parts, spec.key_heads * sizes.turns, batch)
     kernels.decode(grid=grid, block=(32 * sizes.warps, 1, 1), shared_mem=sizes.shared_bytes(), args=args)
@@ -528,11 +571,15 @@ def _(
 
 
 def planned_parts(sizes: Sizes, programs: int, tokens: int, device: int) -> int:
-    """Among how many programs the tokens of a sequence are divided: all processors are to have work to the end."""
-    places = processors(device) * PER_PROCESSOR
-    most = max(1, math.ceil(tokens / (2 * sizes.turning.half_chunk * sizes.warps)))
-    wanted = max(1, math.ceil(3 * places / programs))
-    return min(most, wanted)
+    """Among how many programs the tokens of a sequence are divided, for the least time: rounds times their length."""
+    places, chunks = processors(device) * PER_PROCESSOR, math.ceil(tokens / sizes.chunk)
+
+    def time(parts: int) -> int:
+        rounds = math.ceil(math.ceil(chunks / parts) / sizes.warps)
+        return math.ceil(programs * parts / places) * (rounds + START)
+
+    most = max(1, math.ceil(chunks / sizes.warps))
+    return min(range(1, min(most, 4 * places) + 1), key=time)
 
 
 @lru_cache(maxsize=64)
