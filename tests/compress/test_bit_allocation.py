@@ -53,10 +53,10 @@ def test_wanted_bits_are_the_best_of_all(budget: int) -> None:
 
 def test_members_of_a_unit_want_equally_many_bits_in_all() -> None:
     wanted = torch.tensor([[8, 6, 5, 4], [4, 3, 2, 1]])
-    members = share_units(wanted, [True, False], 2)
+    members = share_units(wanted, [True, False], [[0, 1]])
     assert sorted(members.flatten().tolist()) == list(range(8)), "every coordinate has one code"
     assert int(wanted.flatten()[members].sum(0).max()) <= 9
-    apart = share_units(wanted, [True, False], 1)
+    apart = share_units(wanted, [True, False], [[0], [1]])
     assert all(sorted(field) == [0, 1, 2, 3] for field in apart.tolist()), "keys and values have codes of their own"
 
 
@@ -77,6 +77,20 @@ def test_a_row_loses_little_more_than_bits_without_units_would(units: int, keys:
         assert len(stored) == len(set(stored)) and max(stored) < n
     errors = plan.errors(keys)
     assert float(errors[0]) <= float(errors[-1]) <= 1.0 and (units == 64 or float(errors[0]) < float(errors[-1]))
+
+
+@pytest.mark.parametrize("units", [32, 16])
+def test_keys_that_belong_into_upper_halves_lie_there(units: int) -> None:
+    own, other = costs(64), costs(64, 1, 0.05)
+    upper = torch.arange(64) % 2 == 1
+    plan = plan_row(units, own, other, upper)
+    low = torch.tensor(in_low_half(plan.key_fields, 0))
+    for half in (True, False):
+        at = plan.coordinates[: plan.key_fields][low == half]
+        assert at[at >= 0].numel() and bool((upper[at[at >= 0]] != half).all())
+    assert plan_row(units, own, other).loss <= plan.loss < 1.06 * plan_row(units, own, other).loss
+    anywhere = plan_row(64, own, other, upper)  # one code of keys in a unit: there are no halves to choose from
+    assert torch.equal(anywhere.coordinates, plan_row(64, own, other).coordinates)
 
 
 def test_a_row_without_values_is_one_of_keys_alone() -> None:

@@ -52,22 +52,62 @@ def fields_for(n_units: int, keys: int, values: int) -> tuple[int, int]:
     return key_fields, value_fields if values else 0
 
 
-def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor) -> RowPlan:
-    """A row of so many units for coordinates of these costs; both fall. Without costs of values there are none."""
+@dataclass(frozen=True)
+class Kind:
+    """Coordinates that may lie in the same fields of a unit, those that cost most first."""
+
+    fields: list[int]
+    coordinates: Tensor
+    costs: Tensor
+
+    def by_field(self, n_units: int) -> Tensor:
+        """Costs for all codes of these fields, (fields, units), filled up with zeros."""
+        return padded(self.costs, n_units * len(self.fields)).view(len(self.fields), n_units)
+
+    def dropped(self, n_units: int) -> float:
+        """The costs of coordinates for which there is no code."""
+        return float(self.costs[n_units * len(self.fields) :].sum())
+
+    def at(self, members: Tensor) -> Tensor:
+        """The coordinates of these members; −1 is none."""
+        size = max(int(members.max()) + 1, len(self.coordinates)) if members.numel() else 0
+        return torch.nn.functional.pad(self.coordinates, (0, size - len(self.coordinates)), value=-1)[members]
+
+
+def kinds_of(low: Sequence[bool], key_fields: int, key_costs: Tensor, value_costs: Tensor, upper: Tensor) -> list[Kind]:
+    """Coordinates of keys and of values; those of keys apart by halves of a unit, if `upper` says that some are."""
+    values = Kind(list(range(key_fields, len(low))), torch.arange(len(value_costs)), value_costs)
+    if not upper.any() or key_fields % 2:
+        return [Kind(list(range(key_fields)), torch.arange(len(key_costs)), key_costs), values]
+    halves = []
+    for half in (True, False):
+        at = (upper != half).nonzero().flatten()
+        halves.append(Kind([f for f in range(key_fields) if low[f] == half], at, key_costs[at]))
+    return [*halves, values]
+
+
+def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor, upper: Tensor | None = None) -> RowPlan:
+    """A row of so many units for coordinates of these costs; both fall. Without costs of values there are none.
+
+    Codes of the coordinates of keys that are `upper` lie in the upper halves of units, and the others in lower ones, if
+    each half has as many codes of keys.
+    """
     key_fields, value_fields = fields_for(n_units, len(key_costs), len(value_costs))
-    dropped = 0.5 * float(key_costs[n_units * key_fields :].sum() + value_costs[n_units * value_fields :].sum())
-    keys, values = (
-        padded(costs, n_units * fields).view(fields, n_units)
-        for costs, fields in ((key_costs, key_fields), (value_costs, value_fields))
-    )
-    costs = torch.cat([keys, values])
     low = in_low_half(key_fields, value_fields)
-    members = share_units(wanted_bits(costs, UNIT * n_units), low, key_fields)
-    costs = torch.cat([keys.flatten()[members[:key_fields]], values.flatten()[members[key_fields:]]])
+    none = torch.zeros(len(key_costs), dtype=torch.bool)
+    kinds = kinds_of(low, key_fields, key_costs, value_costs, none if upper is None else upper)
+    costs = torch.zeros(len(low), n_units, dtype=torch.float64)
+    for kind in kinds:
+        costs[kind.fields] = kind.by_field(n_units)
+    members = share_units(wanted_bits(costs, UNIT * n_units), low, [kind.fields for kind in kinds])
+    coordinates = torch.full_like(members, -1)
+    for kind in kinds:
+        own = members[kind.fields]
+        coordinates[kind.fields] = kind.at(own)
+        costs[kind.fields] = costs[kind.fields].flatten()[own]
     widths = best_widths(costs, low)
-    sizes = torch.tensor([len(key_costs)] * key_fields + [len(value_costs)] * value_fields)[:, None]
-    coordinates = torch.where((members < sizes) & (widths > 0), members, -1)
-    loss = dropped + 0.5 * float((costs * ERRORS[widths]).sum())
+    coordinates = torch.where(widths > 0, coordinates, -1)
+    loss = 0.5 * sum(kind.dropped(n_units) for kind in kinds) + 0.5 * float((costs * ERRORS[widths]).sum())
     return RowPlan(key_fields, coordinates, widths * (coordinates >= 0), loss)
 
 
@@ -85,14 +125,14 @@ def wanted_bits(costs: Tensor, budget: int) -> Tensor:
     return chosen.view(saved.shape).sum(-1)
 
 
-def share_units(wanted: Tensor, low: Sequence[bool], key_fields: int) -> Tensor:
-    """The coordinate of every code, (fields, units), so that units want equally many bits.
+def share_units(wanted: Tensor, low: Sequence[bool], kinds: Sequence[Sequence[int]]) -> Tensor:
+    """The member of its kind that every code is for, (fields, units), so that units want equally many bits.
 
-    `wanted` has the bits of coordinates of keys, and then of values, as many as there are codes. Those that want most
-    are placed first, each in the unit that is emptiest and has a code left for its kind, in the emptier half of it.
+    `kinds` are the fields of each kind; there `wanted` has the bits of its coordinates, as many as there are codes.
+    Those that want most are placed first, each in the unit that is emptiest and has a code left for its kind, in the
+    emptier half of it.
     """
-    fields, n_units = wanted.shape
-    kinds = (range(key_fields), range(key_fields, fields))
+    n_units = wanted.shape[1]
     places = {
         (kind, half): [f for f in own if low[f] == half] for kind, own in enumerate(kinds) for half in (True, False)
     }
@@ -100,7 +140,7 @@ def share_units(wanted: Tensor, low: Sequence[bool], key_fields: int) -> Tensor:
     bits = {half: numpy.zeros(n_units, dtype=numpy.int64) for half in (True, False)}
     members = torch.zeros_like(wanted)
     items = [
-        (-w, k, i) for k, own in enumerate(kinds) for i, w in enumerate(wanted[own.start : own.stop].flatten().tolist())
+        (-w, kind, i) for kind, own in enumerate(kinds) for i, w in enumerate(wanted[list(own)].flatten().tolist())
     ]
     for width, kind, index in sorted(items):
         best = None

@@ -15,7 +15,7 @@ its width: Cov(v, ẑ) = Cov(v, z) K and Cov(ẑ) = K Cov(z) K + K (1 − K), K 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class Basis:
     encode: Tensor  # (m, m)
     decode: Tensor  # (m, m)
     cost: Tensor  # (m,)
+    upper: Tensor | None = None  # (m,) which coordinates have codes in upper halves of units; None: any may
 
 
 def best_basis(covariance: Tensor, gradient: Tensor, blocks: Sequence[Sequence[int]]) -> Basis:
@@ -92,8 +93,19 @@ def values_basis(moments: SetMoments, keys: Basis, errors: Tensor) -> ValuesBasi
 
 
 def blocks_of(structure: Structure, size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The blocks of the keys of one head; neighbouring rotary pairs stay together."""
+    """The blocks of the keys of one head; rotary pairs are the fastest first, and neighbours stay together."""
     turned = [place for pair in pairs for place in pair]
     order = turned + [i for i in range(size) if i not in set(turned)]
+    if structure == "half":  # dimensions in no pair go with the slower ones
+        faster = 2 * -(-len(pairs) // 2)
+        return [block for block in (order[:faster], order[faster:]) if block]
     width = {"head": size, "block": min(BLOCK, size), "pair": 2, "scale": 1}[structure]
     return [order[i : i + width] for i in range(0, size, width)]
+
+
+def in_second_block(basis: Basis, blocks: Sequence[Sequence[int]]) -> Basis:
+    """The basis with coordinates of every second block in the upper halves of units."""
+    second = torch.zeros(len(basis.decode), dtype=torch.bool)
+    for block in blocks[1::2]:
+        second[list(block)] = True
+    return replace(basis, upper=(basis.decode != 0)[second].any(0))

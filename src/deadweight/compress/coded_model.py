@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.compress.bit_allocation import ERRORS, RowPlan, allocate_units, plan_row, wanted_bits
-from deadweight.compress.cache_bases import Basis, blocks_of, keys_basis, values_basis
+from deadweight.compress.cache_bases import Basis, blocks_of, in_second_block, keys_basis, values_basis
 from deadweight.compress.cache_moments import MeasuredCache, SetMoments
 from deadweight.compress.settings import EXEMPT_TOKENS, Structure
 from deadweight.compress.streaming import device_of, float_of
@@ -156,7 +156,9 @@ def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | N
     small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
     keys = joint = None
     if structure != "joint":
-        keys = keys_basis(moments, blocks_for(cache, moments.keys, structure), joint=False)
+        blocks = blocks_for(cache, moments.keys, structure)
+        keys = keys_basis(moments, blocks, joint=False)
+        keys = in_second_block(keys, blocks) if structure == "half" else keys
     if structure == "joint" or (structure is None and small):
         joint = keys_basis(moments, [list(range(len(moments.mean)))], joint=True)
     return SetBases(keys, joint)
@@ -190,9 +192,9 @@ def two_stages(moments: SetMoments, keys: Basis, units: int) -> SetPlan:
     """Values predicted from the codes of keys; at first as if keys had half of the bits, then with those they have."""
     errors = ERRORS[wanted_bits(keys.cost, UNIT * units // 2)]
     values = values_basis(moments, keys, errors)
-    row = plan_row(units, keys.cost, values.basis.cost)
+    row = plan_row(units, keys.cost, values.basis.cost, keys.upper)
     values = values_basis(moments, keys, row.errors(len(keys.cost)))
-    row = plan_row(units, keys.cost, values.basis.cost)
+    row = plan_row(units, keys.cost, values.basis.cost, keys.upper)
     values = values_basis(moments, keys, row.errors(len(keys.cost)))
     return SetPlan(moments, row, keys, values.predict, values.basis)
 
@@ -201,9 +203,17 @@ def blocks_for(cache: MeasuredCache, keys: int, structure: Structure | None) -> 
     """Which keys of a set are mixed with each other."""
     if structure in (None, "joint", "all"):
         return [list(range(keys))]
-    heads, size = cache.heads, cache.heads.d_qk
-    own = blocks_of(structure, size, heads.rotary_pairs)
+    size = cache.heads.d_qk
+    own = blocks_of(structure, size, by_speed(cache))
     return [[start + i for i in block] for start in range(0, keys, size) for block in own]
+
+
+def by_speed(cache: MeasuredCache) -> list[tuple[int, int]]:
+    """Rotary pairs, the fastest first."""
+    pairs = list(cache.heads.rotary_pairs)
+    if cache.rates is None:
+        return pairs
+    return [pairs[i] for i in cache.rates.abs().argsort(descending=True, stable=True).tolist()]
 
 
 def fixed_share(caches: Sequence[MeasuredCache], tokens: int) -> float:
