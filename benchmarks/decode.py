@@ -254,11 +254,11 @@ def cleaned() -> None:
     torch.cuda.empty_cache()
 
 
-def decode_rows(name: str, models: dict[str, Any], shape: str, turns: int) -> list[Row]:
+def decode_rows(name: str, models: dict[str, Any], shape: str, turns: int, originals: list[str]) -> list[Row]:
     batch, length = map(int, shape.split("x"))
     torch._dynamo.reset()
     steps, jobs = {}, {}
-    for method in (CODED, *ORIGINALS):
+    for method in (CODED, *originals):
         try:
             step = Step(models["coded" if method == CODED else "original"], method, batch, length)
             jobs[method], steps[method] = step.captured(), step
@@ -337,6 +337,10 @@ def run(
     keys: Annotated[str, typer.Option(help="Which keys a map mixes: those of a head, or of half a head.")] = "half",
     prefill: Annotated[str, typer.Option(help="batch x context, or nothing")] = "4x4096",
     fit: Annotated[int, typer.Option(help="batch whose longest context is looked for; 0: none")] = 0,
+    original: Annotated[list[str], typer.Option(help="Attentions of the original, several times: cuDNN, flash.")] = [  # noqa: B006
+        "cuDNN",
+        "flash",
+    ],
     turns: int = 5,
     results: Path = RESULTS,
 ) -> None:
@@ -345,9 +349,12 @@ def run(
     rows = [Row(**r) for r in record.read_rows(results)[1]] if results.exists() else []
     setting = record.circumstances() | {"copy": copy_speed()}
     with torch.no_grad():
-        original = random_model(config)
-        models = {"original": original, "coded": coded_twin(original, share, keys)}
-    jobs: list[Callable[[], list[Row]]] = [partial(decode_rows, config, models, s, turns) for s in shapes.split(",")]
+        plain = random_model(config)
+        models = {"original": plain, "coded": coded_twin(plain, share, keys)}
+    chosen = [method for method in ORIGINALS if any(name in method for name in original)]
+    jobs: list[Callable[[], list[Row]]] = [
+        partial(decode_rows, config, models, s, turns, chosen) for s in shapes.split(",")
+    ]
     jobs += [partial(prefill_rows, config, models, prefill, turns)] if prefill else []
     jobs += [partial(longest_rows, config, models, fit)] if fit else []
     for job in jobs:

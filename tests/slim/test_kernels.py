@@ -11,7 +11,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from deadweight.compress.run import compress
 from deadweight.slim import kernels
-from deadweight.slim.kernels import (
+from deadweight.slim.kernel_operands import (
     SLOW,
     fast_fragments,
     fragments_of,

@@ -27,6 +27,8 @@ CACHE = (
     "coder",
     "cuda_decode",
     "cuda_source",
+    "kernel_sizes",
+    "kernel_operands",
     "kernels",
     "cache",
     "coded_attention",

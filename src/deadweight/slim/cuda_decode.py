@@ -1,14 +1,14 @@
 """The CUDA source of the kernel that decodes; `kernels.py` says what it does."""
 
 DECODE = r"""
-#define KA (D2 / 16)                      // groups of 16 rotary pairs
-#define KL (KA - KF)                      // those that turn slowly; the KF groups before them turn fast
+#define KA (D2 / 16)  // groups of 16 rotary pairs
+#define KL (KA - KF)  // those that turn slowly; the KF groups before them turn fast
 #define NT (D2 / 8)
-#define CH (2 * SUB)                      // tokens of a chunk
-#define BIG (SPAN * CH)                   // tokens of the chunks for which the query is turned once
+#define CH (2 * SUB)     // tokens of a chunk
+#define BIG (SPAN * CH)  // tokens of the chunks for which the query is turned once
 #define PART_ROWS (16 * MT)
 #define SLOT (PART_ROWS * SROW + 32)
-#define TILES (BIG / (16 * MT))           // of the table
+#define TILES (BIG / (16 * MT))  // of the table
 #define IS_FAST(fr) ((FAST_FRAGMENTS >> (fr)) & 1)
 #define IS_SLOW(fr) ((SLOW_FRAGMENTS >> (fr)) & 1)
 #define FAST_MAPS (N_FAST * 2 * KF * 32)  // uint4
@@ -20,7 +20,7 @@ struct Shared {
   uint4 fast[FAST_MAPS + 1];
   uint4 slow[SLOW_MAPS + 1];
   float4 starts[2 * NT * 4];
-  float4 turns[D2];                       // from the last chunks of a warp to its next ones, and by half a chunk
+  float4 turns[D2];  // from the last chunks of a warp to its next ones, and by half a chunk
   float2 scale_of_byte[256];
   uint2 key_masks[FRAGS * 4];
   uint2 all_masks[NB * F * 8];
@@ -71,8 +71,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     shared.scale_of_byte[i] = make_float2(scale_of(i & 15), scale_of(i >> 4));
   for (int i = threadIdx.x; i < D2; i += 32 * WARPS) shared.turns[i] = turns[i];
   for (int i = threadIdx.x; i < 2 * NT * 4; i += 32 * WARPS) shared.starts[i] = starts[g * (2 * NT * 4) + i];
-  for (int i = threadIdx.x; i < NB * F * 8; i += 32 * WARPS)
-    shared.all_masks[i] = all_masks[set * NB * F * 8 + i];
+  for (int i = threadIdx.x; i < NB * F * 8; i += 32 * WARPS) shared.all_masks[i] = all_masks[set * NB * F * 8 + i];
 
   const int first = low[b], last = *high, origin = origins[b];
   const int c0 = first / BIG, c1 = (last + BIG - 1) / BIG;
@@ -80,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
   const int begin = c0 + part * each + warp, end = min(c0 + (part + 1) * each, c1);
 
   // Columns 2j and 2j + 1 of a product with queries belong to query j. For slow pairs the second has what the score
-  // grows by with every token. For fast pairs, and for the mean, it has the query as the second of two tiles needs it,
-  // 16 tokens later. In `query`, lane (column, i) has four pairs of each group, and what the mean adds.
+  // grows by with every token. For fast pairs, and for the mean, it has the query as the second of two tiles needs
+  // it, 16 tokens later. In `query`, lane (column, i) has four pairs of each group, and what the mean adds.
 #pragma unroll
   for (int i = 0; i < KA * 4; i++) {
     const int p = 16 * (i >> 2) + 2 * tig + (i & 1) + 8 * ((i & 3) >> 1);
@@ -178,7 +177,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
           qa[k][h] = pack(x.x, y.x);
           qb[k][h] = pack(x.y, y.y);
           const float2 a = turned_back(make_float2(x.x, x.y), by_u), c = turned_back(make_float2(y.x, y.y), by_v);
-          x.x = a.x; x.y = a.y; y.x = c.x; y.y = c.y;
+          x.x = a.x;
+          x.y = a.y;
+          y.x = c.x;
+          y.y = c.y;
         }
         const float2 a = turned_back(make_float2(x.z, x.w), by_u), c = turned_back(make_float2(y.z, y.w), by_v);
         own.query[i * 32 + lane] = make_float4(x.x, x.y, a.x, a.y);
@@ -191,237 +193,247 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     constant[0] = 64.f * __shfl_sync(0xffffffffu, constant[0], 8 * tig);
 
 #pragma unroll 1
-  for (int span = 0; span < SPAN; span++) {
-    const int chunk = big * SPAN + span;
-    u32 all = 0xffffffffu;
-    __syncwarp();
+    for (int span = 0; span < SPAN; span++) {
+      const int chunk = big * SPAN + span;
+      u32 all = 0xffffffffu;
+      __syncwarp();
 #pragma unroll
-    for (int i = 0; i < CH / 32; i++) {
-      const int t = CH * chunk + 32 * i + lane;
-      own.scales[32 * i + lane] = shared.scale_of_byte[ahead[i] & 255];
-      const u32 visible = __ballot_sync(0xffffffffu, t >= first && t < last && !(ahead[i] >> 8));
-      own.visible[i] = visible;
-      all &= visible;
-    }
-    look(span + 1 < SPAN ? chunk + 1 : (big + WARPS) * SPAN);
+      for (int i = 0; i < CH / 32; i++) {
+        const int t = CH * chunk + 32 * i + lane;
+        own.scales[32 * i + lane] = shared.scale_of_byte[ahead[i] & 255];
+        const u32 visible = __ballot_sync(0xffffffffu, t >= first && t < last && !(ahead[i] >> 8));
+        own.visible[i] = visible;
+        all &= visible;
+      }
+      look(span + 1 < SPAN ? chunk + 1 : (big + WARPS) * SPAN);
 
-    u32 slow_q[2][N_SLOW + 1][2], near1[KL + 1][4], near2[KL + 1][4];
-    float base[2][4];
+      u32 slow_q[2][N_SLOW + 1][2], near1[KL + 1][4], near2[KL + 1][4];
+      float base[2][4];
 #pragma unroll
-    for (int k = KF; k < KA; k++) {
+      for (int k = KF; k < KA; k++) {
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int i = k * 4 + h * 2;
-        float2* at = (float2*)(own.query + i * 32 + lane);
-        const float2 x = at[0], y = at[64];
-        const float4 u = shared.turns[16 * k + 8 * h + 2 * tig], v = shared.turns[16 * k + 8 * h + 2 * tig + 1];
-        const float2 near_u = make_float2(u.z, u.w), near_v = make_float2(v.z, v.w), x2 = turned_back(x, near_u),
-                     y2 = turned_back(y, near_v);
-        near1[k - KF][2 * h] = pack(x.x, y.x);
-        near1[k - KF][2 * h + 1] = pack(x2.x, y2.x);
-        near2[k - KF][2 * h] = pack(x.y, y.y);
-        near2[k - KF][2 * h + 1] = pack(x2.y, y2.y);
-        const bool last_span = span == SPAN - 1;
-        at[0] = turned_back(x2, last_span ? make_float2(u.x, u.y) : near_u);
-        at[64] = turned_back(y2, last_span ? make_float2(v.x, v.y) : near_v);
-      }
-    }
-    // What the slow pairs of a query make of every code: the map, transposed, times the query.
-#pragma unroll
-    for (int fr = 0, f = 0; fr < FRAGS; fr++) {
-      if (!IS_SLOW(fr)) continue;
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        float c[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll
-        for (int k = 0; k < KL; k++) {
-          const uint4 w = shared.slow[((f * 2 + h) * KL + k) * 32 + lane];
-          mma(c, near1[k][0], near1[k][1], near1[k][2], near1[k][3], w.x, w.y);
-          mma(c, near2[k][0], near2[k][1], near2[k][2], near2[k][3], w.z, w.w);
+        for (int h = 0; h < 2; h++) {
+          const int i = k * 4 + h * 2;
+          float2* at = (float2*)(own.query + i * 32 + lane);
+          const float2 x = at[0], y = at[64];
+          const float4 u = shared.turns[16 * k + 8 * h + 2 * tig], v = shared.turns[16 * k + 8 * h + 2 * tig + 1];
+          const float2 near_u = make_float2(u.z, u.w), near_v = make_float2(v.z, v.w), x2 = turned_back(x, near_u),
+                       y2 = turned_back(y, near_v);
+          near1[k - KF][2 * h] = pack(x.x, y.x);
+          near1[k - KF][2 * h + 1] = pack(x2.x, y2.x);
+          near2[k - KF][2 * h] = pack(x.y, y.y);
+          near2[k - KF][2 * h + 1] = pack(x2.y, y2.y);
+          const bool last_span = span == SPAN - 1;
+          at[0] = turned_back(x2, last_span ? make_float2(u.x, u.y) : near_u);
+          at[64] = turned_back(y2, last_span ? make_float2(v.x, v.y) : near_v);
         }
-        slow_q[0][f][h] = pack(c[0], c[1]);
-        slow_q[1][f][h] = pack(c[2], c[3]);
       }
-      f++;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {  // the middle of a code is 1024 and half of its mask
-      float c[4] = {0.f, 0.f, 0.f, 0.f};
+      // What the slow pairs of a query make of every code: the map, transposed, times the query.
 #pragma unroll
       for (int fr = 0, f = 0; fr < FRAGS; fr++) {
         if (!IS_SLOW(fr)) continue;
-        const uint2 mk = shared.key_masks[fr * 4 + tig];
-        mma(c, OFFSET, mk.x | OFFSET, OFFSET, mk.y | OFFSET, slow_q[half][f][0], slow_q[half][f][1]);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+          for (int k = 0; k < KL; k++) {
+            const uint4 w = shared.slow[((f * 2 + h) * KL + k) * 32 + lane];
+            mma(c, near1[k][0], near1[k][1], near1[k][2], near1[k][3], w.x, w.y);
+            mma(c, near2[k][0], near2[k][1], near2[k][2], near2[k][3], w.z, w.w);
+          }
+          slow_q[0][f][h] = pack(c[0], c[1]);
+          slow_q[1][f][h] = pack(c[2], c[3]);
+        }
         f++;
       }
-      base[half][0] = base[half][2] = -0.5f * (c[0] + c[2]);
-      base[half][1] = base[half][3] = -0.5f * (c[1] + c[3]);
-    }
-
-#pragma unroll 1
-    for (int half = 0; half < 2; half++) {
-      if (half) {
 #pragma unroll
-        for (int f = 0; f < N_SLOW; f++) {
-          slow_q[0][f][0] = slow_q[1][f][0];
-          slow_q[0][f][1] = slow_q[1][f][1];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) base[0][i] = base[1][i];
-      }
-      float away = gid - 0.5f * (SUB - 1);  // of a token, from the middle of its half of the chunk
-#pragma unroll 1
-    for (int m = half * (PER / 2); m < (half + 1) * (PER / 2); m++) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
-      __syncwarp();
-      {
-        const int later = span * PER + m + STAGES - 1, next = slot == 0 ? STAGES - 1 : slot - 1;
-        fetch(later < ALL ? big : big + WARPS, later < ALL ? later : later - ALL, next);
-      }
-      const u32 tile = place + slot * SLOT, tile_t = place_t + slot * SLOT;
-      slot = slot == STAGES - 1 ? 0 : slot + 1;
-      u32 x[MT][FRAGS][4];
-#pragma unroll
-      for (int i = 0; i < NB; i++) {
-#pragma unroll
-        for (int j = 0; j < MT; j++) {
-          u32 w[4], hi[4];
-          ldsm(w, tile + i * 32 + j * 16 * SROW);
-#pragma unroll
-          for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
-#pragma unroll
-          for (int f = 0; f < FK; f++) {
-            const uint2 mk = shared.key_masks[(i * FK + f) * 4 + tig];
-            const u32* from = f < (FK + 1) / 2 ? w : hi;  // the first half of the fields lies in the low bits
-            x[j][i * FK + f][0] = number(from[0], mk.x);
-            x[j][i * FK + f][1] = number(from[1], mk.x);
-            x[j][i * FK + f][2] = number(from[2], mk.y);
-            x[j][i * FK + f][3] = number(from[3], mk.y);
-          }
-        }
-      }
-      float s[MT][4], r[MT][4], t[4] = {0.f, 0.f, 0.f, 0.f};  // scores of slow pairs, of fast ones, and of the mean
-#pragma unroll
-      for (int j = 0; j < MT; j++) {
-        s[j][0] = base[0][0]; s[j][1] = base[0][1]; s[j][2] = base[0][2]; s[j][3] = base[0][3];
-        r[j][0] = r[j][1] = r[j][2] = r[j][3] = 0.f;
+      for (int half = 0; half < 2; half++) {  // the middle of a code is 1024 and half of its mask
+        float c[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
         for (int fr = 0, f = 0; fr < FRAGS; fr++) {
           if (!IS_SLOW(fr)) continue;
-          mma(s[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], slow_q[0][f][0], slow_q[0][f][1]);
+          const uint2 mk = shared.key_masks[fr * 4 + tig];
+          mma(c, OFFSET, mk.x | OFFSET, OFFSET, mk.y | OFFSET, slow_q[half][f][0], slow_q[half][f][1]);
           f++;
         }
+        base[half][0] = base[half][2] = -0.5f * (c[0] + c[2]);
+        base[half][1] = base[half][3] = -0.5f * (c[1] + c[3]);
       }
+
+#pragma unroll 1
+      for (int half = 0; half < 2; half++) {
+        if (half) {
 #pragma unroll
-      for (int k = 0; k < KA; k++) {
-        u32 a[MT][4], c[MT][4], cs[4], sn[4];
-        const uint4* turn = shared.table + (((span * PER + m) * KA + k) * 2) * 32 + lane;
-        *(uint4*)cs = turn[0];  // cos − 1
-        *(uint4*)sn = turn[32];
-#pragma unroll
-        for (int h = 0; h < 2 * (k < KF); h++) {
-          const int n = 2 * k + h;
-          float k1[MT][4], k2[MT][4];
-          const float4 z1 = shared.starts[n * 4 + tig], z2 = shared.starts[(NT + n) * 4 + tig];
-#pragma unroll
-          for (int j = 0; j < MT; j++) {
-            k1[j][0] = z1.x; k1[j][1] = z1.y; k1[j][2] = z1.z; k1[j][3] = z1.w;
-            k2[j][0] = z2.x; k2[j][1] = z2.y; k2[j][2] = z2.z; k2[j][3] = z2.w;
+          for (int f = 0; f < N_SLOW; f++) {
+            slow_q[0][f][0] = slow_q[1][f][0];
+            slow_q[0][f][1] = slow_q[1][f][1];
           }
 #pragma unroll
-          for (int fr = 0, f = 0; fr < FRAGS; fr++) {
-            if (!IS_FAST(fr)) continue;
-            const uint4 w = shared.fast[(f++ * 2 * KF + n) * 32 + lane];
+          for (int i = 0; i < 4; i++) base[0][i] = base[1][i];
+        }
+        float away = gid - 0.5f * (SUB - 1);  // of a token, from the middle of its half of the chunk
+#pragma unroll 1
+        for (int m = half * (PER / 2); m < (half + 1) * (PER / 2); m++) {
+          asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+          __syncwarp();
+          {
+            const int later = span * PER + m + STAGES - 1, next = slot == 0 ? STAGES - 1 : slot - 1;
+            fetch(later < ALL ? big : big + WARPS, later < ALL ? later : later - ALL, next);
+          }
+          const u32 tile = place + slot * SLOT, tile_t = place_t + slot * SLOT;
+          slot = slot == STAGES - 1 ? 0 : slot + 1;
+          u32 x[MT][FRAGS][4];
+#pragma unroll
+          for (int i = 0; i < NB; i++) {
 #pragma unroll
             for (int j = 0; j < MT; j++) {
-              mma(k1[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.x, w.y);
-              mma(k2[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.z, w.w);
+              u32 w[4], hi[4];
+              ldsm(w, tile + i * 32 + j * 16 * SROW);
+#pragma unroll
+              for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
+#pragma unroll
+              for (int f = 0; f < FK; f++) {
+                const uint2 mk = shared.key_masks[(i * FK + f) * 4 + tig];
+                const u32* from = f < (FK + 1) / 2 ? w : hi;  // the first half of the fields lies in the low bits
+                x[j][i * FK + f][0] = number(from[0], mk.x);
+                x[j][i * FK + f][1] = number(from[1], mk.x);
+                x[j][i * FK + f][2] = number(from[2], mk.y);
+                x[j][i * FK + f][3] = number(from[3], mk.y);
+              }
+            }
+          }
+          float s[MT][4], r[MT][4],
+              t[4] = {0.f, 0.f, 0.f, 0.f};  // scores of slow pairs, of fast ones, and of the mean
+#pragma unroll
+          for (int j = 0; j < MT; j++) {
+            s[j][0] = base[0][0];
+            s[j][1] = base[0][1];
+            s[j][2] = base[0][2];
+            s[j][3] = base[0][3];
+            r[j][0] = r[j][1] = r[j][2] = r[j][3] = 0.f;
+#pragma unroll
+            for (int fr = 0, f = 0; fr < FRAGS; fr++) {
+              if (!IS_SLOW(fr)) continue;
+              mma(s[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], slow_q[0][f][0], slow_q[0][f][1]);
+              f++;
             }
           }
 #pragma unroll
-          for (int j = 0; j < MT; j++) {
-            const u32 y1 = pack(k1[j][0], k1[j][1]), w1 = pack(k1[j][2], k1[j][3]), y2 = pack(k2[j][0], k2[j][1]),
-                      w2 = pack(k2[j][2], k2[j][3]);
-            a[j][2 * h] = hfma(hneg(y2), sn[2 * h], hfma(y1, cs[2 * h], y1));
-            a[j][2 * h + 1] = hfma(hneg(w2), sn[2 * h + 1], hfma(w1, cs[2 * h + 1], w1));
-            c[j][2 * h] = hfma(y1, sn[2 * h], hfma(y2, cs[2 * h], y2));
-            c[j][2 * h + 1] = hfma(w1, sn[2 * h + 1], hfma(w2, cs[2 * h + 1], w2));
+          for (int k = 0; k < KA; k++) {
+            u32 a[MT][4], c[MT][4], cs[4], sn[4];
+            const uint4* turn = shared.table + (((span * PER + m) * KA + k) * 2) * 32 + lane;
+            *(uint4*)cs = turn[0];  // cos − 1
+            *(uint4*)sn = turn[32];
+#pragma unroll
+            for (int h = 0; h < 2 * (k < KF); h++) {
+              const int n = 2 * k + h;
+              float k1[MT][4], k2[MT][4];
+              const float4 z1 = shared.starts[n * 4 + tig], z2 = shared.starts[(NT + n) * 4 + tig];
+#pragma unroll
+              for (int j = 0; j < MT; j++) {
+                k1[j][0] = z1.x;
+                k1[j][1] = z1.y;
+                k1[j][2] = z1.z;
+                k1[j][3] = z1.w;
+                k2[j][0] = z2.x;
+                k2[j][1] = z2.y;
+                k2[j][2] = z2.z;
+                k2[j][3] = z2.w;
+              }
+#pragma unroll
+              for (int fr = 0, f = 0; fr < FRAGS; fr++) {
+                if (!IS_FAST(fr)) continue;
+                const uint4 w = shared.fast[(f++ * 2 * KF + n) * 32 + lane];
+#pragma unroll
+                for (int j = 0; j < MT; j++) {
+                  mma(k1[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.x, w.y);
+                  mma(k2[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.z, w.w);
+                }
+              }
+#pragma unroll
+              for (int j = 0; j < MT; j++) {
+                const u32 y1 = pack(k1[j][0], k1[j][1]), w1 = pack(k1[j][2], k1[j][3]),
+                          y2 = pack(k2[j][0], k2[j][1]), w2 = pack(k2[j][2], k2[j][3]);
+                a[j][2 * h] = hfma(hneg(y2), sn[2 * h], hfma(y1, cs[2 * h], y1));
+                a[j][2 * h + 1] = hfma(hneg(w2), sn[2 * h + 1], hfma(w1, cs[2 * h + 1], w1));
+                c[j][2 * h] = hfma(y1, sn[2 * h], hfma(y2, cs[2 * h], y2));
+                c[j][2 * h + 1] = hfma(w1, sn[2 * h + 1], hfma(w2, cs[2 * h + 1], w2));
+              }
+            }
+            mma(t, cs[0], cs[1], cs[2], cs[3], ma[k][0], ma[k][1]);
+            mma(t, sn[0], sn[1], sn[2], sn[3], mb[k][0], mb[k][1]);
+#pragma unroll
+            for (int j = 0; j < MT * (k < KF); j++) {
+              mma(r[j], a[j][0], a[j][1], a[j][2], a[j][3], qa[k][0], qa[k][1]);
+              mma(r[j], c[j][0], c[j][1], c[j][2], c[j][3], qb[k][0], qb[k][1]);
+            }
           }
-        }
-        mma(t, cs[0], cs[1], cs[2], cs[3], ma[k][0], ma[k][1]);
-        mma(t, sn[0], sn[1], sn[2], sn[3], mb[k][0], mb[k][1]);
+          float2 sa[MT], sb[MT];  // scales of keys and of values, of both rows
+          bool grows = false;
 #pragma unroll
-        for (int j = 0; j < MT * (k < KF); j++) {
-          mma(r[j], a[j][0], a[j][1], a[j][2], a[j][3], qa[k][0], qa[k][1]);
-          mma(r[j], c[j][0], c[j][1], c[j][2], c[j][3], qb[k][0], qb[k][1]);
-        }
-      }
-      float2 sa[MT], sb[MT];  // scales of keys and of values, of both rows
-      bool grows = false;
+          for (int j = 0; j < MT; j++) {
+            const int tile16 = m * MT + j;
+            sa[j] = own.scales[16 * tile16 + gid];
+            sb[j] = own.scales[16 * tile16 + gid + 8];
+            s[j][0] = (s[j][0] + away * s[j][1] + r[j][j]) * sa[j].x + (t[j] * 64.f + constant[j]);
+            s[j][2] = (s[j][2] + (away + 8.f) * s[j][3] + r[j][2 + j]) * sb[j].x + (t[2 + j] * 64.f + constant[j]);
+            away += 16.f;
+            if (all != 0xffffffffu) {
+              const u32 bits = own.visible[tile16 / 2];
+              const int from = ((tile16 & 1) << 4) + gid;
+              if (!((bits >> from) & 1)) s[j][0] = __int_as_float(0xff800000);
+              if (!((bits >> (from + 8)) & 1)) s[j][2] = __int_as_float(0xff800000);
+            }
+            grows = grows || fmaxf(s[j][0], s[j][2]) > top + 6.f;
+          }
+          if (__any_sync(0xffffffffu, grows)) {
+            float n = top;
 #pragma unroll
-      for (int j = 0; j < MT; j++) {
-        const int tile16 = m * MT + j;
-        sa[j] = own.scales[16 * tile16 + gid];
-        sb[j] = own.scales[16 * tile16 + gid + 8];
-        s[j][0] = (s[j][0] + away * s[j][1] + r[j][j]) * sa[j].x + (t[j] * 64.f + constant[j]);
-        s[j][2] = (s[j][2] + (away + 8.f) * s[j][3] + r[j][2 + j]) * sb[j].x + (t[2 + j] * 64.f + constant[j]);
-        away += 16.f;
-        if (all != 0xffffffffu) {
-          const u32 bits = own.visible[tile16 / 2];
-          const int from = ((tile16 & 1) << 4) + gid;
-          if (!((bits >> from) & 1)) s[j][0] = __int_as_float(0xff800000);
-          if (!((bits >> (from + 8)) & 1)) s[j][2] = __int_as_float(0xff800000);
-        }
-        grows = grows || fmaxf(s[j][0], s[j][2]) > top + 6.f;
-      }
-      if (__any_sync(0xffffffffu, grows)) {
-        float n = top;
+            for (int j = 0; j < MT; j++) n = fmaxf(n, fmaxf(s[j][0], s[j][2]));
 #pragma unroll
-        for (int j = 0; j < MT; j++) n = fmaxf(n, fmaxf(s[j][0], s[j][2]));
+            for (int o = 4; o < 32; o <<= 1) n = fmaxf(n, __shfl_xor_sync(0xffffffffu, n, o));
+            const float w = ex2(top - n);
+            top = n;
+            total *= w;
 #pragma unroll
-        for (int o = 4; o < 32; o <<= 1) n = fmaxf(n, __shfl_xor_sync(0xffffffffu, n, o));
-        const float w = ex2(top - n);
-        top = n;
-        total *= w;
+            for (int i = 0; i < NB * F; i++) {
+              acc[i][0] *= w;
+              acc[i][1] *= w;
+              acc[i][2] *= w;
+              acc[i][3] *= w;
+            }
+            sums[0] *= w;
+            sums[1] *= w;
+          }
+          u32 p0[MT], p1[MT];  // weights times scales of keys and of values, in neighbouring columns
 #pragma unroll
-        for (int i = 0; i < NB * F; i++) {
-          acc[i][0] *= w;
-          acc[i][1] *= w;
-          acc[i][2] *= w;
-          acc[i][3] *= w;
-        }
-        sums[0] *= w;
-        sums[1] *= w;
-      }
-      u32 p0[MT], p1[MT];  // weights times scales of keys and of values, in neighbouring columns
+          for (int j = 0; j < MT; j++) {
+            const float a = ex2(s[j][0] - top), c = ex2(s[j][2] - top);
+            total += a + c;
+            p0[j] = turned(pack(a * sa[j].x, a * sa[j].y));
+            p1[j] = turned(pack(c * sb[j].x, c * sb[j].y));
+            mma(sums, ONES, ONES, ONES, ONES, p0[j], p1[j]);
+          }
 #pragma unroll
-      for (int j = 0; j < MT; j++) {
-        const float a = ex2(s[j][0] - top), c = ex2(s[j][2] - top);
-        total += a + c;
-        p0[j] = turned(pack(a * sa[j].x, a * sa[j].y));
-        p1[j] = turned(pack(c * sb[j].x, c * sb[j].y));
-        mma(sums, ONES, ONES, ONES, ONES, p0[j], p1[j]);
-      }
+          for (int i = 0; i < NB; i++) {
 #pragma unroll
-      for (int i = 0; i < NB; i++) {
+            for (int j = 0; j < MT; j++) {
+              u32 w[4], hi[4];
+              ldsmt(w, tile_t + i * 32 + j * 16 * SROW);
 #pragma unroll
-        for (int j = 0; j < MT; j++) {
-          u32 w[4], hi[4];
-          ldsmt(w, tile_t + i * 32 + j * 16 * SROW);
+              for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
 #pragma unroll
-          for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
-#pragma unroll
-          for (int f = 0; f < F; f++) {
-            const uint2 mk = shared.all_masks[(i * F + f) * 8 + gid];
-            const u32* from = (f < FK ? f < (FK + 1) / 2 : f - FK < FV / 2) ? w : hi;
-            mma(acc[i * F + f], number(from[0], mk.x), number(from[1], mk.y), number(from[2], mk.x),
-                number(from[3], mk.y), p0[j], p1[j]);
+              for (int f = 0; f < F; f++) {
+                const uint2 mk = shared.all_masks[(i * F + f) * 8 + gid];
+                const u32* from = (f < FK ? f < (FK + 1) / 2 : f - FK < FV / 2) ? w : hi;
+                mma(acc[i * F + f], number(from[0], mk.x), number(from[1], mk.y), number(from[2], mk.x),
+                    number(from[3], mk.y), p0[j], p1[j]);
+              }
+            }
           }
         }
       }
     }
-  }
-  }
   }
   asm volatile("cp.async.wait_all;");
 #pragma unroll
@@ -429,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 
   // The warps of a program add up what they have: one row of `out` for each query and program.
   __syncthreads();
-  float4* each_log = (float4*)memory;           // warps × 4
+  float4* each_log = (float4*)memory;                // warps × 4
   float* gathered = (float*)(each_log + WARPS * 4);  // warps × 4 × SLOTS
   if (gid == 0) each_log[warp * 4 + tig] = make_float4(top, total, sums[0], sums[1]);
 #pragma unroll

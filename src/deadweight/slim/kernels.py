@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -36,148 +36,14 @@ from torch import Tensor
 from .attention import AttentionOptions
 from .coder import CODERS, Coder
 from .cuda_source import SOURCE
-from .format import CacheSpec
+from .kernel_operands import prepared
+from .kernel_sizes import JOIN_THREADS, KINDS, PER_PROCESSOR, Sizes, largest_sizes, sizes_of
 
-STAGES = 2  # groups of tokens on their way to each warp
 MOST_DIMENSIONS = 128  # of a head
 MOST_FRAGMENTS = 64  # of the codes of keys
-PER_PROCESSOR = 2  # programs of `decode` at once on a multiprocessor
-JOIN_THREADS = 256
 START = 2  # chunks of tokens in whose time a program of `decode` starts and ends
-MOST_QUERIES = 4  # that a warp serves
-SLOW = 0.06  # the largest angle by which a slow pair turns between the middle and the end of half a chunk
 LOG2E = 1.4426950408889634
-KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 NAMESPACE = f"deadweight_{zlib.crc32(__name__.encode()):x}"  # a checkpoint brings a copy of this file along
-
-
-@dataclass(frozen=True)
-class Turning:
-    """How the rotary pairs of an attention are divided, and which fragments of codes make keys of either kind.
-
-    A fragment is one field of 16 units. The sets are the bits of a number.
-    """
-
-    fast_groups: int  # of 16 pairs
-    half_chunk: int  # tokens
-    fast_fragments: int
-    slow_fragments: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the kernels are compiled for."""
-
-    d_qk: int
-    d_v: int
-    units: int
-    key_fields: int
-    value_fields: int
-    queries: int  # of a key head
-    turning: Turning
-    masked: bool
-    kind: int  # of floating-point numbers
-
-    @property
-    def pairs(self) -> int:
-        """Half of the dimensions of a key head, filled up to a multiple of 16."""
-        return -(-self.d_qk // 32) * 16
-
-    @property
-    def blocks(self) -> int:
-        """Groups of 16 units."""
-        return -(-self.units // 16)
-
-    @property
-    def fragments(self) -> int:
-        return self.blocks * (self.key_fields + self.value_fields)
-
-    @property
-    def slots(self) -> int:
-        return self.fragments * 16
-
-    @property
-    def small(self) -> bool:
-        """Whether registers suffice for two tiles of 16 tokens at once."""
-        return self.pairs <= 32 and self.fragments <= 8
-
-    @property
-    def warps(self) -> int:
-        """Of a program of `decode`."""
-        return 6 if self.small else 4
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of 16 tokens at once."""
-        return 2 if self.small else 1
-
-    @property
-    def span(self) -> int:
-        """Chunks for which the query is turned once."""
-        return 2 if self.small else 1
-
-    @property
-    def chunk(self) -> int:
-        """Tokens of these chunks."""
-        return 2 * self.turning.half_chunk * self.span
-
-    @property
-    def turns(self) -> int:
-        """Programs among which the queries of a key head are divided."""
-        return -(-self.queries // MOST_QUERIES)
-
-    @property
-    def at_once(self) -> int:
-        """Queries of a program."""
-        return -(-self.queries // self.turns)
-
-    def defines(self) -> dict[str, str]:
-        turning = self.turning
-        numbers = {
-            "D": self.d_qk,
-            "DV": self.d_v,
-            "D2": self.pairs,
-            "NU": self.units,
-            "FK": self.key_fields,
-            "FV": self.value_fields,
-            "G": self.queries,
-            "GQ": self.at_once,
-            "TURNS": self.turns,
-            "WARPS": self.warps,
-            "STAGES": STAGES,
-            "MASKED": int(self.masked),
-            "KIND": self.kind,
-            "MT": self.tiles,
-            "SPAN": self.span,
-            "BLOCKS": PER_PROCESSOR,
-            "KF": turning.fast_groups,
-            "SUB": turning.half_chunk,
-            "N_FAST": turning.fast_fragments.bit_count(),
-            "N_SLOW": turning.slow_fragments.bit_count(),
-            "SHARED_BYTES": self.shared_bytes(),
-        }
-        sets = {"FAST_FRAGMENTS": turning.fast_fragments, "SLOW_FRAGMENTS": turning.slow_fragments}
-        return {name: str(n) for name, n in numbers.items()} | {name: f"{n}ULL" for name, n in sets.items()}
-
-    def shared_bytes(self) -> int:
-        """Shared memory of a program of `decode`: `struct Shared`, or what its warps add up at the end."""
-        row = 2 * self.units
-        row += 0 if row // 16 % 2 else 16
-        groups, chunk, turning = self.pairs // 16, 2 * self.turning.half_chunk, self.turning
-        table = self.chunk // (16 * self.tiles) * groups * 2 * 32 * 16
-        fast = turning.fast_fragments.bit_count() * 2 * turning.fast_groups * 32 + 1
-        slow = turning.slow_fragments.bit_count() * 2 * (groups - turning.fast_groups) * 32 + 1
-        masks = self.blocks * self.key_fields * 4 * 8 + self.fragments * 8 * 8
-        tables = table + 16 * (fast + slow) + 4 * groups * 4 * 16 + groups * 16 * 16 + 256 * 8 + masks
-        ring = STAGES * (16 * self.tiles * row + 32)
-        warp = groups * 4 * 32 * 16 + chunk * 8 + 16 + ring
-        warp = -(-warp // 16) * 16
-        gathered = self.warps * 4 * (16 + 4 * self.slots)
-        return max(-(-tables // 16) * 16 + self.warps * warp, gathered)
-
-    def join_bytes(self, first: int) -> int:
-        """Shared memory of a program of `join`."""
-        return 4 * self.at_once * (self.slots + first + 1 + JOIN_THREADS)
 
 
 @dataclass(frozen=True)
@@ -200,52 +66,6 @@ def compiled(sizes: Sizes, device: int) -> Kernels:
     return kernels
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The maps of a coder as the kernels read them."""
-
-    order: Tensor  # dimensions of a key head: first ones of rotary pairs, second ones, the others
-    places: Tensor  # dimensions of a query in the order of the kernel; −1 is none
-    rates: Tensor
-    key_mean: Tensor
-    scaled_mean: Tensor
-    value_mean: Tensor
-    gains: Tensor
-    key_masks: Tensor
-    all_masks: Tensor
-    fast_maps: Tensor
-    slow_maps: Tensor
-    slow_terms: Tensor
-    steps: Tensor
-    starts: Tensor
-    table: Tensor
-    offsets: Tensor
-    values_of: Tensor
-    key_encode: Tensor
-    predict: Tensor
-    value_encode: Tensor
-    levels: Tensor
-    bits: Tensor
-    turning: Turning
-
-
-def sizes_of(spec: CacheSpec, turning: Turning, masked: bool, dtype: torch.dtype) -> Sizes:
-    queries = spec.heads // spec.key_heads
-    fields = (spec.n_units, spec.key_fields, spec.value_fields)
-    return Sizes(spec.d_qk, spec.d_v, *fields, queries, turning, masked, KINDS[dtype])
-
-
-def largest_sizes(spec: CacheSpec, dtype: torch.dtype) -> Sizes:
-    """Sizes that take at least as much shared memory as those of any coder of this kind."""
-    fragments = (1 << -(-spec.n_units // 16) * spec.key_fields) - 1
-    groups = -(-spec.d_qk // 32)
-    some = Turning(0, 64, fragments, fragments)
-    return max(
-        (sizes_of(spec, replace(some, fast_groups=n), True, dtype) for n in range(groups + 1)),
-        key=Sizes.shared_bytes,
-    )
-
-
 def fitting(coder: Coder, states: Tensor) -> bool:
     """Whether the kernels know this attention, on this device."""
     spec = coder.spec
@@ -255,7 +75,13 @@ def fitting(coder: Coder, states: Tensor) -> bool:
         return False
     if -(-spec.n_units // 16) * spec.key_fields > MOST_FRAGMENTS:
         return False
-    return largest_sizes(spec, states.dtype).shared_bytes() <= shared_room(states.device.index or 0)
+    return most_shared_bytes(coder.number) <= shared_room(states.device.index or 0)
+
+
+@torch.compiler.assume_constant_result
+def most_shared_bytes(coder: int) -> int:
+    """Shared memory that a program takes at most."""
+    return largest_sizes(CODERS[coder].spec, torch.float32).shared_bytes()
 
 
 @torch.compiler.assume_constant_result
@@ -271,189 +97,6 @@ def decodes(coder: Coder, query: Tensor, options: AttentionOptions) -> bool:
     mask = options.mask
     plain = mask is None or (mask.dtype == torch.bool and mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
     return query.shape[2] == 1 and options.softcap is None and not options.dropout and plain and fitting(coder, query)
-
-
-def prepared(coder: Coder) -> Prepared:
-    """Made once, and again when a map has changed."""
-    state = tuple((b.data_ptr(), b._version, b.device) for b in coder.buffers())
-    known = coder.__dict__.get("_prepared")
-    if known is None or known[0] != state:
-        known = coder.__dict__["_prepared"] = (state, prepare(coder))
-    return known[1]
-
-
-@torch.no_grad()
-def prepare(coder: Coder) -> Prepared:
-    spec, units = coder.spec, coder.layout.units
-    device = coder.key_mean.device
-    blocks, half = -(-spec.n_units // 16), -(-spec.d_qk // 32) * 16
-    heads, width = spec.key_heads // spec.n_sets, 16 * blocks
-    order = coder.order.cpu() if spec.pairs else torch.arange(spec.d_qk)
-    places, rates = by_speed(kernel_places(spec.pairs, spec.d_qk, half), coder, half)
-
-    def by_unit(tensor: Tensor) -> Tensor:
-        """(sets, fields, units, …) as (sets, padded units, fields, …)."""
-        pad = torch.zeros(*tensor.shape[:2], width - spec.n_units, *tensor.shape[3:], dtype=tensor.dtype)
-        return torch.cat([tensor, pad], 2).transpose(1, 2)
-
-    masks, shrink = by_unit(units.masks), by_unit(torch.exp2(-units.shifts.double()) * (units.widths > 0))
-
-    def folded(decode: Tensor, fields: slice) -> Tensor:
-        """Maps of numbers of units, (key heads, padded units, fields, dimensions)."""
-        maps = by_unit(decode.cpu().double().unflatten(1, (-1, spec.n_units))) * shrink[:, :, fields, None]
-        return maps.unflatten(3, (heads, -1)).movedim(3, 1).flatten(0, 1)
-
-    keys = folded(coder.key_decode, slice(0, spec.key_fields))[..., places.clamp(min=0)] * (places >= 0)
-    gains = torch.exp2(keys.abs().flatten(1).amax(1).clamp(min=1e-30).log2().ceil())
-    keys = (keys / gains[:, None, None, None]).half()
-    key_masks = masks[:, :, : spec.key_fields].repeat_interleave(heads, 0).double()
-    starts = -((1024 + key_masks / 2)[..., None] * keys.double()).sum((1, 2))  # key heads, 2 · half
-    mean = coder.key_mean.cpu().double().view(spec.key_heads, -1)
-    scaled = mean[:, places.clamp(min=0)] * (places >= 0) / gains[:, None]
-    values = folded(coder.predict, slice(0, spec.key_fields))
-    if spec.value_fields:
-        values = torch.cat([values, folded(coder.value_decode, slice(spec.key_fields, None))], 2)
-    by_block = masks.unflatten(1, (-1, 16)).transpose(2, 3)  # sets blocks fields 16
-    turning = turning_of(keys, rates)
-    sizes = sizes_of(spec, turning, False, torch.float32)
-    tensors = {
-        "order": order.int(),
-        "places": torch.where(places >= 0, order[places.clamp(min=0)], -1).int(),
-        "rates": rates,
-        "key_mean": coder.key_mean.cpu().float(),
-        "scaled_mean": scaled.float(),
-        "value_mean": coder.value_mean.cpu().float(),
-        "gains": gains.float(),
-        "key_masks": masks_of_tokens(by_block[:, :, : spec.key_fields]),
-        "all_masks": masks_of_units(by_block),
-        "fast_maps": fast_fragments(keys, turning),
-        "slow_maps": slow_fragments(keys, turning),
-        "slow_terms": slow_terms(rates, turning.half_chunk),
-        "steps": steps_of(rates, sizes),
-        "starts": starts.float().unflatten(1, (-1, 4, 2)).repeat(1, 1, 1, 2),
-        "table": rotation_table(rates, sizes.chunk)[:: sizes.tiles],
-        "offsets": (1024 + by_block.double() / 2).flatten(1).float(),
-        "values_of": values.unflatten(1, (-1, 16)).transpose(2, 3).flatten(1, 3).float(),
-        "key_encode": coder.key_encode.cpu().float().mT,
-        "predict": coder.predict.cpu().float(),
-        "value_encode": coder.value_encode.cpu().float().mT,
-        "levels": torch.exp2(units.widths.float()),
-        "bits": units.offsets.int(),
-    }
-    return Prepared(**{name: tensor.contiguous().to(device) for name, tensor in tensors.items()}, turning=turning)
-
-
-def by_speed(places: Tensor, coder: Coder, half: int) -> tuple[Tensor, Tensor]:
-    """Places and rates of pairs, the fastest first."""
-    rates = torch.zeros(half, dtype=torch.float32)
-    if coder.spec.pairs:
-        rates[: coder.spec.pairs] = coder.rates.cpu().view(torch.float32)
-    fastest = rates.abs().argsort(descending=True, stable=True)
-    return torch.cat([places[:half][fastest], places[half:][fastest]]), rates[fastest]
-
-
-def turning_of(maps: Tensor, rates: Tensor) -> Turning:
-    """Chunks of 128 tokens, unless shorter ones have fewer fast pairs. `maps` as in `fragments_of`."""
-    half_chunk, groups = min(
-        ((n, -(-int((rates.abs() * n / 2 > SLOW).sum()) // 16)) for n in (64, 32)), key=lambda x: x[1]
-    )
-    written = (maps != 0).unflatten(3, (2, -1)).unflatten(1, (-1, 16)).any(0).any(1).any(2)  # blocks fields pairs
-    written = written.flatten(0, 1)
-    fast, slow = (x.any(1) for x in written.split([16 * groups, len(rates) - 16 * groups], 1))
-    return Turning(
-        groups, half_chunk, *(sum(1 << i for i, x in enumerate(kind.tolist()) if x) for kind in (fast, slow))
-    )
-
-
-def slow_terms(rates: Tensor, half_chunk: int) -> Tensor:
-    """Of every pair cos and sin of the middle of half a chunk, and c and k: around it, cos ≈ c and sin ≈ k · place."""
-    middle = (half_chunk - 1) / 2
-    place = torch.arange(half_chunk).double() - middle
-    angle, there = place * rates.double()[:, None], middle * rates.double()
-    terms = [there.cos(), there.sin(), angle.cos().mean(1), (angle.sin() * place).sum(1) / place.square().sum()]
-    return torch.stack(terms, 1).float()
-
-
-def steps_of(rates: Tensor, sizes: Sizes) -> Tensor:
-    """Of every pair cos and sin of what a query turns by from chunk to chunk of a warp, and within a chunk."""
-    half, groups = sizes.turning.half_chunk, sizes.turning.fast_groups
-    far = torch.full_like(rates, sizes.chunk * sizes.warps, dtype=torch.float64)
-    far[16 * groups :] -= sizes.chunk - half  # slow pairs are at the second half of the last of the chunks
-    angles = [rates.double() * n for n in (far, half)]
-    return torch.stack([f(angle) for angle in angles for f in (torch.cos, torch.sin)], 1).float()
-
-
-def kernel_places(pairs: int, size: int, half: int) -> Tensor:
-    """The dimensions of a head in two halves, of which the first is turned with the second; −1 fills up.
-
-    Dimensions in no pair are turned by nothing, so they make pairs of their own.
-    """
-    rest = size - 2 * pairs
-    first = [*range(pairs), *range(2 * pairs, 2 * pairs + (rest + 1) // 2)]
-    second = [*range(pairs, 2 * pairs), *range(2 * pairs + (rest + 1) // 2, size)]
-    return torch.tensor([*first, *[-1] * (half - len(first)), *second, *[-1] * (half - len(second))])
-
-
-def two(low: Tensor, high: Tensor) -> Tensor:
-    """Two 16-bit numbers in 32 bits."""
-    both = (low.long() & 0xFFFF) | ((high.long() & 0xFFFF) << 16)
-    return torch.where(both >= 1 << 31, both - (1 << 32), both).to(torch.int32)
-
-
-def bits_of(numbers: Tensor) -> Tensor:
-    return numbers.half().view(torch.int16)
-
-
-def masks_of_tokens(masks: Tensor) -> Tensor:
-    """(sets, blocks, fields, 16) masks for fragments whose rows are tokens: of neighbouring units, for four lanes."""
-    pair = two(masks[..., 0::2], masks[..., 1::2])  # of units 0 and 1, 2 and 3, …
-    return torch.stack([pair[..., :4], pair[..., 4:]], -1)
-
-
-def masks_of_units(masks: Tensor) -> Tensor:
-    """The same for fragments whose rows are units: of one unit twice, for eight lanes."""
-    twice = two(masks, masks)
-    return torch.stack([twice[..., :8], twice[..., 8:]], -1)
-
-
-def fragments_of(maps: Tensor) -> Tensor:
-    """(key heads, units, fields, dimensions) as operands of tensor cores: 16 units by 8 dimensions, lane by lane."""
-    tiles = bits_of(maps).unflatten(1, (-1, 16)).unflatten(4, (-1, 8))  # heads blocks 16 fields tiles 8
-    tiles = tiles.permute(0, 1, 3, 4, 5, 2)  # heads blocks fields tiles dimension unit
-    pair = two(tiles[..., 0::2], tiles[..., 1::2])  # … dimension, pairs of units
-    return torch.stack([pair[..., :4], pair[..., 4:]], -1).flatten(4, 5)
-
-
-def members(fragments: int) -> list[int]:
-    """The members of a set of fragments."""
-    return [i for i in range(fragments.bit_length()) if fragments >> i & 1]
-
-
-def fast_fragments(maps: Tensor, turning: Turning) -> Tensor:
-    """The maps to keys of fast pairs: both dimensions of eight pairs side by side."""
-    tiles = fragments_of(maps).flatten(1, 2).unflatten(2, (2, -1))  # heads fragments halves tiles lanes registers
-    chosen = tiles[:, members(turning.fast_fragments), :, : 2 * turning.fast_groups]
-    return chosen.permute(0, 1, 3, 4, 2, 5).flatten(4)
-
-
-def slow_fragments(maps: Tensor, turning: Turning) -> Tensor:
-    """The maps to keys of slow pairs, transposed: 16 dimensions by 8 units, both of every pair side by side."""
-    both = bits_of(maps).unflatten(3, (2, -1, 16))[:, :, :, :, turning.fast_groups :]
-    both = both.unflatten(1, (-1, 2, 8))  # heads blocks halves units fields, dimensions of a pair, groups, 16
-    both = both.permute(0, 1, 4, 2, 6, 3, 5, 7).flatten(1, 2)  # heads fragments halves groups units dimensions 16
-    pair = two(both[..., 0::2], both[..., 1::2]).unflatten(-1, (2, 4))  # … registers lanes
-    return pair[:, members(turning.slow_fragments)].permute(0, 1, 2, 3, 4, 7, 5, 6).flatten(4, 5).flatten(5)
-
-
-def rotation_table(rates: Tensor, tokens: int) -> Tensor:
-    """cos − 1 and sin of the places in a chunk, as fragments of 16 tokens by 16 pairs."""
-    angle = torch.arange(tokens).double()[:, None] * rates.double()
-    kinds = []
-    for numbers in (bits_of(-2 * (angle / 2).sin().square()), bits_of(angle.sin())):
-        pair = two(numbers[:, 0::2], numbers[:, 1::2])
-        pair = pair.unflatten(0, (-1, 2, 8)).unflatten(3, (-1, 2, 4))  # tiles, half of 16, row, groups, register, lane
-        kinds.append(pair.permute(0, 3, 2, 5, 4, 1).flatten(4).flatten(2, 3))  # tiles groups lanes registers
-    return torch.stack(kinds, 2)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::encode", mutates_args=())
