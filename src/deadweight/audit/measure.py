@@ -30,7 +30,7 @@ from deadweight.graph.norm_cores import without_epsilon
 from deadweight.graph.pieces import stored_part
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import Catalogue
-from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
+from deadweight.proof.operation_groups import POSITIVELY_HOMOGENEOUS
 from deadweight.search.prover import Prover
 from deadweight.source.model import Source
 from deadweight.source.narrow_clone import narrow

@@ -16,8 +16,8 @@ from deadweight.compress.attention_calls import AttentionCall
 from deadweight.compress.head_moments import is_finite, second
 from deadweight.compress.locate import Heads
 from deadweight.compress.rotary_layout import rotate
-from deadweight.compress.settings import EXEMPT_TOKENS
 from deadweight.compress.streaming import NotAloneError
+from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import side_by_side
 
@@ -66,8 +66,8 @@ class CacheMoments:
         """Keys before positions and values, or gradients with respect to them, of every set: (b, sets, t, m)."""
         self.check(key, value)
         together = self.heads.key_heads // self.sets
-        keys = side_by_side(self.unrotate(key.detach().float())[:, :, EXEMPT_TOKENS:], together)
-        return torch.cat([keys, side_by_side(value.detach().float()[:, :, EXEMPT_TOKENS:], together)], -1)
+        keys = side_by_side(self.unrotate(key.detach().float())[:, :, UNCODED_TOKENS:], together)
+        return torch.cat([keys, side_by_side(value.detach().float()[:, :, UNCODED_TOKENS:], together)], -1)
 
     def unrotate(self, keys: Tensor) -> Tensor:
         """Keys, or gradients with respect to them, (b, g, t, d), before rotary positions are applied."""
@@ -94,9 +94,9 @@ class CacheMoments:
                 f"{self.heads.path} has keys, values or gradients that are NaN or infinite on the calibration text; "
                 "expected finite ones: nothing can be measured on this model"
             )
-        if tensors[0].shape[2] <= EXEMPT_TOKENS:
+        if tensors[0].shape[2] <= UNCODED_TOKENS:
             raise DeadweightError(
-                f"found calibration windows of {tensors[0].shape[2]} tokens; expected more than {EXEMPT_TOKENS}, the "
+                f"found calibration windows of {tensors[0].shape[2]} tokens; expected more than {UNCODED_TOKENS}, the "
                 "first tokens that are not coded"
             )
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.settings import EXEMPT_TOKENS
 from deadweight.compress.streaming import device_of, float_of
+from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
 from deadweight.slim.coder import Coder
 from deadweight.source.model import Source
 from deadweight.source.printable import printable, reason
 
-TOKENS = EXEMPT_TOKENS + 4  # that are decoded one by one: some are read as they are, some as codes
+TOKENS = UNCODED_TOKENS + 4  # that are decoded one by one: some are read as they are, some as codes
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)  # of a model's own code
 APART = 0.05  # of the largest logit: a code that falls to the other side of a boundary is far below this
 

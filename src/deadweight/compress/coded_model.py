@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from deadweight.compress.bit_allocation import ERRORS, RowPlan, allocate_units, plan_row, wanted_bits
 from deadweight.compress.cache_bases import Basis, blocks_of, keys_basis, values_basis
 from deadweight.compress.cache_moments import MeasuredCache, SetMoments
-from deadweight.compress.settings import EXEMPT_TOKENS, Structure
+from deadweight.compress.settings import Structure
 from deadweight.compress.streaming import device_of, float_of
+from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.coded_attention import install_caches
 from deadweight.slim.coder import Coder
@@ -145,7 +146,7 @@ def spec_of(cache: MeasuredCache, key_fields: int, fields: int, sets: tuple[tupl
     """The format of a cache whose sets have these units."""
     heads = cache.heads
     pairs = len(heads.rotary_pairs) if cache.rates is not None else 0
-    sizes = (heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, EXEMPT_TOKENS)
+    sizes = (heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, UNCODED_TOKENS)
     return CacheSpec(*sizes, key_fields, fields - key_fields, sets)
 
 
@@ -209,7 +210,8 @@ def blocks_for(cache: MeasuredCache, keys: int, structure: Structure | None) -> 
 def fixed_share(caches: Sequence[MeasuredCache], tokens: int) -> float:
     """What the first tokens of a sequence and the scales of the others take of a 16-bit cache."""
     whole = [2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches]
-    taken = sum(min(EXEMPT_TOKENS, tokens) * size + tokens * len(c.sets) for c, size in zip(caches, whole, strict=True))
+    uncoded = min(UNCODED_TOKENS, tokens)
+    taken = sum(uncoded * size + tokens * len(c.sets) for c, size in zip(caches, whole, strict=True))
     return taken / (tokens * sum(whole))
 
 
@@ -228,7 +230,7 @@ def allocate(options: CacheOptions, share: float, tokens: int) -> Allocation:
             2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches
         )
         raise DeadweightError(
-            f"found --keep-kv {share}; at {tokens:,} tokens the first {EXEMPT_TOKENS} of a sequence, which are not "
+            f"found --keep-kv {share}; at {tokens:,} tokens the first {UNCODED_TOKENS} of a sequence, which are not "
             f"coded, the scales of the others and the fewest codes take {least:.3f} of the cache: expected more"
         )
     losses = each(options.losses, range(len(caches)))

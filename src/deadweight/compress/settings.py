@@ -24,7 +24,6 @@ CURVE_SHARES = (
     0.44,
     0.53,
 )  # of --curve and --max-loss
-EXEMPT_TOKENS = 4  # at the start of a sequence, not coded: much attention goes to them, and their keys are unusual
 LARGEST = 8 / 16  # of a 16-bit cache that codes of 8 bits take: more bits are not needed
 Structure = Literal["joint", "all", "head", "block", "pair", "scale"]  # which numbers of keys one transform mixes
 STRUCTURES: tuple[Structure, ...] = ("joint", "all", "head", "block", "pair", "scale")

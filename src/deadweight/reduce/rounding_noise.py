@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Node, Value
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.operation_groups import SHAPE
 
 NUMBERS = 1_000_003  # a prime, so that no two rows of a matrix get the same numbers of the table
 LEAVES = {"parameter", "buffer", "constant", "input"}

@@ -28,13 +28,13 @@ from deadweight.reduce.plan import Layout, Request, Skipped, every_place, make_p
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.reduce.trial import Trial
+from deadweight.reduce.unfit_models import refuse_unfit
 from deadweight.reduce.write import Target, write
 from deadweight.save.atomic_folder import check_out, check_space, resolve_path
 from deadweight.save.slim_layout import can_shrink, tied_parameters
 from deadweight.search.prover import Prover
-from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
-from deadweight.source.hugging_face_config import ADAPTER, MERGE, local_folder
+from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec, Source
 from deadweight.source.printable import printable
 from deadweight.source.tokens import text_pieces
@@ -143,22 +143,6 @@ def refusals(source: Source, prover: Prover, request: Request) -> list[Skipped]:
         for node, why in law.refusals(prover)
         for place in every_place(source, prover.graph.parameters[node])
     ]
-
-
-def refuse_unfit(source: Source) -> None:
-    if is_slim(source.config):
-        raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
-    if source.quantised and not source.name.endswith(".gguf"):
-        raise DeadweightError(
-            f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"
-        )
-    folder = Path(source.name).expanduser()
-    if source.config is not None and (folder / ADAPTER).is_file():
-        raise DeadweightError(f"{printable(source.name)} holds an adapter ({ADAPTER}) besides its weights; {MERGE}")
-    if not source.shapes:
-        raise DeadweightError(
-            f"{printable(source.name)} has no parameters; expected a module with parameters to reduce"
-        )
 
 
 def weights_of(spec: ModelSpec, source: Source, graph: Graph, whole: nn.Module) -> tuple[Checkpoint, Path | None]:

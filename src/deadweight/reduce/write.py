@@ -17,9 +17,10 @@ from deadweight.reduce.job import ReductionJob, summarise_applied
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.save.atomic_folder import complete_or_absent
+from deadweight.save.how_to_load import how_to_load
 from deadweight.save.model_card import write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
-from deadweight.save.side_files import how_to_load, write_side_files
+from deadweight.save.side_files import write_side_files
 from deadweight.slim.format import SIGN, SlimSpec
 
 

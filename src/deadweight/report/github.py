@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deadweight.audit.result import Finding, Severity, SourceLine
+from deadweight.audit.result import Finding, SourceLine
+from deadweight.audit.severity import Severity
 from deadweight.lint.check import Check, CheckedModel
 from deadweight.report.audit_rows import Group, group_findings
 from deadweight.report.text import one_line, plural

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.save.atomic_folder import check_space, complete_or_absent
+from deadweight.save.how_to_load import how_to_load
 from deadweight.save.model_card import Card, write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
-from deadweight.save.side_files import how_to_load, write_side_files
+from deadweight.save.side_files import write_side_files
 from deadweight.slim.format import SIGN, SlimSpec
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.checkpoint_files import read_json
