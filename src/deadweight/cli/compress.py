@@ -156,10 +156,10 @@ def compress(
     """Make the key-value cache smaller, at a measured loss.
 
     Keys and values are measured on calibration text. They are transformed so that equal errors in any two coordinates
-    add the same loss, and stored with 0 to 8 bits per coordinate. The weights stay as they are. The result is not the same
-    function: the loss on held-out text is measured and printed. With --keep-attention, heads become smaller instead:
-    each keeps the dimensions that matter most. Use it for models without a cache, or with --layout stock for
-    a checkpoint that plain transformers loads. To remove only what costs nothing, use `deadweight reduce`.
+    add the same loss, and stored with 0 to 8 bits per coordinate. The weights stay as they are. The result is not the
+    same function: the loss on held-out text is measured and printed. With --keep-attention, heads become smaller
+    instead: each keeps the dimensions that matter most. Use it for models without a cache, or with --layout stock for a
+    checkpoint that plain transformers loads. To remove only what costs nothing, use `deadweight reduce`.
 
     If --heal is interrupted, the same command resumes it; its state is kept beside OUT, in a folder .OUT.healing-….
 

@@ -1,6 +1,6 @@
-"""What is measured of a cache: means and second moments of keys and values, and of the gradients with respect to them.
+"""The measurements of a cache: means and second moments of keys and values, and of the gradients with respect to them.
 
-Keys are measured before rotary positions. Heads are taken together in sets, as they are coded.
+Keys are measured before RoPE. Heads are grouped into sets, as they are coded.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import side_by_side
 
-SEEN = 10  # tokens for every dimension after which a tenth of the measured variance is trusted to be all there is
+SEEN = 10  # a covariance is shrunk by 1 / (SEEN · tokens per dimension), at most by a half
 
 
 @dataclass(frozen=True)
 class SetMoments:
-    """What was measured of one set of key heads: its keys before positions and its values, as one vector."""
+    """The measurements of one set of key heads: its pre-RoPE keys and its values, as one vector."""
 
     keys: int  # numbers of the vector that are keys; the others are values
     mean: Tensor  # (m,)
@@ -36,7 +36,7 @@ class SetMoments:
 
 @dataclass(frozen=True)
 class MeasuredCache:
-    """What was measured of one attention, for every set of its key heads."""
+    """The measurements of one attention, for every set of its key heads."""
 
     heads: Heads
     rates: Tensor | None  # radians per position of its rotary pairs
@@ -63,14 +63,14 @@ class CacheMoments:
         return cls(heads, rates, sets, mean, states, gradient)
 
     def vectors(self, key: Tensor, value: Tensor) -> Tensor:
-        """Keys before positions and values, or gradients with respect to them, of every set: (b, sets, t, m)."""
+        """Pre-RoPE keys and values of every set, or gradients with respect to them: (b, sets, t, m)."""
         self.check(key, value)
         together = self.heads.key_heads // self.sets
         keys = side_by_side(self.unrotate(key.detach().float())[:, :, UNCODED_TOKENS:], together)
         return torch.cat([keys, side_by_side(value.detach().float()[:, :, UNCODED_TOKENS:], together)], -1)
 
     def unrotate(self, keys: Tensor) -> Tensor:
-        """Keys, or gradients with respect to them, (b, g, t, d), before rotary positions are applied."""
+        """Undo RoPE in keys, or in gradients with respect to them, (b, g, t, d)."""
         if self.rates is None:
             return keys
         positions = torch.arange(keys.shape[2], dtype=torch.float64)[:, None]
@@ -112,9 +112,9 @@ class CacheMoments:
 
 
 def shrink_covariance(covariance: Tensor, tokens: int) -> Tensor:
-    """A covariance with some of the mean variance in every direction, the more the fewer tokens there were.
+    """Shrink a covariance towards a multiple of the identity; the fewer tokens were measured, the more.
 
-    A direction in which nothing was seen to vary must not be dropped for that: other text may use it.
+    A direction without variance in calibration must not be dropped: other text may use it.
     """
     size = covariance.shape[-1]
     share = min(0.5, size / (SEEN * tokens))
@@ -124,7 +124,7 @@ def shrink_covariance(covariance: Tensor, tokens: int) -> Tensor:
 
 @dataclass
 class CacheRecorder:
-    """Sums what every attention caches in one run, and its gradients when a block runs again in the backward pass."""
+    """Adds up what every attention caches in a forward pass, and its gradients when a block is recomputed."""
 
     known: dict[str, CacheMoments]
     gradients: bool = False
@@ -149,7 +149,7 @@ class CacheRecorder:
         return call.attend(query, key, value)
 
     def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
-        """Gradients of what was kept, into the moments; those with respect to a block's inputs are returned."""
+        """Add gradients of recorded keys and values to the moments; return those with respect to the block's inputs."""
         kept, self.kept = self.kept, []
         asked = [*inputs, *(t for _, key, value in kept for t in (key, value))]
         grads = torch.autograd.grad(outputs, asked, given, allow_unused=True) if outputs else (None,) * len(asked)

@@ -31,11 +31,11 @@ def second(x: Tensor) -> Tensor:
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether there is no NaN or infinity: a sum says so in half the time, unless it overflows itself."""
+    """Whether there is no NaN or infinity. The sum is checked first: that takes half the time, unless it overflows."""
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
-GRADED = 4096  # tokens that are enough for gradients, of which a third of all batches is asked
+GRADED = 4096  # tokens: from here on gradients are taken for a third of the batches
 
 
 @dataclass
@@ -43,7 +43,7 @@ class HeadMoments:
     """Sums over the tokens of one attention. Sums with gradients are over fewer tokens."""
 
     heads: Heads
-    out: Tensor  # (h, d_v, d_v): of what a query head gathers
+    out: Tensor  # (h, d_v, d_v): of the output of a query head
     out_mean: Tensor  # (h, d_v)
     out_gradient: Tensor  # (h, d_v, d_v)
     query: Tensor  # (h, s, s): of the non-rotary dimensions of queries
@@ -128,10 +128,10 @@ def pair_derivatives(query: Tensor, gradient: Tensor, heads: Heads) -> Tensor:
 
 @dataclass
 class Recorder:
-    """Sums the inputs and outputs of every attention over one run.
+    """Adds up the inputs and outputs of every attention over one forward pass.
 
-    If gradients are asked for, that waits until a block runs again: then it is kept until they are known. Unless blocks
-    cannot run by themselves: then all is kept until the loss is known.
+    For gradients, this happens when a block is recomputed in the backward pass. If blocks cannot be recomputed, inputs
+    and outputs of all of them are kept until the backward pass.
     """
 
     known: dict[str, HeadMoments]
@@ -143,7 +143,7 @@ class Recorder:
     def __call__(self, call: AttentionCall) -> Tensor:
         path, query, key, value = call.path, call.query, call.key, call.value
         moments = self.known.get(path)
-        if moments is None:  # not reached by the examples by which heads were located: it stays as it is
+        if moments is None:  # the examples that located heads did not reach it: it stays as it is
             return call.attend(query, key, value)
         if self.gradients and not self.whole and not self.again:
             if torch.is_grad_enabled():
@@ -158,7 +158,7 @@ class Recorder:
         return out
 
     def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
-        """Gradients of what was kept, into the moments; those with respect to a block's inputs are returned."""
+        """Add gradients of the recorded tensors to the moments; return those with respect to the block's inputs."""
         kept, self.kept = self.kept, []
         asked = [*inputs, *(t for _, query, out in kept for t in (query, out))]
         gradients = torch.autograd.grad(outputs, asked, given, allow_unused=True) if outputs else (None,) * len(asked)
@@ -181,7 +181,7 @@ def measure(
 ) -> dict[str, Any]:
     """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned.
 
-    Where there are many tokens, one in `most` batches is asked for gradients.
+    If there are many tokens, gradients are taken for one batch in `most`.
     """
     generator = torch.Generator().manual_seed(seed)
     every = max(1, min(most, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
@@ -207,7 +207,7 @@ def measure(
 def add_graded(
     model: Any, found: dict[str, Any], batch: dict[str, Tensor], generator: torch.Generator, make: Any, whole: bool
 ) -> bool:
-    """One batch with gradients, block by block; or with a graph of all of it, if that must be. Returns which."""
+    """One batch with gradients: block by block, or with the graph of the whole model if it must be. Returns which."""
     recorder = make(found, gradients=True, whole=whole)
     try:
         with ExitStack() as stack:
@@ -226,7 +226,7 @@ def add_graded(
 
 
 def probe(output: Any, generator: torch.Generator) -> Tensor:
-    """A scalar whose gradient's second moment is that of the divergence from the original.
+    """A scalar whose gradients have the second moment of the KL divergence from the original.
 
     For logits: minus the log-probability of labels drawn from them. For other outputs: a random projection, scaled so
     that the squared gradient is the relative squared error.
@@ -246,9 +246,9 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
 
 
 def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """One label for every row, by its probabilities, (rows, words) → (rows): where its sum passes a random number.
+    """Draw one label per row from its probabilities, (rows, words) → (rows), by inverting the cumulative sum.
 
-    In float64: rare words would fall together beside a sum near 1.
+    In float64: in float32, rare words would vanish in a sum near 1.
     """
     found = []
     for rows in logits.split(AT_A_TIME):

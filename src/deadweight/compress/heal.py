@@ -1,8 +1,8 @@
-"""Healing: a compressed model learns from the original, first block by block, then as a whole.
+"""Healing: distil from the original into the compressed model, first block by block, then as a whole.
 
-Block by block, every block of the small model gets the inputs of the original's block, and learns its outputs:
-errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small model learns
-the predictions of the original (KL divergence), on the same text.
+Block by block, every block of the small model is trained to give the outputs of the original's block on the original's
+inputs: errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small
+model is trained on the predictions of the original (KL divergence), on the same text.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from deadweight.train.launch import make_accelerator
 from deadweight.train.schedule import warm_cosine
 from deadweight.train.state import load_state, save_state
 
-SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
+SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps and seconds between two saved states
 BLOCKWISE = 200  # steps, at most; of few, a quarter
 
 
 @dataclass(frozen=True)
 class Healing:
-    """How long to heal and at which learning rate; `folder` keeps the state until the end, to go on after a stop."""
+    """Number of steps and learning rate; `folder` holds the state until the end, so that healing can be resumed."""
 
     steps: int
     rate: float = RATE
@@ -55,7 +55,7 @@ def heal_or_undo(
     healing: Healing,
     progress: Progress = silent,
 ) -> tuple[str, ...]:
-    """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
+    """Heal on all batches but one; if the loss on that one rises, restore the weights and report it."""
     separate_weights(original, compressed)
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
     before = judge(original, compressed, batches[-1:]).error
@@ -71,7 +71,7 @@ def heal_or_undo(
 
 
 def healing_folder(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
-    """Where healing keeps its state until it is done: beside OUT, and only for the same weights, text and settings."""
+    """The folder of the state of healing: beside OUT, named by a hash of weights, text and settings."""
     tensors = [*original.state_dict().values(), *(x for batch in batches for x in batch.values())]
     sums = [(x.shape, float(x.double().sum())) for x in tensors if isinstance(x, Tensor)]
     key = hashlib.sha256(repr((sums, settings)).encode()).hexdigest()[:12]
@@ -85,7 +85,7 @@ def distil(
     healing: Healing,
     progress: Progress = silent,
 ) -> None:
-    """Train the compressed model in place to return what the original returns.
+    """Train the compressed model in place to match the outputs of the original.
 
     A stock model is trained as a whole, because its blocks may have heads of another size. Its zeros stay zero.
     """
@@ -146,7 +146,7 @@ def separate_weights(original: nn.Module, compressed: nn.Module) -> None:
 
 
 def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:
-    """The batch of a step and process, in an order that depends on nothing but the seed."""
+    """The batch of a step and process; the order depends on the seed alone."""
     number = step * accelerator.num_processes + accelerator.process_index
     epoch, at = divmod(number, len(batches))
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed + epoch))
@@ -173,7 +173,7 @@ def repeated(model: nn.Module) -> list[str]:
 
 
 def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch, blockwise: bool) -> float:
-    """Gradients of one batch; the loss."""
+    """Compute the gradients of one batch, and return its loss."""
     device = next(compressed.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         return by_blocks(original, compressed, blocks, batch) if blockwise else as_a_whole(original, compressed, batch)
@@ -193,7 +193,7 @@ def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> floa
 
 
 def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch) -> float:
-    """Each block against the original's on the original's inputs, one at a time."""
+    """Compare each block with the original's on the original's inputs, one at a time."""
     with torch.no_grad(), calls(original, blocks) as seen:
         run_model(original, batch)
     total = 0.0
@@ -215,7 +215,7 @@ def first_tensor(output: Any) -> Tensor:
 
 @contextmanager
 def calls(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The arguments and the output of every block, in one run."""
+    """The arguments and the output of every block in one forward pass."""
     seen: dict[str, Any] = {}
 
     def watch(path: str) -> Callable[..., None]:

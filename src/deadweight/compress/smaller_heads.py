@@ -32,7 +32,7 @@ from deadweight.train.launch import first_process
 
 
 def compress_heads(job: CompressionJob) -> Compression:
-    """Keep of every head the dimensions that matter most, measured on text, within one budget."""
+    """Keep the dimensions of every head that matter most, measured on text, within one budget."""
     start = time.perf_counter()
     original, settings = job.source.module, job.settings
     job.progress("looking for heads", 0, 0)
@@ -72,7 +72,7 @@ def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibr
 
 
 def heal(job: CompressionJob, work: MeasuredHeads, choice: Chosen, result: Compression) -> Compression:
-    """Distil from the original, in place, unless that makes it worse."""
+    """Distil from the original, in place, unless that raises the loss."""
     original, settings, text = job.source.module, job.settings, work.calibration
     start = time.perf_counter()
     batches = text_to_heal_on(job.source, job.model, settings.text, settings.heal_text, text, settings.heal)
@@ -92,7 +92,7 @@ def heal(job: CompressionJob, work: MeasuredHeads, choice: Chosen, result: Compr
 
 
 def describe(work: MeasuredHeads, choice: Chosen, judgement: Judgement) -> Compression:
-    """The result: what was kept, and what it costs."""
+    """The result: what was kept, and the loss."""
     kept = choice.ranks.kept
     return Compression(
         model=work.source.name,
@@ -137,7 +137,7 @@ def write(job: CompressionJob, choice: Chosen, result: Compression, target: Path
 
 @torch.no_grad()
 def forward_seconds(module: nn.Module, text: Calibration) -> float:
-    """How long a forward pass over all calibration inputs takes: one row is timed, when it runs for the second time."""
+    """The time of a forward pass over all calibration inputs, estimated from the second run of one row."""
     row = {name: x[:1] if isinstance(x, Tensor) else x for name, x in text.measure[-1].items()}
     try:
         run_model(module, row)
@@ -147,8 +147,8 @@ def forward_seconds(module: nn.Module, text: Calibration) -> float:
         wait_for_gpu(module)
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
         raise DeadweightError(
-            f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
-            "name, a row for each sample"
+            f"the model does not run on the calibration inputs ({reason(error)}); expected tensors named "
+            "like its arguments, one row per sample"
         ) from error
     seconds = time.perf_counter() - start
     return seconds * sum(len(next(iter(b.values()))) for b in text.measure)

@@ -1,7 +1,7 @@
 """The best r dimensions of a space that several heads share.
 
-Heads h pass on vectors z_h; the gradients with respect to them are ∂z_h. Kept are the r numbers B z_h, and what reads
-them is given A_h B z_h in place of z_h. The predicted loss is ½ Σ_h tr(G_h E_h Z_h E_hᵀ) with E_h = I − A_h B and the
+Heads h output vectors z_h; the gradients with respect to them are ∂z_h. The r numbers B z_h are kept, and the next
+layer reads A_h B z_h in place of z_h. The predicted loss is ½ Σ_h tr(G_h E_h Z_h E_hᵀ) with E_h = I − A_h B and the
 second moments Z_h of z_h and G_h of ∂z_h, taken as independent.
 
 For given B the best A_h is the regression Z_h Bᵀ (B Z_h Bᵀ)⁻¹, whatever the gradients are. For one head the best B are
@@ -29,7 +29,7 @@ class Subspace:
     moment: Tensor  # h d d
 
     def back(self, rank: int) -> Tensor:
-        """A_h, (h, d, r): the regression of what was there on what is kept."""
+        """A_h, (h, d, r): the regression of the original vectors on the kept numbers."""
         if rank == len(self.basis):  # nothing is lost: no regression could do better than the inverse
             return inverse(self.basis).expand_as(self.moment)
         kept, moment = self.basis[:rank], self.moment
@@ -39,13 +39,13 @@ class Subspace:
 
 
 def orthogonal(space: Subspace) -> Subspace:
-    """The same nested subspaces by orthonormal rows: what is kept is then about as large as what it is made of."""
+    """The same nested subspaces with orthonormal rows, so that kept numbers are about as large as the original ones."""
     rows = torch.linalg.qr(space.basis.T)[0].T
     return Subspace(rows, space.loss, space.moment)
 
 
 def positive(moment: Tensor) -> Tensor:
-    """The nearest matrix without negative eigenvalues, which rounding makes."""
+    """The nearest matrix without negative eigenvalues, which rounding can produce."""
     values, vectors = eigen(0.5 * (moment + moment.transpose(-1, -2)))
     return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.transpose(-1, -2)
 

@@ -47,13 +47,13 @@ class ReductionJob:
         return sum(torch.Size(s).numel() for s in self.source.shapes.values())
 
     def read(self, name: str, rows: slice = EVERY) -> Tensor:
-        """A weight, or some of its rows, in its own precision, under whichever of its names it is stored."""
+        """A weight, or some of its rows, in its own precision; tied weights are found under any of their names."""
         return self.checkpoint.read(self.stored_name(name), rows)
 
     def precision(self, name: str) -> torch.dtype:
         """The precision in which a changed weight is stored: its own, or that of the config if it is wider.
 
-        A bfloat16 file of a float32 model holds numbers that need no more bits; the rewritten ones need them.
+        If a float32 model is stored in bfloat16, its weights need no more bits than that; rewritten ones do.
         """
         stored = self.checkpoint.dtype(self.stored_name(name))
         return stored if self.loaded is None else torch.promote_types(stored, self.loaded)
@@ -71,7 +71,7 @@ class ReductionJob:
 
 
 def summarise_plan(job: ReductionJob) -> Reduction:
-    """The plan alone: nothing is read, nothing is written."""
+    """The result of a plan that was not applied."""
     likely = foreseen(job.plan.rewrites)
     steps = tuple(describe_rewrite(r) for r in likely)
     before = job.size

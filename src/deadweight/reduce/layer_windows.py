@@ -1,10 +1,10 @@
 """Comparing a model that is too large to be in memory twice, a few of its layers at a time.
 
-The proofs are about a short model, with as few blocks as show every kind. With any consecutive blocks of the large
-model in it, it is a model too, before and after the reduction: both must be the same function.
+The proofs are about a short model with one block of each kind. Put any consecutive blocks of the large model into it,
+before and after the reduction: both short models must be the same function.
 
 The weights after the reduction are those that are about to be written: a window runs on a thread of its own, waits for
-each weight until it is final, and uses it before the next few come.
+each weight until it is final, and uses it before the next few arrive.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Reduced:
 
 
 def real_constants(job: ReductionJob) -> dict[str, Tensor] | None:
-    """Tensors that no file stores (rotary frequencies, say), computed anew where the model has no values."""
+    """Tensors that no file stores (rotary frequencies, for example), recomputed if the model has no values for them."""
     result: dict[str, Tensor] = {}
     for node, tensor in job.graph.tensors.items():
         if node in job.graph.parameters or node in job.graph.buffers:
@@ -283,7 +283,7 @@ def real_constants(job: ReductionJob) -> dict[str, Tensor] | None:
 
 
 def remade(module: nn.Module, buffer: Tensor, config: Config) -> Tensor | None:
-    """A buffer's value, from a new instance of the module that holds it, if its constructor only takes the config."""
+    """A buffer's value, from a new instance of its module, if the constructor takes only the config."""
     for owner in module.modules():
         for name, own in owner.named_buffers(recurse=False):
             if own is buffer:

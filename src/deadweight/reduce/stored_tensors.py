@@ -41,7 +41,7 @@ class Made:
     applied: Applied
 
     def finals(self, rewrites: Rewrites) -> Iterator[tuple[str, Tensor | None]]:
-        """What `apply` yielded for these rewrites."""
+        """The final weights that `apply` yielded for these rewrites."""
         for name in dict.fromkeys(n for rewrite in rewrites.values() for n in rewrite.touches):
             yield name, self.weights.get(name)
 
@@ -105,7 +105,7 @@ class Stream:
 def split_into_parts(
     job: ReductionJob, rewrites: Rewrites, made: Made | None, wanted: set[str]
 ) -> list[Callable[[], Iterator[Item]]]:
-    """One part for every group of rewrites with modules of its own, then one for every weight that none touches."""
+    """One part for every group of rewrites that shares no module with others, then one for every untouched weight."""
     groups, names = independent(rewrites), Names(job)
     touched = {module_of(n) for group in groups for rewrite in group.values() for n in rewrite.touches}
     rest = [n for n in job.checkpoint.names if module_of(n) not in touched]
@@ -132,7 +132,7 @@ class Names:
 
 
 def copy_untouched(job: ReductionJob, name: str) -> Iterator[Item]:
-    """A weight as it is: read once, checked for NaN, written."""
+    """Copy a weight unchanged: read it once, check it for NaN, write it."""
     yield Stored(name, require_finite(name, job.checkpoint.read(name)))
 
 

@@ -68,7 +68,7 @@ class Trial:
                 )
 
     def within_noise(self, rewrites: Rewrites, say: Say) -> tuple[Tried, list[Skipped]]:
-        """The rewrites that together stay within three noise floors, and the laws that are left out for that."""
+        """The rewrites that together stay within three noise floors, and those that are left out."""
         best = self.try_rewrites(rewrites)
         if best.fits:
             return best, []

@@ -72,10 +72,10 @@ class Numbers:
 
 
 def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
-    """An empty tensor under the name of one weight that is stored in another form.
+    """Empty tensors that make plain transformers fail, and say why.
 
     Plain transformers initialises missing weights at random, with only a warning. This weight is there and has the
-    wrong shape, so loading fails. A second one has a name that says in the list of what failed how to load it.
+    wrong shape, so loading fails. A second tensor's name, which the error lists, says how to load the checkpoint.
     """
     if job.source.config is not None:
         for path in slim.layers_in_other_form[:1]:

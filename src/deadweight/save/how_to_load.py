@@ -9,6 +9,7 @@ from deadweight.source.type_aliases import Config
 
 
 def how_to_load(name: str, cls: type[nn.Module], config: Config, *, slim: bool) -> str:
+    """Lines for a module of the user's own, a stock checkpoint, or a slim one."""
     if config is None:
         return f'import deadweight\nmodel = deadweight.load("{name}", build())  # build() makes the original module'
     auto = autos_of(cls, config)[0]

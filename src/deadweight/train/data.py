@@ -179,7 +179,7 @@ def tokenizer_file(name: str) -> Path | None:
 
 
 def train_bpe(name: str, text: bytes, say: Progress) -> Tokenizer:
-    """A byte-level BPE tokenizer of the asked size, trained on the text."""
+    """A byte-level BPE tokenizer of this size, trained on the text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     size = name.removeprefix("bpe:")

@@ -141,7 +141,7 @@ def normalise(key: str, value: Setting) -> Setting:
 
 
 def check_keys(name: str, table: Mapping[str, Setting], where: str) -> None:
-    """Every key belongs into this table; one of another table is pointed to it."""
+    """Raise for keys that do not belong in this table, and name the table in which they do."""
     for key in table:
         other = next((t for t, keys in TABLES.items() if t != name and key in keys), None)
         if other is not None and key not in TABLES[name]:
