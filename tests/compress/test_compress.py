@@ -248,7 +248,7 @@ def test_activations_that_are_not_finite_are_refused(make: Callable, words: Any)
 
 
 def test_an_encoder_has_no_cache_to_keep(make: Callable, words: Any) -> None:
-    with pytest.raises(DeadweightError, match="has no cache, which --keep-kv is about; use --keep-attention"):
+    with pytest.raises(DeadweightError, match="has no key-value cache; use --keep-attention"):
         compress(make("bert"), keep_kv=0.5, inputs=words)
 
 

@@ -23,7 +23,7 @@ from deadweight.proof.steps import Blocked, Step, refuse_large
 from deadweight.proof.weights import weight_view
 
 UNREAD = -1
-FIRST_OPERAND = {"aten.div", "aten.embedding", "aten.masked_fill", "aten.neg", "aten.mean"}  # linear in it
+LINEAR_IN_FIRST = {"aten.div", "aten.embedding", "aten.masked_fill", "aten.neg", "aten.mean"} | HOMOGENEOUS_ACTIVATIONS
 BackRule = Callable[["ScaleBack", Node, Any], None]
 BACK_RULES: dict[str, BackRule] = {}
 
@@ -176,7 +176,7 @@ def can_be_scaled(graph: Graph) -> dict[str, bool]:
             found[node.name] = any(operands)
         elif node.op == "linear" or node.op in CONVOLUTIONS:
             found[node.name] = found[node.args[1].name]
-        elif node.op in FIRST_OPERAND | HOMOGENEOUS_ACTIVATIONS:
+        elif node.op in LINEAR_IN_FIRST:
             found[node.name] = operands[0]
         elif node.op in BACK_RULES:
             found[node.name] = bool(operands) and all(operands)
