@@ -109,11 +109,11 @@ def run(times: int, only: str) -> list[Row]:
 
 def targets(rows: list[Row]) -> list[Target]:
     by = {row.name: row for row in rows}
-    found = []
+    results = []
     if "GPT-2, 12 layers" in by:
         gpt2 = by["GPT-2, 12 layers"].seconds
-        found.append(Target("GPT-2: seconds beyond importing torch and transformers", gpt2 - by[BASE].seconds, 3.0))
-        found.append(
+        results.append(Target("GPT-2: seconds beyond importing torch and transformers", gpt2 - by[BASE].seconds, 3.0))
+        results.append(
             Target("GPT-2: seconds beyond importing torch, transformers and its class", gpt2 - by[CLASS].seconds, 3.0)
         )
     for few, many in (
@@ -121,10 +121,10 @@ def targets(rows: list[Row]) -> list[Target]:
         ("LLaMA 405B, 4 layers", "LLaMA 405B, 126 layers"),
     ):
         if few in by and many in by:
-            found.append(Target(f"{many}: time divided by that of 4 layers", by[many].seconds / by[few].seconds, 2.0))
+            results.append(Target(f"{many}: time divided by that of 4 layers", by[many].seconds / by[few].seconds, 2.0))
             above = (by[many].peak_bytes - by[BASE].peak_bytes) / GIB
-            found.append(Target(f"{many}: peak memory above the imports, GiB", above, 1.0))
-    return found
+            results.append(Target(f"{many}: peak memory above the imports, GiB", above, 1.0))
+    return results
 
 
 def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
@@ -159,8 +159,8 @@ def main(
     page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read_rows(recorded)
-        rows = [Row(**{**r, "runs": tuple(r["runs"])}) for r in found]
+        setting, recorded_rows = record.read_rows(recorded)
+        rows = [Row(**{**r, "runs": tuple(r["runs"])}) for r in recorded_rows]
     else:
         from importlib.metadata import version
 

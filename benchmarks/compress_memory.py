@@ -161,8 +161,8 @@ def main(
         child(Path(source), Path(out), *map(int, numbers))
         return
     if recorded is not None:
-        setting, found = record.read_rows(recorded)
-        rows = [Row(**r) for r in found]
+        setting, recorded_rows = record.read_rows(recorded)
+        rows = [Row(**r) for r in recorded_rows]
     else:
         import torch
 

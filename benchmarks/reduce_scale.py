@@ -188,8 +188,8 @@ def main(
     page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read_rows(recorded)
-        rows = [Row(**r) for r in found]
+        setting, recorded_rows = record.read_rows(recorded)
+        rows = [Row(**r) for r in recorded_rows]
     else:
         import torch
 

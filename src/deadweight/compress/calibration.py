@@ -78,22 +78,22 @@ def head_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Ca
 
 
 def text_to_heal_on(
-    source: Source, spec: Any, text: str | None, own: str | None, found: Calibration, steps: int
+    source: Source, spec: Any, text: str | None, own: str | None, calibration: Calibration, steps: int
 ) -> tuple[Batch, ...]:
     """Batches for healing: from the text `own`, or else from the calibration text without its held-out windows."""
-    first = found.measure[0].get("input_ids")
+    first = calibration.measure[0].get("input_ids")
     own = None if own == text else own  # held-out windows of the same text are not trained on
     text = own or text
-    if first is None or text is None or "decoder_input_ids" in found.measure[0]:
+    if first is None or text is None or "decoder_input_ids" in calibration.measure[0]:
         if own is not None:
             raise DeadweightError("found a text to heal on for a model that is not calibrated on text; expected none")
-        return found.measure
+        return calibration.measure
     length, device = first.shape[1], first.device
     size = max(len(first), HEALED // length) if device.type == "cuda" else len(first)
-    held = [] if own is not None else [b["input_ids"].cpu() for b in (*found.measure, *found.judge)]
+    held = [] if own is not None else [b["input_ids"].cpu() for b in (*calibration.measure, *calibration.judge)]
     skip = sum(len(ids) for ids in held)
     rows = token_windows(source, spec, text, skip + steps * size, length)[skip:]
-    rows = torch.cat([*held[: len(found.measure)], rows])
+    rows = torch.cat([*held[: len(calibration.measure)], rows])
     whole = rows[: len(rows) // size * size] if len(rows) >= size else rows
     return tuple({"input_ids": ids.to(device)} for ids in whole.split(size))
 
@@ -162,13 +162,13 @@ def token_windows(source: Source, spec: Any, text: str, windows: int, length: in
     first, last = edges(source, tokenizer)
     inner = size - len(first) - len(last)
     ids = first_tokens(read, tokenizer, vocabulary, source.name, windows * inner)
-    found = len(ids) // inner
-    if found < 2:
+    n_windows = len(ids) // inner
+    if n_windows < 2:
         raise DeadweightError(
             f"{printable(text)} gives {len(ids):,} tokens; expected at least {2 * inner:,}, two windows of {size:,}: "
             "give more text, or shorter windows (--length)"
         )
-    rows = torch.tensor(ids[: min(found, windows) * inner]).view(-1, inner)
+    rows = torch.tensor(ids[: min(n_windows, windows) * inner]).view(-1, inner)
     around = [torch.tensor(e, dtype=torch.long).expand(len(rows), -1) for e in (first, last)]
     return torch.cat([around[0], rows, around[1]], 1)
 

@@ -171,7 +171,7 @@ class Recorder:
 
 def measure(
     model: Any,
-    found: dict[str, Any],
+    moments: dict[str, Any],
     batches: Sequence[dict[str, Tensor]],
     *,
     seed: int = 0,
@@ -179,7 +179,7 @@ def measure(
     recorder: Any = Recorder,
     most: int = 3,
 ) -> dict[str, Any]:
-    """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned.
+    """The sums of every attention over all batches, by its path; `moments` holds empty ones, and is returned.
 
     If there are many tokens, gradients are taken for one batch in `most`.
     """
@@ -192,27 +192,27 @@ def measure(
         whole = False
         for number, batch in enumerate(batches):
             if number % every == 0:
-                whole = add_graded(model, found, batch, generator, recorder, whole)
+                whole = add_graded(model, moments, batch, generator, recorder, whole)
             else:
-                plain = recorder(found)
+                plain = recorder(moments)
                 with observing(model, plain), torch.no_grad():
                     run_model(model, batch, words=False)
             tick(number + 1)
     finally:
         for p in frozen:
             p.requires_grad_(True)
-    return found
+    return moments
 
 
 def add_graded(
-    model: Any, found: dict[str, Any], batch: dict[str, Tensor], generator: torch.Generator, make: Any, whole: bool
+    model: Any, moments: dict[str, Any], batch: dict[str, Tensor], generator: torch.Generator, make: Any, whole: bool
 ) -> bool:
     """One batch with gradients: block by block, or with the graph of the whole model if it must be. Returns which."""
-    recorder = make(found, gradients=True, whole=whole)
+    recorder = make(moments, gradients=True, whole=whole)
     try:
         with ExitStack() as stack:
             stack.enter_context(observing(model, recorder))
-            go_back = None if whole else stack.enter_context(run_again(model, list(found), recorder))
+            go_back = None if whole else stack.enter_context(run_again(model, list(moments), recorder))
             with torch.enable_grad():
                 output = run_model(model, batch)
             loss = probe(output, generator)
@@ -221,7 +221,7 @@ def add_graded(
             else:
                 go_back(loss)
     except NotAloneError:
-        return add_graded(model, found, batch, generator, make, True)
+        return add_graded(model, moments, batch, generator, make, True)
     return whole
 
 
@@ -231,15 +231,15 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
     For logits: minus the log-probability of labels drawn from them. For other outputs: a random projection, scaled so
     that the squared gradient is the relative squared error.
     """
-    found, is_logits = main_output(output)
+    result, is_logits = main_output(output)
     if is_logits:
-        flat = found.flatten(0, -2).float()
+        flat = result.flatten(0, -2).float()
         if not is_finite(flat.detach()):
             raise DeadweightError(
                 "the model gives logits that are not finite on the calibration inputs; expected a model that works"
             )
         return F.cross_entropy(flat, drawn(flat.detach(), generator), reduction="sum")
-    states = found.float()
+    states = result.float()
     scale = states.detach().pow(2).sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
     noise = torch.randn(states.shape, generator=generator).to(states.device)
     return (states * noise / scale).sum()
@@ -250,9 +250,9 @@ def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
 
     In float64: in float32, rare words would vanish in a sum near 1.
     """
-    found = []
+    labels = []
     for rows in logits.split(AT_A_TIME):
         sums = rows.softmax(-1).cumsum(-1, dtype=torch.float64)
         at = torch.rand(len(rows), 1, generator=generator, dtype=torch.float64).to(sums.device) * sums[:, -1:]
-        found.append(torch.searchsorted(sums, at, right=True).squeeze(1))
-    return torch.cat(found).clamp(max=logits.shape[-1] - 1)
+        labels.append(torch.searchsorted(sums, at, right=True).squeeze(1))
+    return torch.cat(labels).clamp(max=logits.shape[-1] - 1)

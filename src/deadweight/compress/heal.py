@@ -155,12 +155,12 @@ def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -
 
 def blocks_of(model: nn.Module) -> list[str]:
     """The repeated blocks that hold an attention, in their order."""
-    found: dict[str, None] = {}
+    blocks: dict[str, None] = {}
     for path, module in model.named_modules():
         if isinstance(module, (HeadPacking, Coder)):
             block = re.match(r"(.*\.\d+)(?=\.)", path)
-            found[block[1] if block else path.rpartition(".")[0]] = None
-    return list(found)
+            blocks[block[1] if block else path.rpartition(".")[0]] = None
+    return list(blocks)
 
 
 def repeated(model: nn.Module) -> list[str]:
@@ -182,12 +182,12 @@ def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], 
 def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> float:
     with torch.no_grad():
         goal, logits = main_output(run_model(original, batch))
-    found, _ = main_output(run_model(compressed, batch))
+    output, _ = main_output(run_model(compressed, batch))
     if logits:
-        a, b = goal.float().log_softmax(-1), found.float().log_softmax(-1)
+        a, b = goal.float().log_softmax(-1), output.float().log_softmax(-1)
         loss = (a.exp() * (a - b)).sum(-1).mean()
     else:
-        loss = relative(found, goal)
+        loss = relative(output, goal)
     loss.backward()
     return float(loss.detach())
 
@@ -205,8 +205,8 @@ def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str],
     return total / len(blocks)
 
 
-def relative(found: Tensor, goal: Tensor) -> Tensor:
-    return (found.float() - goal.float()).pow(2).mean() / goal.float().pow(2).mean().clamp(min=1e-12)
+def relative(output: Tensor, goal: Tensor) -> Tensor:
+    return (output.float() - goal.float()).pow(2).mean() / goal.float().pow(2).mean().clamp(min=1e-12)
 
 
 def first_tensor(output: Any) -> Tensor:

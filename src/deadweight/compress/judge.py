@@ -66,8 +66,8 @@ def run_model(model: Any, batch: Batch, *, words: bool = True) -> Any:
 def main_output(output: Any) -> tuple[Tensor, bool]:
     """The output to compare: logits if there are any (True), else the last hidden state."""
     for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(output, name, None), Tensor):
-            return found, name == "logits"
+        if isinstance(tensor := getattr(output, name, None), Tensor):
+            return tensor, name == "logits"
     raise DeadweightError(
         f"found a {type(output).__name__} as the model's output; expected logits or a last hidden state, by which a "
         "smaller model can be judged"

@@ -1,4 +1,4 @@
-"""Where every head's queries, keys, values and outputs are made: found by running the model, for any layout of weights.
+"""Which weights produce every head's queries, keys, values and outputs: found by running the model, for any layout.
 
 The inputs of an attention are compared, number by number, with the outputs of the linear layers before it: a view, a
 transpose, a split of fused projections or a constant factor leaves each number recognisable. RoPE rotates them, but not
@@ -131,13 +131,13 @@ def locate(source: Source) -> tuple[Heads, ...]:
 def record_runs(source: Source, *, far: bool) -> list[ForwardRecord]:
     """Run the model on as many random examples as are needed; token-only examples go in one batch."""
     generator = torch.Generator().manual_seed(0)
-    found = [record_run(source, *source.inputs.draw(generator), far=far)]
-    drawn = [source.inputs.draw(generator) for _ in range(enough(found[0]) - 1)]
+    runs = [record_run(source, *source.inputs.draw(generator), far=far)]
+    drawn = [source.inputs.draw(generator) for _ in range(enough(runs[0]) - 1)]
     tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
     if not source.inputs.args and tensors == ["input_ids"]:
         together = torch.cat([kwargs["input_ids"] for _, kwargs in drawn])
         drawn = [((), {**source.inputs.kwargs, "input_ids": together})]
-    return found + [record_run(source, *example, far=far) for example in drawn]
+    return runs + [record_run(source, *example, far=far) for example in drawn]
 
 
 @torch.no_grad()
@@ -199,8 +199,8 @@ def heads_of(path: str, model: nn.Module, near: list[ForwardRecord], far: list[F
     elif not is_never_rotated(query, "query", path, near):
         rotary_pairs, keys_unclear = find_rotary_pairs(query, path, far)
     rows = {
-        side: found if found is not None and is_linear(model.get_submodule(found.module)) else None
-        for side, found in sides.items()
+        side: linear if linear is not None and is_linear(model.get_submodule(linear.module)) else None
+        for side, linear in sides.items()
     }
     return Heads(
         path,
@@ -231,21 +231,21 @@ def as_rows(output: Tensor, like: Tensor) -> Tensor | None:
     return output.reshape(batch, tokens, -1) if output.numel() % (batch * tokens) == 0 else None
 
 
-def find_rows(side: str, path: str, model: nn.Module, found: list[ForwardRecord]) -> Rows | None:
+def find_rows(side: str, path: str, model: nn.Module, runs: list[ForwardRecord]) -> Rows | None:
     """The layer before an attention whose rows are its queries, keys or values.
 
     They are compared at all tokens, or at the first, which RoPE does not rotate.
     """
-    states = [getattr(run.seen[path], side) for run in found]
+    states = [getattr(run.seen[path], side) for run in runs]
     heads, size = states[0].shape[1], states[0].shape[-1]
-    layers = list(reversed(found[0].seen[path].layers))
+    layers = list(reversed(runs[0].seen[path].layers))
     layers.sort(key=lambda name: not is_linear(model.get_submodule(name)))  # linear ones first
     for tokens in (slice(None), slice(0, 1)):
         target = torch.cat([flat(s)[:, tokens].flatten(0, 1) for s in states]).double()
         if float(target.std(0).max()) <= 1e-6 * float(target.abs().max()):
             continue  # the same in every example, like an image's first token: every column would match
         for name in layers:
-            seen = [as_rows(run.seen[path].layers[name], s) for run, s in zip(found, states, strict=True)]
+            seen = [as_rows(run.seen[path].layers[name], s) for run, s in zip(runs, states, strict=True)]
             outputs = [o[:, tokens].flatten(0, 1) for o in seen if o is not None]
             if len(outputs) < len(seen) or outputs[0].shape[-1] < heads * size:
                 continue
@@ -274,14 +274,14 @@ def one_to_one(alike: Tensor) -> Tensor | None:
     if len(set(places.tolist())) == len(places):
         return places
     taken: set[int] = set()
-    found = []
+    columns = []
     for row in alike:
         free = next((c for c in row.nonzero().flatten().tolist() if c not in taken), None)
         if free is None:
             return None
         taken.add(free)
-        found.append(free)
-    return torch.tensor(found)
+        columns.append(free)
+    return torch.tensor(columns)
 
 
 def before_rotation(rows: Rows, side: str, path: str, run: ForwardRecord) -> tuple[Tensor, Tensor]:
@@ -294,8 +294,8 @@ def before_rotation(rows: Rows, side: str, path: str, run: ForwardRecord) -> tup
     return before.double(), after.transpose(1, 2).double()
 
 
-def is_never_rotated(rows: Rows, side: str, path: str, found: list[ForwardRecord]) -> bool:
-    for run in found:
+def is_never_rotated(rows: Rows, side: str, path: str, runs: list[ForwardRecord]) -> bool:
+    for run in runs:
         before, after = before_rotation(rows, side, path, run)
         scale = float(after.abs().max()) or 1.0
         if float((before - after).abs().max()) > 1e-3 * scale:
@@ -304,13 +304,13 @@ def is_never_rotated(rows: Rows, side: str, path: str, found: list[ForwardRecord
 
 
 def find_rotary_pairs(
-    rows: Rows, path: str, found: list[ForwardRecord]
+    rows: Rows, path: str, runs: list[ForwardRecord]
 ) -> tuple[tuple[tuple[int, int], ...], str | None]:
     """The pairs of dimensions that a far position rotates together, from the linear map between before and after.
 
     Two positions are used: one of them may rotate some pair by a multiple of half a turn.
     """
-    pairs = [before_rotation(rows, "query", path, run) for run in found]
+    pairs = [before_rotation(rows, "query", path, run) for run in runs]
     size = rows.places.shape[1]
     partners = torch.zeros(size, size, dtype=torch.bool)
     for position in (-1, -2):

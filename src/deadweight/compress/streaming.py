@@ -137,15 +137,15 @@ def blocks_of(model: nn.Module, paths: Sequence[str] = ()) -> list[str]:
 
     A list or a dictionary is never called: if it is a member, its own members count.
     """
-    found: list[str] = []
+    blocks: list[str] = []
     for path, part in model.named_modules(remove_duplicate=False):
         holder, _, name = path.rpartition(".")
         listed = bool(name) and isinstance(model.get_submodule(holder), CONTAINERS)
-        if isinstance(part, CONTAINERS) or any(path.startswith(f"{block}.") for block in found):
+        if isinstance(part, CONTAINERS) or any(path.startswith(f"{block}.") for block in blocks):
             continue
         if listed and any(isinstance(model.get_submodule(h), nn.ModuleList) for h in holders(path)):
-            found.append(path)
-    return found + [path for path in paths if not any(path.startswith(f"{block}.") for block in found)]
+            blocks.append(path)
+    return blocks + [path for path in paths if not any(path.startswith(f"{block}.") for block in blocks)]
 
 
 def holders(path: str) -> Iterator[str]:
@@ -196,9 +196,9 @@ class StreamedBlock:
         forms: list[Any] = []
 
         def first() -> list[Any]:
-            found, form = pytree.tree_flatten(self.forward(*args, **kwargs))
+            outputs, form = pytree.tree_flatten(self.forward(*args, **kwargs))
             forms.append(form)
-            return found
+            return outputs
 
         tensors = [x for x in given if isinstance(x, Tensor)]
         before = [x._version for x in tensors]
@@ -221,9 +221,9 @@ class StreamedBlock:
             self.inside = self.watcher.again = False
 
 
-def expect_plain(block: nn.Module, found: Sequence[Any]) -> None:
+def expect_plain(block: nn.Module, values: Sequence[Any]) -> None:
     """Raise NotAloneError for a value that may hide tensors."""
-    if strange := [type(x).__name__ for x in found if not isinstance(x, PLAIN)]:
+    if strange := [type(x).__name__ for x in values if not isinstance(x, PLAIN)]:
         raise NotAloneError(f"a {type(block).__name__} that is given, or gives, a {strange[0]}")
 
 
@@ -248,8 +248,8 @@ class Again(torch.autograd.Function):
             if isinstance(x, Tensor) and x.requires_grad and g is not None
         ]
         asked = [t for t in inputs if t.requires_grad]
-        found = iter(ctx.watcher.answer([x for x, _ in pairs], [g for _, g in pairs], asked))
-        return None, None, None, None, *(next(found) if n else None for n in needed)
+        answers = iter(ctx.watcher.answer([x for x, _ in pairs], [g for _, g in pairs], asked))
+        return None, None, None, None, *(next(answers) if n else None for n in needed)
 
 
 @contextmanager

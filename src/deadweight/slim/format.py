@@ -284,8 +284,8 @@ class SlimSpec:
     def from_json(cls, data: Any) -> SlimSpec:
         """Raises ValueError, with the reason, for anything that this version did not write."""
         if not isinstance(data, dict) or data.get("format") != VERSION:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"found a slim checkpoint of format {found!r}; expected {VERSION}: write it again")
+            version = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"found a slim checkpoint of format {version!r}; expected {VERSION}: write it again")
         layers = {path: layer_from_json(path, raw) for path, raw in data["layers"].items()}
         heads = {path: HeadsSpec.from_json(path, raw) for path, raw in data.get("heads", {}).items()}
         caches = {path: CacheSpec.from_json(path, raw) for path, raw in data.get("caches", {}).items()}

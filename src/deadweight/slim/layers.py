@@ -116,9 +116,9 @@ class SlimEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         return self.widened(embedding(ids, self.table, self.padding_idx))
 
-    def widened(self, found: Tensor) -> Tensor:
-        before, after = found[..., : self.place], found[..., self.place :]
-        return torch.cat([before, found.new_zeros(*found.shape[:-1], 1), after], -1)
+    def widened(self, rows: Tensor) -> Tensor:
+        before, after = rows[..., : self.place], rows[..., self.place :]
+        return torch.cat([before, rows.new_zeros(*rows.shape[:-1], 1), after], -1)
 
     @property
     def weight(self) -> Tensor:
