@@ -16,12 +16,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.compress import head_moments, heal, streaming
+from deadweight.compress import heal, streaming
+from deadweight.compress import measure as measuring
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.head_moments import HeadMoments, measure, probe
+from deadweight.compress.head_moments import HeadMoments, HeadRecorder
 from deadweight.compress.head_spaces import find_head_spaces
 from deadweight.compress.heal import Healing, distil
 from deadweight.compress.locate import locate
+from deadweight.compress.measure import measure, probe
 from deadweight.compress.run import compress, open_streamed
 from deadweight.compress.slim_form import assemble_slim
 from deadweight.compress.streaming import blocks_of, device_of, float_of, gather_weights, run_again, stream
@@ -125,7 +127,7 @@ def agrees(source: Any, batch: dict[str, Tensor]) -> None:
     """What is measured is what one graph of the whole model gives."""
     heads = locate(source)
     expected = by_hand(source.module, heads, batch)
-    found = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [batch])
+    found = measure(source.module, HeadRecorder, {h.path: HeadMoments.empty(h) for h in heads}, [batch])
     for path, moment in expected.items():
         near = 1e-6 * float(moment.abs().max())
         assert torch.allclose(found[path].mean().out_gradient, moment, rtol=1e-4, atol=near), path
@@ -199,13 +201,13 @@ def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
     blocks = [f"model.layers.{i}.strange" for i in range(2)]
     monkeypatch.setattr(streaming, "blocks_of", lambda model, paths=(): blocks)
     seen: list[bool] = []
-    one = head_moments.add_graded
+    one = measuring.add_graded
 
     def told(*args: Any) -> bool:
         seen.append(args[-1])
         return one(*args)
 
-    monkeypatch.setattr(head_moments, "add_graded", told)
+    monkeypatch.setattr(measuring, "add_graded", told)
     agrees(open_streamed(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
     assert seen == ([False] if way == "plain" else [False, True])
 
@@ -333,7 +335,7 @@ def test_healing_leaves_the_original_as_it_was(make: Callable, words: Any) -> No
     source, _ = open_streamed(make("llama"), "cpu")
     before = copy.deepcopy(source.module.state_dict())
     heads = locate(source)
-    sums = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [words])
+    sums = measure(source.module, HeadRecorder, {h.path: HeadMoments.empty(h) for h in heads}, [words])
     spaces = [find_head_spaces(h, sums[h.path].mean(), source.module) for h in heads]
     kept = {h.path: KeptDimensions((4,) * h.key_heads, (0,) * h.key_heads, (2,) * h.key_heads) for h in heads}
     small, _ = assemble_slim(truncate_model(source.module, spaces, kept, bias=True))

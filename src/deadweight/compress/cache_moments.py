@@ -5,18 +5,15 @@ Keys are measured before RoPE. Heads are grouped into sets, as they are coded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall
-from deadweight.compress.head_moments import is_finite, second
 from deadweight.compress.locate import Heads
+from deadweight.compress.measure import Pair, Recorder, is_finite, second
 from deadweight.compress.rotary_layout import rotate
-from deadweight.compress.streaming import NotAloneError
 from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import side_by_side
@@ -82,9 +79,9 @@ class CacheMoments:
         self.mean += vectors.sum((0, 2)).double().cpu()
         self.states += second(vectors)
 
-    def grade(self, key: Tensor, value: Tensor) -> None:
-        """Gradients with respect to keys and values."""
-        vectors = self.vectors(key, value)
+    def grade(self, recorded: Pair, gradients: Pair) -> None:
+        """Add gradients with respect to keys and values."""
+        vectors = self.vectors(*gradients)
         self.graded += vectors.shape[0] * vectors.shape[2]
         self.gradient += second(vectors)
 
@@ -122,40 +119,11 @@ def shrink_covariance(covariance: Tensor, tokens: int) -> Tensor:
     return (1 - share) * covariance + share * mean * torch.eye(size, dtype=covariance.dtype)
 
 
-@dataclass
-class CacheRecorder:
-    """Adds up what every attention caches in a forward pass, and its gradients when a block is recomputed."""
+class CacheRecorder(Recorder[CacheMoments]):
+    """Records keys and values."""
 
-    known: dict[str, CacheMoments]
-    gradients: bool = False
-    whole: bool = False
-    again: bool = False  # a block runs again
-    kept: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        path, query, key, value = call.path, call.query, call.key, call.value
-        moments = self.known.get(path)
-        if moments is None:
-            return call.attend(query, key, value)
-        if self.gradients and not self.whole and not self.again:
-            if torch.is_grad_enabled():
-                raise NotAloneError(f"{path}, which is not called by its block")
-            return call.attend(query, key, value)
-        if self.gradients:
-            key = key if key.requires_grad else key.detach().requires_grad_()
-            value = value if value.requires_grad else value.detach().requires_grad_()
-            self.kept.append((path, key, value))
+    def record(self, call: AttentionCall, moments: CacheMoments) -> Tensor:
+        key, value = self.with_gradient(call.key), self.with_gradient(call.value)
         moments.add(key, value)
-        return call.attend(query, key, value)
-
-    def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
-        """Add gradients of recorded keys and values to the moments; return those with respect to the block's inputs."""
-        kept, self.kept = self.kept, []
-        asked = [*inputs, *(t for _, key, value in kept for t in (key, value))]
-        grads = torch.autograd.grad(outputs, asked, given, allow_unused=True) if outputs else (None,) * len(asked)
-        for n, (path, key, value) in enumerate(kept):
-            pair = grads[len(inputs) + 2 * n : len(inputs) + 2 * n + 2]
-            self.known[path].grade(
-                *(torch.zeros_like(x) if g is None else g for x, g in zip((key, value), pair, strict=True))
-            )
-        return list(grads[: len(inputs)])
+        self.keep(call.path, key, value)
+        return call.attend(call.query, key, value)

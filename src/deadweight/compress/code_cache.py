@@ -18,11 +18,11 @@ from deadweight.compress.cache_support import expect_own_caches, expect_same_dec
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
 from deadweight.compress.coded_model import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
 from deadweight.compress.deadweight_json import cache_card, cache_data
-from deadweight.compress.head_moments import measure
 from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads, locate
+from deadweight.compress.measure import measure
 from deadweight.compress.result import Judgement
 from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
 from deadweight.compress.settings import CURVE_SHARES, LARGEST, USUAL_CACHE, Settings
@@ -93,10 +93,10 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     of = len(text.measure)
     measure(
         source.module,
+        CacheRecorder,
         known,
         text.measure,
         tick=lambda n: progress("measuring", n, of),
-        recorder=CacheRecorder,
         most=GRADED,
     )
     texts = {HELD: text.judge}

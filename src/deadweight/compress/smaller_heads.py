@@ -14,12 +14,13 @@ from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.calibration import Calibration, head_calibration, text_to_heal_on
 from deadweight.compress.deadweight_json import heads_card, heads_data
 from deadweight.compress.head_choice import Chosen, MeasuredHeads, choose_by_share, notes_on
-from deadweight.compress.head_moments import HeadMoments, measure
+from deadweight.compress.head_moments import HeadMoments, HeadRecorder
 from deadweight.compress.head_spaces import find_head_spaces, reasons_left_whole
 from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge, run_model
 from deadweight.compress.locate import Heads, locate
+from deadweight.compress.measure import measure
 from deadweight.compress.result import Compression, Judgement
 from deadweight.compress.settings import USUAL_ATTENTION
 from deadweight.compress.streaming import device_of
@@ -57,7 +58,7 @@ def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibr
     """The spaces of all attentions, and for stock heads the moments of their rotary pairs."""
     original, stock, of = job.source.module, job.settings.layout == "stock", len(text.measure)
     empty = {heads.path: HeadMoments.empty(heads) for heads in attentions}
-    moments = measure(original, empty, text.measure, tick=lambda n: job.progress("measuring", n, of))
+    moments = measure(original, HeadRecorder, empty, text.measure, tick=lambda n: job.progress("measuring", n, of))
     spaces, pairs = [], {}
     for n, heads in enumerate(attentions):
         job.progress("finding the best dimensions", n, len(attentions))

@@ -29,7 +29,7 @@ from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.reduce.trial import Trial
 from deadweight.reduce.unfit_models import refuse_unfit
-from deadweight.reduce.write import Target, write
+from deadweight.reduce.write import Destination, write
 from deadweight.save.atomic_folder import check_out, check_space, resolve_path
 from deadweight.save.slim_layout import can_shrink, tied_parameters
 from deadweight.search.prover import Prover
@@ -74,17 +74,17 @@ def reduce(
     if out is None and not dry_run and not isinstance(model, nn.Module):
         raise DeadweightError("no folder to write to; expected OUT, or dry_run=True")
     start = time.perf_counter()
-    target = Target(None if out is None else resolve_path(out), overwrite)
-    if target.folder is not None and not dry_run:
-        check_out(target.folder, model, overwrite=overwrite)
+    destination = Destination(None if out is None else resolve_path(out), overwrite)
+    if destination.folder is not None and not dry_run:
+        check_out(destination.folder, model, overwrite=overwrite)
     spec = ModelSpec(model, inputs, trust_remote_code)
     request = Request(layout, frozenset(select or ()), frozenset(ignore or ()), laws or every_law())
     with one_thread():
         job = prepare(spec, request, progress, weights=not dry_run)
-    if target.folder is not None and not dry_run:
-        check_space(target.folder, job.checkpoint.bytes)
+    if destination.folder is not None and not dry_run:
+        check_space(destination.folder, job.checkpoint.bytes)
     with threads_for(job.size):
-        result = summarise_plan(job) if dry_run else carry_out(job, spec, target, progress)
+        result = summarise_plan(job) if dry_run else carry_out(job, spec, destination, progress)
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -163,26 +163,26 @@ def weights_of(spec: ModelSpec, source: Source, graph: Graph, whole: nn.Module) 
     return ModuleCheckpoint(spec.open_complete().module), folder
 
 
-def carry_out(job: ReductionJob, spec: ModelSpec, target: Target, say: Progress) -> Reduction:
+def carry_out(job: ReductionJob, spec: ModelSpec, destination: Destination, say: Progress) -> Reduction:
     """Apply the plan to the whole model in memory if it fits; else tensor by tensor, from file to file."""
     full = comparison_of(job, spec, say)
     if full is not None:
-        return try_and_write(job, Trial(job, full), target, say)
+        return try_and_write(job, Trial(job, full), destination, say)
     windows = open_windows(job, job.plan.rewrites, say)
     notes = (*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED)
-    result = replace(summarise_plan(job), out=target.folder, notes=notes)
+    result = replace(summarise_plan(job), out=destination.folder, notes=notes)
     stream = Stream(job, dict(enumerate(job.plan.rewrites)), windows=windows)
     say("writing and verifying")
     with set_thread_defaults(), windows or nullcontext():
-        if target.folder is not None:
-            return write(stream, result, target, say)
+        if destination.folder is not None:
+            return write(stream, result, destination, say)
         for _ in stream.tensors(say):
             pass
         verification = None if windows is None else require_same(windows.verification())
     return summarise_applied(job, replace(result, verification=verification), stream.applied)
 
 
-def try_and_write(job: ReductionJob, trial: Trial, target: Target, say: Progress) -> Reduction:
+def try_and_write(job: ReductionJob, trial: Trial, destination: Destination, say: Progress) -> Reduction:
     """Try the plan on the model in memory, leave out what adds too much rounding, and write the weights of the trial.
 
     The plan is applied once, as a whole. Only if that adds too much rounding is it applied again, law by law. The
@@ -197,12 +197,12 @@ def try_and_write(job: ReductionJob, trial: Trial, target: Target, say: Progress
         verification=require_same(trial.verify(tried, module)),
         notes=job.source.notes,
         skipped=(*job.plan.skipped, *left_out),
-        out=target.folder,
+        out=destination.folder,
         module=module,
     )
-    if target.folder is not None:
+    if destination.folder is not None:
         say("writing")
-        return write(Stream(job, tried.rewrites, tried.made), result, target, say)
+        return write(Stream(job, tried.rewrites, tried.made), result, destination, say)
     parameters = sum(p.numel() for p in module.parameters())
     return replace(summarise_applied(job, result, tried.made.applied), parameters_after=parameters)
 

@@ -25,20 +25,20 @@ from deadweight.slim.format import SIGN, SlimSpec
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """Where the result is written: a folder, or None; and whether an existing folder may be replaced."""
 
     folder: Path | None
     overwrite: bool
 
 
-def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str], None]) -> Reduction:
+def write(stream: Stream, planned: Reduction, destination: Destination, say: Callable[[str], None]) -> Reduction:
     """Write the stream's tensors while its windows compare them; OUT appears only if the comparison succeeds."""
-    job, out = stream.job, target.folder
+    job, out = stream.job, destination.folder
     assert out is not None
     numbers = Numbers(job)
     room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
-    with complete_or_absent(out, overwrite=target.overwrite) as draft, Writer(draft, room) as writer:
+    with complete_or_absent(out, overwrite=destination.overwrite) as draft, Writer(draft, room) as writer:
         with closing(stream.tensors(say)) as tensors:
             for name, tensor in tensors:
                 numbers.count(name, tensor)
