@@ -138,18 +138,9 @@ def audit(
     exit status: 0 done, 1 a check failed, 2 wrong usage, bad input, or a model that could not be audited
     """
     report, page = JsonReport(json), HtmlReport(html)
-    settings = merge_settings(
-        read_settings(Path.cwd()),
-        Target(
-            model or "",
-            ",".join(inputs) if inputs else None,
-            training,
-            output.value,
-            length,
-            complete,
-            trust_remote_code,
-        ),
-    )
+    shapes = ",".join(inputs) if inputs else None
+    target = Target(model or "", shapes, training, output.value, length, complete, trust_remote_code)
+    settings = merge_settings(read_settings(Path.cwd()), target)
     if html is not None and len(settings.targets) > 1:
         raise DeadweightError(f"found --html for {len(settings.targets)} targets; expected one: name its MODEL")
     checks = check or bool(fail_on or settings.fail_on or baseline or settings.baseline)

@@ -73,9 +73,15 @@ def heal_or_undo(
 def healing_folder(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
     """The folder of the state of healing: beside OUT, named by a hash of weights, text and settings."""
     tensors = [*original.state_dict().values(), *(x for batch in batches for x in batch.values())]
-    sums = [(x.shape, float(x.double().sum())) for x in tensors if isinstance(x, Tensor)]
+    sums = [(x.shape, checksum(x)) for x in tensors if isinstance(x, Tensor)]
     key = hashlib.sha256(repr((sums, settings)).encode()).hexdigest()[:12]
     return target.with_name(f".{target.name}.healing-{key}")
+
+
+def checksum(tensor: Tensor) -> int:
+    """The sum of the elements' bits as integers: the same in whatever order they are added."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(integers).sum(dtype=torch.int64))
 
 
 def distil(
@@ -94,13 +100,9 @@ def distil(
     stock = not any(isinstance(part, (HeadPacking, Coder)) for part in compressed.modules())
     blocks = repeated(compressed) if stock else blocks_of(compressed)
     trained = [p for path in blocks for p in compressed.get_submodule(path).parameters()]
-    for p in compressed.parameters():
-        p.requires_grad_(False)
-    for p in trained:
-        p.requires_grad_(True)
-    fused = trained[0].is_cuda
+    require_gradients(compressed, trained)
     held = [p != 0 for p in trained] if stock else []
-    optimizer = torch.optim.AdamW(trained, lr=healing.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    optimizer = make_optimizer(trained, healing.rate)
     steps, place = healing.steps, healing.folder
     first = 0 if place is None else load_state(place, compressed, optimizer)
     saved = time.monotonic()
@@ -113,9 +115,7 @@ def distil(
             raise DeadweightError(
                 f"the loss of healing is {loss} at step {step}; expected a number: nothing is written"
             )
-        for p in trained:
-            if p.grad is not None and accelerator.num_processes > 1:
-                p.grad = accelerator.reduce(p.grad, "mean")
+        average_gradients(trained, accelerator)
         for p, used in zip(trained, held, strict=False):
             if p.grad is not None:
                 p.grad *= used
@@ -128,8 +128,25 @@ def distil(
             saved = time.monotonic()
     if place is not None and accelerator.is_main_process:
         shutil.rmtree(place, ignore_errors=True)
-    for p in compressed.parameters():
+    require_gradients(compressed, list(compressed.parameters()))
+
+
+def require_gradients(model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
+    """Ask autograd for gradients of these parameters of the model, and of no others."""
+    model.requires_grad_(False)
+    for p in trained:
         p.requires_grad_(True)
+
+
+def make_optimizer(trained: Sequence[nn.Parameter], rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=trained[0].is_cuda)
+
+
+def average_gradients(trained: Sequence[nn.Parameter], accelerator: Any) -> None:
+    """Replace gradients by their mean over all processes."""
+    for p in trained:
+        if p.grad is not None and accelerator.num_processes > 1:
+            p.grad = accelerator.reduce(p.grad, "mean")
 
 
 def separate_weights(original: nn.Module, compressed: nn.Module) -> None:
