@@ -31,7 +31,7 @@ WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 32000  # the blocks 
 BLOCK = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH * KEYS // HEADS + 3 * WIDTH * HIDDEN)  # bytes in float32
 
 SHARE = 0.25  # of the bytes of a 16-bit cache
-STAGES = ("measuring", "finding the best basis", "judging")
+STAGES = ("measuring", "judging", "writing")
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         f"{setting['machine']}, torch {setting['torch']}. Written by `benchmarks/compress_memory.py`, which says what "
         f"is measured. A block has {BLOCK / 1e6:.0f} MB in float32.",
         "",
-        "| layers | parameters | in float32, GB | peak, GB | peak / float32 | measuring, GB | finding the basis, "
-        "GB | judging, GB |",
+        "| layers | parameters | in float32, GB | peak, GB | peak / float32 | measuring, GB | judging, GB | "
+        "writing, GB |",
         "| --- " * 8 + "|",
     ]
     for r in rows:

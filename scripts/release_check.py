@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 10_000_000  # bytes of the wheel
-CORE = ("test_cli.py", "test_testing.py", "test_bad_input.py", "laws")
+CORE = ("cli", "test_testing.py", "laws")
 MUST_HAVE = (
     "deadweight/py.typed",
     "deadweight/laws/pages/DW019.md",

@@ -146,7 +146,7 @@ def remade(claim: ShiftClaim, kind: type[ShiftClaim]) -> ShiftClaim:
 def test_a_motion_that_does_not_fit_its_parameter_or_moves_nothing_is_refused(claims: list[Any], point: Point) -> None:
     claim = pick(claims, "DW002")
     assert fault(remade(claim, ShiftClaim), point) == ""
-    assert "does not fit" in fault(remade(claim, Misfit), point)
+    assert "does not have the parameter's shape" in fault(remade(claim, Misfit), point)
     assert "moves nothing" in fault(remade(claim, Still), point)
 
 
@@ -330,7 +330,7 @@ def test_motions_of_claims_that_move_one_parameter_add_up(claims: list[Any], poi
 def test_a_claim_that_does_not_fit_is_named_beside_one_that_is_false(claims: list[Any], point: Point) -> None:
     claim = pick(claims, "DW002")
     faults = replay([remade(claim, Misfit), replace(remade(claim, Astray), note="1.0")], point).faults
-    assert "does not fit" in faults[0] and "changes the outputs" in faults[1]
+    assert "does not have the parameter's shape" in faults[0] and "changes the outputs" in faults[1]
 
 
 class Ranked(nn.Module):

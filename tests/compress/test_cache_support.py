@@ -73,7 +73,7 @@ def test_a_coder_that_does_not_read_what_it_wrote_is_refused(make: Callable, wor
         expect_same_decoded(make("llama"), small, words, "a model")
 
 
-def test_a_model_that_never_decodes_to_the_same_is_not_refused_for_it() -> None:
+def test_a_model_whose_original_decodes_to_other_logits_is_not_refused() -> None:
     """Already its original decodes to other logits: that is not the fault of codes."""
 
     class Drifting(torch.nn.Module):

@@ -18,7 +18,7 @@ def test_labels_are_drawn_by_their_probabilities() -> None:
     assert ((frequency - wanted).abs() <= 4 * (wanted * (1 - wanted) / rows).sqrt() + 1e-9).all()
 
 
-def test_rare_labels_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_labels_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a sum near 1, in float32, neighbours of 1e-8 have the same sum, and all but one would never be drawn."""
     logits = torch.full((100_000,), math.log(1e-8))
     logits[0] = math.log(0.999)

@@ -1,4 +1,4 @@
-"""A model that is streamed computes what it computed, and holds one block at a time."""
+"""A streamed model computes the same as before, and holds one block at a time."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def by_hand(model: Any, heads: Any, batch: dict[str, Tensor]) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "whisper", "vit"])
-def test_gradients_of_blocks_that_run_again_are_those_of_the_whole(
+def test_gradients_of_recomputed_blocks_are_those_of_the_whole_model(
     family: str, make: Callable, batch_for: Callable
 ) -> None:
     source, _ = open_streamed(make(family), "cpu")
@@ -141,7 +141,7 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("where", HOOKS)
-def test_hooks_of_others_count_once(where: str, make: Callable, words: Any) -> None:
+def test_hooks_of_the_user_run_once(where: str, make: Callable, words: Any) -> None:
     model = make("llama")
     for block in model.model.layers:
         HOOKS[where](block)
@@ -192,7 +192,7 @@ class Caller(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["plain", "takes", "gives", "writes", "parts", "in place", "nothing"])
-def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
+def test_blocks_that_cannot_be_recomputed_are_measured_in_one_graph(
     way: str, make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make("llama")
@@ -212,7 +212,9 @@ def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
     assert seen == ([False] if way == "plain" else [False, True])
 
 
-def test_blocks_run_again_in_a_thread_of_autograd(make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_recomputed_in_a_thread_of_autograd(
+    make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU, where context variables of the caller are not set."""
     plain = streaming.backward
 
@@ -226,7 +228,7 @@ def test_blocks_run_again_in_a_thread_of_autograd(make: Callable, words: Any, mo
 
 @pytest.mark.parametrize("family", ["gemma2", "bert", "llama"])
 @pytest.mark.parametrize("large", [1, 1 << 24])
-def test_ties_and_what_is_trained_stay(
+def test_tied_and_trainable_parameters_stay_so(
     family: str, large: int, make: Callable, words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "LARGE", large)
@@ -298,7 +300,7 @@ class Aside(nn.Module):
         return y
 
 
-def test_a_block_that_nobody_reads_runs_again_and_answers_nothing() -> None:
+def test_a_block_whose_output_is_unused_is_recomputed_without_gradients() -> None:
     model = Aside().requires_grad_(False)
     asked: list[list[Tensor]] = []
 

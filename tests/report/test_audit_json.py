@@ -1,3 +1,5 @@
+"""The JSON of an audit has the documented keys and the numbers of the audit."""
+
 from __future__ import annotations
 
 import json

@@ -104,7 +104,7 @@ def test_a_model_larger_than_memory_is_refused_before_a_folder_is_made(tmp_path:
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_a_run_does_not_go_on_with_another_text(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_not_resumed_with_another_text(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny()
     monkeypatch.setattr(Trainer, "save_model", lambda *_: None)
     train(run, tmp_path / "out")
@@ -153,7 +153,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path, tiny: Tiny, sharde
         assert torch.allclose(a, b, atol=1e-4), name
 
 
-def test_a_killed_process_leaves_a_state_to_go_on_with(tmp_path: Path, tiny: Tiny) -> None:
+def test_a_killed_process_leaves_a_state_to_resume_from(tmp_path: Path, tiny: Tiny) -> None:
     run = tiny(train__steps=400, train__save_every=1, train__log_every=1)
     process = launched(tmp_path, run, "killed", sys.executable)
     deadline = time.monotonic() + 120
