@@ -1,7 +1,7 @@
 """Time and memory of the audit of a config, compared with the imports that it cannot avoid.
 
-python benchmarks/audit_speed.py --json benchmarks/results/audit-speed.json --markdown docs/audit-speed.md
-python benchmarks/audit_speed.py --read benchmarks/results/audit-speed.json --markdown docs/audit-speed.md
+python benchmarks/audit_speed.py --json benchmarks/results/audit_speed.json --markdown docs/audit-speed.md
+python benchmarks/audit_speed.py --read benchmarks/results/audit_speed.json --markdown docs/audit-speed.md
 
 Every number comes from a fresh process; the median of several is taken. Ratios are between processes of one run, on
 one machine: "beyond the imports" subtracts a process that only imports torch and transformers, and, since
@@ -67,6 +67,7 @@ class Row:
 
     name: str
     seconds: float  # median
+    processor_seconds: float  # median, of all threads together: what a busy machine changes least
     peak_bytes: int  # median of the largest resident set
     runs: tuple[float, ...]
 
@@ -90,6 +91,7 @@ def measure(name: str, command: list[str], times: int) -> Row:
     return Row(
         name,
         statistics.median(seconds),
+        statistics.median(r.cpu_seconds for r in runs),
         int(statistics.median(r.peak_bytes for r in runs)),
         tuple(round(s, 2) for s in seconds),
     )
@@ -142,12 +144,19 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         f"processes on {setting['cores']} CPU cores; torch {setting['torch']}, transformers "
         f"{setting['transformers']}. Written by `benchmarks/audit_speed.py`.",
         "",
-        "| process | seconds | beyond the imports | peak memory, GiB | above the imports |",
-        "| --- | --- | --- | --- | --- |",
+        "*Processor* is the processor time of all threads, which other programs on the machine change least.",
+        "",
+        "| process | seconds | beyond the imports | processor, s | beyond the imports | peak memory, GiB | "
+        "above the imports |",
+        "| --- " * 7 + "|",
     ]
     for r in rows:
         beyond, above = r.seconds - base.seconds, (r.peak_bytes - base.peak_bytes) / GIB
-        lines.append(f"| {r.name} | {r.seconds:.1f} | {beyond:.1f} | {r.peak_bytes / GIB:.2f} | {above:.2f} |")
+        work = r.processor_seconds - base.processor_seconds
+        lines.append(
+            f"| {r.name} | {r.seconds:.1f} | {beyond:.1f} | {r.processor_seconds:.1f} | {work:.1f} | "
+            f"{r.peak_bytes / GIB:.2f} | {above:.2f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
