@@ -101,7 +101,10 @@ def test_gradients_may_be_switched_off_by_the_caller(make: Callable, words: Any)
         ({"judge_text": "a.txt", "keep_attention": 0.5}, "found --judge-text"),
         ({"bits": 4, "layout": "stock"}, "found --bits"),
         ({"keep_kv": 0.4, "text": "a.txt", "judge_text": "a.txt"}, "both as training and as judge text"),
-        ({"keep_kv": 0.4, "heal": 3, "heal_text": "a.txt", "judge_text": "a.txt"}, "both as training and as judge text"),
+        (
+            {"keep_kv": 0.4, "heal": 3, "heal_text": "a.txt", "judge_text": "a.txt"},
+            "both as training and as judge text",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:

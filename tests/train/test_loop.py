@@ -64,7 +64,7 @@ def test_a_run_that_was_stopped_has_the_losses_of_one_that_was_not(
         train(run, tmp_path / "parts")
     monkeypatch.undo()
     said: list[str] = []
-    train(run, tmp_path / "parts", listener=Listener(say=said.append))
+    train(run, tmp_path / "parts", listener=Listener(progress=said.append))
     assert "resuming at step 4" in said
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
@@ -166,7 +166,7 @@ def test_a_killed_process_leaves_a_state_to_resume_from(tmp_path: Path, tiny: Ti
     short = tiny(train__steps=400, train__save_every=1, train__log_every=1)
     monkey = Stop(after=3)
     with pytest.raises(Stop):
-        train(short, tmp_path / "killed", listener=Listener(tell=monkey.told, say=said.append))
+        train(short, tmp_path / "killed", listener=Listener(tell=monkey.told, progress=said.append))
     assert any(line.startswith("resuming at step") for line in said)
     again = losses(tmp_path / "killed")
     whole = Stop(after=len(again))

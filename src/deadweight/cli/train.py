@@ -185,10 +185,10 @@ def training_bar(steps: int) -> Iterator[Listener]:
             if update.valid_loss is not None:
                 bar.console.print(as_line(update), markup=False, highlight=False)
 
-        def say(stage: str, done: int = 0, total: int = 0, /) -> None:
+        def progress(stage: str, done: int = 0, total: int = 0, /) -> None:
             bar.update(task, description=stage)
 
-        yield Listener(tell, say)
+        yield Listener(tell, progress)
 
 
 def as_line(update: Update) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from deadweight.graph.bind import bind
 from deadweight.graph.evaluate import Lazy, evaluate, real_outputs
 from deadweight.graph.node import DROPOUTS, RANDOM, Graph, Node
+from deadweight.progress import Progress
 from deadweight.reduce.apply import Applied, FinalWeight, ScaledWeight, Weights, apply
 from deadweight.reduce.comparison import relative
 from deadweight.reduce.error_limits import Error, Verification
@@ -33,7 +34,7 @@ from deadweight.threads import limit, one_thread
 Read = Callable[[str], Tensor | Lazy]
 
 
-def open_windows(job: ReductionJob, rewrites: Sequence[Rewrite], say: Callable[[str], None]) -> Windows | None:
+def open_windows(job: ReductionJob, rewrites: Sequence[Rewrite], progress: Progress) -> Windows | None:
     """Windows on the first and the last blocks, in float64; None where the model has no repeated blocks.
 
     A rewrite may change weights inside and outside of a window. Such a window cannot be compared with the weights of
@@ -47,7 +48,7 @@ def open_windows(job: ReductionJob, rewrites: Sequence[Rewrite], say: Callable[[
     windows = [Window(job, rewrites, offset, constants) for offset in dict.fromkeys((0, last))]
     for window in windows:
         if not window.can_be_fed:
-            say(f"verifying layers {window.layers}")
+            progress(f"verifying layers {window.layers}")
             window.check_alone()
     return Windows(windows)
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
+from deadweight.progress import Progress
 from deadweight.reduce.apply import (
     Applied,
     FinalWeight,
@@ -86,7 +87,7 @@ class Stream:
         self.job, self.rewrites, self.made, self.windows = job, rewrites, made, windows
         self.applied, self.layers = Applied(), dict[str, SlimLayer]()
 
-    def tensors(self, say: Callable[[str], None]) -> Generator[tuple[str, Tensor]]:
+    def tensors(self, progress: Progress) -> Generator[tuple[str, Tensor]]:
         wanted = self.windows.wanted if self.windows is not None else set()
         jobs = split_into_parts(self.job, self.rewrites, self.made, wanted)
         with closing(in_order(jobs, workers(), held_bytes, ROOM)) as items:
@@ -99,7 +100,7 @@ class Stream:
                 else:
                     self.applied.results.update(item.applied.results)
                     self.layers.update(item.layers)
-                    say(f"writing: {len(self.applied.results)} of {len(self.rewrites)} rewrites")
+                    progress(f"writing: {len(self.applied.results)} of {len(self.rewrites)} rewrites")
 
 
 def split_into_parts(

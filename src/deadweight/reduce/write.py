@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deadweight.progress import Progress
 from deadweight.reduce.deadweight_json import manifest, model_card
 from deadweight.reduce.error_limits import require_same
 from deadweight.reduce.job import ReductionJob, summarise_applied
@@ -32,14 +33,14 @@ class Destination:
     overwrite: bool
 
 
-def write(stream: Stream, planned: Reduction, destination: Destination, say: Callable[[str], None]) -> Reduction:
+def write(stream: Stream, planned: Reduction, destination: Destination, progress: Progress) -> Reduction:
     """Write the stream's tensors while its windows compare them; OUT appears only if the comparison succeeds."""
     job, out = stream.job, destination.folder
     assert out is not None
     numbers = Numbers(job)
     room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
     with complete_or_absent(out, overwrite=destination.overwrite) as draft, Writer(draft, room) as writer:
-        with closing(stream.tensors(say)) as tensors:
+        with closing(stream.tensors(progress)) as tensors:
             for name, tensor in tensors:
                 numbers.count(name, tensor)
                 writer.add(job.checkpoint.outer(name), tensor)

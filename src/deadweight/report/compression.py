@@ -30,7 +30,7 @@ def print_compression(result: Compression | CacheCompression, console: Console) 
 
 def plot_compression(result: Compression | CacheCompression, file: Path) -> None:
     if not isinstance(result, CacheCompression):
-        raise DeadweightError("result --plot; only a coded cache has a picture: leave it out")
+        raise DeadweightError("found --plot; only a coded cache has a picture: leave it out")
     plot_cache(result, file)
 
 

@@ -57,7 +57,7 @@ def train(
     context = run.shape().context
     try:
         with accelerator.main_process_first():
-            corpus = prepare(run.data, cache or folder / DATA, context=context, say=listener.say)
+            corpus = prepare(run.data, cache or folder / DATA, context=context, progress=listener.progress)
     except DeadweightError:
         if main and new:
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +93,7 @@ class Trainer:
         self.expect_same_text()
         self.step = load_state(out, self.objective, self.own_optimizer)
         if self.step:
-            listener.say(f"resuming at step {self.step}")
+            listener.progress(f"resuming at step {self.step}")
         self.metrics = Metrics(out / "metrics.jsonl", self.step) if accelerator.is_main_process else None
         self.board = tensorboard(out) if run.train.tensorboard and accelerator.is_main_process else None
         self.begin = time.perf_counter()
