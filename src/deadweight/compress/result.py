@@ -55,7 +55,6 @@ class Compression(Shown):
     asked: float | None = None  # the share that was asked for, if one was
     judgement_before_healing: Judgement | None = None
     healed: int = 0  # steps, of what was kept
-    seconds_healing: float = 0.0
     seconds: float = 0.0
     seconds_forward: float = 0.0  # what plain forward passes over the calibration inputs take
 

@@ -75,19 +75,16 @@ def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibr
 def heal(job: CompressionJob, work: MeasuredHeads, choice: Chosen, result: Compression) -> Compression:
     """Distil from the original, in place, unless that raises the loss."""
     original, settings, text = job.source.module, job.settings, work.calibration
-    start = time.perf_counter()
     batches = text_to_heal_on(job.source, job.model, settings.text, settings.heal_text, text, settings.heal)
     same = (settings.heal, settings.heal_rate, settings.layout, result.kept)
     folder = None if job.target is None else healing_folder(job.target, original, batches, same)
     healing = Healing(settings.heal, settings.heal_rate, folder=folder)
     undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
-    seconds = time.perf_counter() - start
     return replace(
         result,
         judgement=judge(original, choice.module, text.judge),
         judgement_before_healing=result.judgement,
         healed=0 if undone else settings.heal,
-        seconds_healing=seconds,
         notes=(*result.notes, *undone),
     )
 
