@@ -100,7 +100,7 @@ def counted(model_type: str) -> dict[str, Any]:
     from coverage import opened
 
     from deadweight.audit.best_account import best_account
-    from deadweight.audit.measure import another_clone, clone_of, refuse_large_account
+    from deadweight.audit.clone_measurements import another_clone, clone_of, refuse_large_account
     from deadweight.laws.catalogue import every_law
 
     _, source = opened("causal", model_type)

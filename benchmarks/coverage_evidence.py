@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deadweight.audit.choice_parameters import has_no_derivative
 from deadweight.audit.claim_matching import identities
-from deadweight.audit.measure import Clone, Measured, drawer, take_evidence, to_float64
+from deadweight.audit.clone_measurements import Clone, Measured, drawer, take_evidence, to_float64
 from deadweight.audit.path_evidence import on_path
 from deadweight.audit.result import Unknown
 from deadweight.audit.run import TOLERANCE

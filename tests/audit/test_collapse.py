@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM,
 
 import deadweight
 import deadweight.audit.run
-from deadweight.audit.measure import Measured
+from deadweight.audit.clone_measurements import Measured
 from deadweight.source import model as source_model
 
 DEPTH, WIDTH = 8, 8

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.audit.checker import moved_along, replay_motions
-from deadweight.audit.measure import Clone, unmoved_parameters
+from deadweight.audit.clone_measurements import Clone, unmoved_parameters
 from deadweight.claims.claim import Title
 from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim

@@ -213,7 +213,7 @@ BAD = [
     ({"max_loss": -1.0}, "found --max-loss -1.0; expected nats per token above 0"),
     ({"keep_attention": 0.5, "windows": 1}, "found 1 calibration windows; expected two or more"),
     ({"keep_attention": 0.5, "length": 100_000}, "found windows of 100,000 tokens; demo takes 2 to 256"),
-    ({"keep_attention": 0.5, "curve": True}, "found --curve, which is about coded caches; expected it without --keep"),
+    ({"keep_attention": 0.5, "curve": True}, "found --curve, an option for coded caches; expected it without --keep"),
     *(
         (
             {**option, "layout": "stock"},

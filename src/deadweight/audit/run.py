@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from deadweight.audit.checker import structure
+from deadweight.audit.clone_measurements import measure
 from deadweight.audit.evidence import TOLERANCE
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
-from deadweight.audit.measure import measure
 from deadweight.audit.payoff import payoff_of
 from deadweight.audit.result import Audit, Finding, Unknown
 from deadweight.audit.short_examples import shorten_example

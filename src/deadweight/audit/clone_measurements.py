@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from deadweight.audit.account import Account
+from deadweight.audit.account import COUNTABLE, Account
 from deadweight.audit.best_account import FIRST, CloneChoice, best_account, surplus
 from deadweight.audit.checker import replay
 from deadweight.audit.claim_matching import ClaimIdentity, Role, identities, roles
@@ -38,7 +38,6 @@ from deadweight.source.randomise import randomise
 
 T = TypeVar("T")
 AFFORDABLE = 200_000_000  # parameters: a larger model without a config, hence without a narrow clone, is not measured
-COUNTABLE = 20_000  # parameters: an account of a larger clone takes too much memory and time
 
 
 @dataclass(frozen=True)
