@@ -1,4 +1,8 @@
-"""The training loop: one process or many, from the first step or from the last saved state."""
+"""The training loop: one process or many, from the first step or from the last saved state.
+
+accelerate starts the processes, distributes and casts. The loop itself is ours, because a run that is resumed or
+distributed must read exactly the batches of a single uninterrupted process (`data.batch`).
+"""
 
 from __future__ import annotations
 
