@@ -147,13 +147,13 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 def main(
-    layers: Annotated[str, typer.Option(help="depths to measure, comma-separated")] = "4,8,16",
-    windows: Annotated[int, typer.Option(help="of text to measure on")] = 8,
-    length: Annotated[int, typer.Option(help="tokens of each")] = 256,
-    folder: Annotated[Path | None, typer.Option(help="where the checkpoints are made (and removed)")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+    layers: Annotated[str, typer.Option(help="Numbers of layers to measure, separated by commas.")] = "4,8,16",
+    windows: Annotated[int, typer.Option(help="Number of calibration windows.")] = 8,
+    length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 256,
+    folder: Annotated[Path | None, typer.Option(help="Folder for the temporary checkpoints.")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
     one: Annotated[str | None, typer.Option("--child", hidden=True)] = None,
 ) -> None:
     if one is not None:

@@ -235,13 +235,15 @@ def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
 
 
 def main(
-    kind: Annotated[list[str], typer.Option(help="causal, masked, seq2seq or base; may be repeated")] = ["causal"],  # noqa: B006
-    types: Annotated[str, typer.Option(help="only these types, comma-separated")] = "",
-    limit: Annotated[int, typer.Option(help="at most so many types of each kind")] = 10_000,
-    seconds: Annotated[int, typer.Option(help="for each type")] = 60,
-    as_narrow: Annotated[bool, typer.Option("--narrow", help="trace narrow clones instead")] = False,
-    redo: Annotated[str, typer.Option(help="attempt these results of the JSON file again, comma-separated")] = "",
-    code: Annotated[str, typer.Option(help="the commit that is run, for the record")] = "",
+    kind: Annotated[list[str], typer.Option(help="causal, masked, seq2seq or base. May be given several times.")] = [
+        "causal"
+    ],  # noqa: B006
+    types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
+    limit: Annotated[int, typer.Option(help="Largest number of types of each kind.")] = 10_000,
+    seconds: Annotated[int, typer.Option(help="CPU seconds per type.")] = 60,
+    as_narrow: Annotated[bool, typer.Option("--narrow", help="Trace narrow clones instead.")] = False,
+    redo: Annotated[str, typer.Option(help="Run these results of the record again, separated by commas.")] = "",
+    code: Annotated[str, typer.Option(help="The commit, for the record.")] = "",
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,

@@ -434,18 +434,20 @@ def matching(entries: list[Entry], pattern: str) -> list[Entry]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="modules whose name contains this, or matches it as timm/vit*")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="the modules, and what they lack; run nothing")] = False,
-    resume: Annotated[bool, typer.Option(help="keep the rows that are recorded")] = False,
-    seconds: Annotated[float, typer.Option(help="time limit of each audit, in CPU seconds")] = 150,
-    memory: Annotated[float, typer.Option(help="memory limit of each process, in GiB")] = 8,
-    jobs: Annotated[int, typer.Option(min=1, help="modules at a time")] = 2,
-    site: Annotated[list[Path], typer.Option(help="a folder of packages; may be repeated")] = [],  # noqa: B006
-    checkouts: Annotated[Path | None, typer.Option(help="a folder of repositories")] = None,
-    json_file: Annotated[Path, typer.Option("--json", help="write every row here")] = RESULTS,
+    only: Annotated[
+        str, typer.Option(help="Only modules whose name contains this, or matches it, as in timm/vit*.")
+    ] = "",
+    listed: Annotated[bool, typer.Option("--list", help="List the modules and what they lack, and stop.")] = False,
+    resume: Annotated[bool, typer.Option(help="Keep the rows of the record.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time limit per audit, in CPU seconds.")] = 150,
+    memory: Annotated[float, typer.Option(help="Memory limit per process, in GiB.")] = 8,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of modules at a time.")] = 2,
+    site: Annotated[list[Path], typer.Option(help="A folder of packages. May be given several times.")] = [],  # noqa: B006
+    checkouts: Annotated[Path | None, typer.Option(help="A folder of repositories.")] = None,
+    json_file: Annotated[Path, typer.Option("--json", help="Write every row here.")] = RESULTS,
     page: record.PageOption = PAGE,
     recorded: record.ReadOption = None,
-    corpus_name: Annotated[str, typer.Option("--corpus", help="an importable module with ENTRIES")] = "corpus",
+    corpus_name: Annotated[str, typer.Option("--corpus", help="An importable module with ENTRIES.")] = "corpus",
 ) -> None:
     """Audit the corpus and write the record and the page."""
     warnings.filterwarnings("ignore")

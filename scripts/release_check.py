@@ -64,8 +64,8 @@ def run(*command: str, cwd: Path | None = None, fails: bool = False) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--tests", nargs="*", default=CORE, help="files and folders of tests/; none: no tests")
-    options.add_argument("--skip-torch", action="store_true", help="only what works without torch")
+    options.add_argument("--tests", nargs="*", default=CORE, help="Files and folders of tests/, or none.")
+    options.add_argument("--skip-torch", action="store_true", help="Check only what works without torch.")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="release-") as folder:
         place = Path(folder)
