@@ -230,9 +230,7 @@ def choose_types(
 
 
 def main(
-    kind: Annotated[list[str], typer.Option(help="causal, masked or base. May be given several times.")] = list(
-        CATALOGUED
-    ),  # noqa: B006
+    kind: Annotated[list[str], typer.Option(help="causal, masked or base; repeatable.")] = list(CATALOGUED),  # noqa: B006
     types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
     seconds: Annotated[int, typer.Option(help="CPU seconds per type.")] = 60,
     workers: Annotated[int, typer.Option(help="Processes at a time.")] = 2,

@@ -235,9 +235,7 @@ def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
 
 
 def main(
-    kind: Annotated[list[str], typer.Option(help="causal, masked, seq2seq or base. May be given several times.")] = [
-        "causal"
-    ],  # noqa: B006
+    kind: Annotated[list[str], typer.Option(help="causal, masked, seq2seq or base; repeatable.")] = ["causal"],  # noqa: B006
     types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
     limit: Annotated[int, typer.Option(help="Largest number of types of each kind.")] = 10_000,
     seconds: Annotated[int, typer.Option(help="CPU seconds per type.")] = 60,

@@ -434,9 +434,7 @@ def matching(entries: list[Entry], pattern: str) -> list[Entry]:
 
 
 def main(
-    only: Annotated[
-        str, typer.Option(help="Only modules whose name contains this, or matches it, as in timm/vit*.")
-    ] = "",
+    only: Annotated[str, typer.Option(help="Only modules whose name contains this or matches it (timm/vit*).")] = "",
     listed: Annotated[bool, typer.Option("--list", help="List the modules and what they lack, and stop.")] = False,
     resume: Annotated[bool, typer.Option(help="Keep the rows of the record.")] = False,
     seconds: Annotated[float, typer.Option(help="Time limit per audit, in CPU seconds.")] = 150,
