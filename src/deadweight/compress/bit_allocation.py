@@ -57,7 +57,7 @@ def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor) -> RowPlan:
     key_fields, value_fields = fields_for(n_units, len(key_costs), len(value_costs))
     dropped = 0.5 * float(key_costs[n_units * key_fields :].sum() + value_costs[n_units * value_fields :].sum())
     keys, values = (
-        padded(costs, n_units * fields).view(fields, n_units)
+        pad_costs(costs, n_units * fields).view(fields, n_units)
         for costs, fields in ((key_costs, key_fields), (value_costs, value_fields))
     )
     costs = torch.cat([keys, values])
@@ -71,7 +71,7 @@ def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor) -> RowPlan:
     return RowPlan(key_fields, coordinates, widths * (coordinates >= 0), loss)
 
 
-def padded(costs: Tensor, size: int) -> Tensor:
+def pad_costs(costs: Tensor, size: int) -> Tensor:
     """The first `size` costs, padded with zeros."""
     return torch.nn.functional.pad(costs[:size].double(), (0, max(0, size - len(costs))))
 

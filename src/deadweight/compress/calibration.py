@@ -18,7 +18,7 @@ from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import Source
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.source.printable import printable, reason
-from deadweight.source.tokens import encoded, first_tokens, tokenizer_of
+from deadweight.source.tokens import encode_text, first_tokens, tokenizer_of
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
 MIXTURE = "calibrated on the mixture of texts that comes with the package (--text for your own)"
@@ -118,7 +118,7 @@ def mixture_windows(source: Source, spec: Any, windows: int, length: int | None)
     size = window_length(source, length)
     kinds = []
     for name, text in mixture().items():
-        ids = encoded(text.encode(), tokenizer, vocabulary, source.name)
+        ids = encode_text(text.encode(), tokenizer, vocabulary, source.name)
         wanted = max(1, round(SHARES[name] * windows))
         count = min(wanted, len(ids) // size)
         starts = [i * (len(ids) - size) // max(1, count - 1) for i in range(count)]
@@ -139,7 +139,7 @@ def judge_batches(source: Source, spec: Any, text: str, windows: int, length: in
 
 
 def token_batches(source: Source, rows: Tensor, batch: int | None = None) -> tuple[Batch, ...]:
-    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
+    size = batch_size(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
     return tuple({"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size))
 
 
@@ -211,11 +211,11 @@ def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
 
 def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
     rows = next(iter(inputs.values())).shape[0]
-    size = evenly(rows, batch)
+    size = batch_size(rows, batch)
     return [on_device(source, {n: t[i : i + size] for n, t in inputs.items()}) for i in range(0, rows, size)]
 
 
-def evenly(rows: int, batch: int) -> int:
+def batch_size(rows: int, batch: int) -> int:
     """The batch size: as requested, but so that there are at least two batches."""
     return min(batch, max(1, rows // 2))
 

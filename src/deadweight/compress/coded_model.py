@@ -240,7 +240,7 @@ def allocate(options: CacheOptions, share: float, tokens: int) -> Allocation:
     return Allocation(plans, sum(plan.loss for plan in plans), taken)
 
 
-def picked(rows: Tensor, order: Tensor) -> Tensor:
+def select_rows(rows: Tensor, order: Tensor) -> Tensor:
     """Select rows in this order; −1 gives a row of zeros."""
     return rows[order.clamp(min=0)] * (order >= 0)[:, None]
 
@@ -270,9 +270,9 @@ def fill(coder: Coder, plan: CachePlan) -> None:
         keys, at = own.moments.keys, in_sets(order, own.moments.keys)
         widths, coordinates = own.row.widths, own.row.coordinates
         n = own.row.key_fields
-        fill_stage(coder.key_encode[i], coder.key_decode[i], reordered(own.keys, at), (widths[:n], coordinates[:n]))
+        fill_stage(coder.key_encode[i], coder.key_decode[i], reorder_keys(own.keys, at), (widths[:n], coordinates[:n]))
         steps = torch.tensor(STEPS, dtype=torch.float64)[widths[:n]].flatten()[:, None]
-        coder.predict[i].copy_(picked(own.predict.T, coordinates[:n].flatten()) * steps)
+        coder.predict[i].copy_(select_rows(own.predict.T, coordinates[:n].flatten()) * steps)
         if own.values is not None:
             fill_stage(coder.value_encode[i], coder.value_decode[i], own.values, (widths[n:], coordinates[n:]))
         coder.key_mean.view(len(plan.sets), -1)[i].copy_(own.moments.mean[:keys][at])
@@ -287,11 +287,11 @@ def fill_stage(encode: Tensor, decode: Tensor, basis: Basis, row: tuple[Tensor, 
     """Fill in the transforms of one stage of one set: to and from coordinates in units of their quantisation steps."""
     widths, coordinates = (x.flatten() for x in row)
     steps = torch.tensor(STEPS, dtype=torch.float64)[widths][:, None]
-    encode.copy_(picked(basis.encode, coordinates) / steps.clamp(min=1e-9))
-    decode.copy_(picked(basis.decode.T, coordinates) * steps)
+    encode.copy_(select_rows(basis.encode, coordinates) / steps.clamp(min=1e-9))
+    decode.copy_(select_rows(basis.decode.T, coordinates) * steps)
 
 
-def reordered(basis: Basis, keys: Tensor) -> Basis:
+def reorder_keys(basis: Basis, keys: Tensor) -> Basis:
     """A basis with the keys in another order; values in the same vector stay last."""
     encode = torch.cat([basis.encode[:, keys], basis.encode[:, len(keys) :]], 1)
     return replace(basis, encode=encode, decode=basis.decode[keys])

@@ -98,7 +98,7 @@ def distil(
     separate_weights(original, compressed)
     accelerator = make_accelerator()
     stock = not any(isinstance(part, (HeadPacking, Coder)) for part in compressed.modules())
-    blocks = repeated(compressed) if stock else blocks_of(compressed)
+    blocks = longest_module_list(compressed) if stock else blocks_of(compressed)
     trained = [p for path in blocks for p in compressed.get_submodule(path).parameters()]
     require_gradients(compressed, trained)
     held = [p != 0 for p in trained] if stock else []
@@ -180,7 +180,7 @@ def blocks_of(model: nn.Module) -> list[str]:
     return list(blocks)
 
 
-def repeated(model: nn.Module) -> list[str]:
+def longest_module_list(model: nn.Module) -> list[str]:
     """The members of the model's longest list of modules."""
     lists = {path: len(part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     if not lists:

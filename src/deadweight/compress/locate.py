@@ -107,8 +107,8 @@ class ForwardRecord:
 
     def before(self, name: str, value: Any) -> None:
         if self.last is not None and self.last.reader is None and isinstance(value, Tensor):
-            flat = self.last.out.transpose(1, 2).flatten(2)
-            if value.numel() == flat.numel() and torch.equal(value.cpu().reshape(flat.shape), flat):
+            joined = self.last.out.transpose(1, 2).flatten(2)
+            if value.numel() == joined.numel() and torch.equal(value.cpu().reshape(joined.shape), joined):
                 self.last.reader = name
 
     def after(self, name: str, value: Any) -> None:
@@ -132,7 +132,7 @@ def record_runs(source: Source, *, far: bool) -> list[ForwardRecord]:
     """Run the model on as many random examples as are needed; token-only examples go in one batch."""
     generator = torch.Generator().manual_seed(0)
     runs = [record_run(source, *source.inputs.draw(generator), far=far)]
-    drawn = [source.inputs.draw(generator) for _ in range(enough(runs[0]) - 1)]
+    drawn = [source.inputs.draw(generator) for _ in range(examples_needed(runs[0]) - 1)]
     tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
     if not source.inputs.args and tensors == ["input_ids"]:
         together = torch.cat([kwargs["input_ids"] for _, kwargs in drawn])
@@ -153,7 +153,7 @@ def record_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *,
     return run
 
 
-def enough(run: ForwardRecord) -> int:
+def examples_needed(run: ForwardRecord) -> int:
     """How many examples are needed so that every attention sees twice as many vectors as a head has dimensions."""
     needed = [-(-2 * s.query.shape[-1] // (s.query.shape[0] * s.query.shape[1])) for s in run.seen.values()]
     return min(MOST, max([FEWEST, *needed]))
@@ -218,7 +218,7 @@ def heads_of(path: str, model: nn.Module, near: list[ForwardRecord], far: list[F
     )
 
 
-def flat(states: Tensor) -> Tensor:
+def flatten_heads(states: Tensor) -> Tensor:
     """(b, h, t, d) as (b, t, h·d)."""
     return states.transpose(1, 2).flatten(2)
 
@@ -226,7 +226,7 @@ def flat(states: Tensor) -> Tensor:
 def as_rows(output: Tensor, like: Tensor) -> Tensor | None:
     """A layer's output as (b, t, rows), if it has one row per token of these states."""
     if output.shape == like.shape:
-        return flat(output)
+        return flatten_heads(output)
     batch, tokens = like.shape[0], like.shape[2]
     return output.reshape(batch, tokens, -1) if output.numel() % (batch * tokens) == 0 else None
 
@@ -241,7 +241,7 @@ def find_rows(side: str, path: str, model: nn.Module, runs: list[ForwardRecord])
     layers = list(reversed(runs[0].seen[path].layers))
     layers.sort(key=lambda name: not is_linear(model.get_submodule(name)))  # linear ones first
     for tokens in (slice(None), slice(0, 1)):
-        target = torch.cat([flat(s)[:, tokens].flatten(0, 1) for s in states]).double()
+        target = torch.cat([flatten_heads(s)[:, tokens].flatten(0, 1) for s in states]).double()
         if float(target.std(0).max()) <= 1e-6 * float(target.abs().max()):
             continue  # the same in every example, like an image's first token: every column would match
         for name in layers:

@@ -112,10 +112,10 @@ def rates_of(before: Tensor, after: Tensor, heads: Heads) -> Tensor:
     rates = angles[1].clone() if len(angles) > 1 else angles[0]
     position = 2
     while position < len(angles):
-        rates = rates + wrapped(angles[position] - rates * position) / position
+        rates = rates + wrap_angles(angles[position] - rates * position) / position
         position *= 2
     at = torch.arange(len(angles), dtype=rates.dtype)[:, None]
-    if float(wrapped(angles - rates * at).abs().max()) > CLOSE:
+    if float(wrap_angles(angles - rates * at).abs().max()) > CLOSE:
         raise DeadweightError(
             f"{heads.path} does not rotate its keys at a constant rate per position; expected RoPE with constant "
             "frequencies: its cache cannot be coded"
@@ -123,5 +123,5 @@ def rates_of(before: Tensor, after: Tensor, heads: Heads) -> Tensor:
     return rates
 
 
-def wrapped(angle: Tensor) -> Tensor:
+def wrap_angles(angle: Tensor) -> Tensor:
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi

@@ -34,7 +34,7 @@ class Subspace:
             return inverse(self.basis).expand_as(self.moment)
         kept, moment = self.basis[:rank], self.moment
         inner = kept @ moment @ kept.T
-        right = torch.cholesky_solve(kept @ moment, torch.linalg.cholesky(jittered(inner)))
+        right = torch.cholesky_solve(kept @ moment, torch.linalg.cholesky(add_jitter(inner)))
         return right.transpose(1, 2)
 
 
@@ -55,7 +55,7 @@ def root(moment: Tensor) -> Tensor:
     return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.transpose(-1, -2)
 
 
-def jittered(moment: Tensor) -> Tensor:
+def add_jitter(moment: Tensor) -> Tensor:
     """A moment that can be inverted: a little variance in every direction, absolute where there is none at all."""
     size = moment.shape[-1]
     mean = moment.diagonal(dim1=-2, dim2=-1).mean(-1) if size else moment.new_zeros(moment.shape[:-2])
@@ -65,11 +65,11 @@ def jittered(moment: Tensor) -> Tensor:
 def best_subspace(moment: Tensor, gradient: Tensor) -> Subspace:
     """`moment` and `gradient` are (h, d, d): second moments of z and of ∂z for all heads that share the space."""
     z, g = positive(moment), positive(gradient)
-    whole, weight = jittered(z.sum(0)), root(jittered(g.sum(0)))
+    whole, weight = add_jitter(z.sum(0)), root(add_jitter(g.sum(0)))
     left, _, _ = torch.linalg.svd(weight @ root(whole))
     basis = left.T @ weight
     basis = basis / (basis @ whole @ basis.T).diagonal().clamp(min=1e-300).sqrt()[:, None]
-    inner = torch.linalg.cholesky(jittered(basis @ z @ basis.T))
+    inner = torch.linalg.cholesky(add_jitter(basis @ z @ basis.T))
     explained = torch.linalg.solve_triangular(inner, basis @ z, upper=False)  # h d d: one new direction per row
     gain = ((explained @ g) * explained).sum(-1).sum(0)
     total = (g * z).sum()

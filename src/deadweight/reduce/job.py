@@ -72,7 +72,7 @@ class ReductionJob:
 
 def summarise_plan(job: ReductionJob) -> Reduction:
     """The result of a plan that was not applied."""
-    likely = foreseen(job.plan.rewrites)
+    likely = expected_rewrites(job.plan.rewrites)
     steps = tuple(describe_rewrite(r) for r in likely)
     before = job.size
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
@@ -89,7 +89,7 @@ def summarise_plan(job: ReductionJob) -> Reduction:
     )
 
 
-def foreseen(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
+def expected_rewrites(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     """The rewrites that are expected to succeed: no change of basis of a matrix that becomes the identity."""
     whole = {r.target for r in rewrites if r.makes_identity}
     return [r for r in rewrites if r.makes_identity or not whole.intersection(r.touches)]

@@ -20,7 +20,7 @@ from deadweight.reduce.apply import (
     apply,
     independent,
     require_finite,
-    rounding,
+    scale_and_round,
 )
 from deadweight.reduce.job import ReductionJob
 from deadweight.reduce.layer_windows import Windows
@@ -142,7 +142,7 @@ def rewrite_group(
 ) -> Iterator[Item]:
     """The modules that these rewrites touch, each as soon as all its weights are final."""
     group = ModuleGroup(job, names, Applied() if made is None else made.applied.at(rewrites))
-    weights = Weights(job.read, scale_final=rounding(job.precision))
+    weights = Weights(job.read, scale_final=scale_and_round(job.precision))
     finals = apply(rewrites, weights, group.applied) if made is None else made.finals(rewrites)
     incomplete = IncompleteModules(rewrites.values())
     for name, value in finals:

@@ -125,7 +125,7 @@ class SlimEmbedding(nn.Module):
         return self.widened(self.table)
 
 
-def replaced(module: nn.Module, spec: LayerSpec) -> nn.Module:
+def make_slim_layer(module: nn.Module, spec: LayerSpec) -> nn.Module:
     """The slim form of one layer."""
     if isinstance(spec, LinearSpec):
         return SlimLinear(spec)
@@ -162,7 +162,7 @@ def install(model: nn.Module, slim: SlimSpec) -> None:
     for path, spec in slim.layers.items():
         old = model.get_submodule(path)
         like = next(old.parameters(), None)
-        new = replaced(old, spec)
+        new = make_slim_layer(old, spec)
         if new is not old:
             new.to(torch.get_default_dtype() if like is None else like.dtype)
             new.requires_grad_(like is None or any(p.requires_grad for p in old.parameters()))
