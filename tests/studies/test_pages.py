@@ -65,6 +65,7 @@ BENCHMARKS = {
     "accounts": "accounts",
     "audit_speed": "audit-speed",
     "completeness": "completeness",
+    "compress_memory": "compress-memory",
     "coverage": "coverage",
     "exactness": "exactness",
     "modules": "modules",
