@@ -100,25 +100,25 @@ def counted(model_type: str) -> dict[str, Any]:
     from coverage import opened
 
     from deadweight.audit.best_account import best_account
-    from deadweight.audit.measure import another_clone, clone_of, refuse_large_account
+    from deadweight.audit.clone_measurements import another_clone, clone_of, refuse_large_account
     from deadweight.laws.catalogue import every_law
 
     _, source = opened("causal", model_type)
     clone = clone_of(source, None, every_law())
     refuse_large_account(clone)
-    found = best_account(clone, partial(another_clone, source, None, every_law()), widen=True)
-    count = found.completeness
+    account = best_account(clone, partial(another_clone, source, None, every_law()), widen=True)
+    count = account.completeness
     names = clone.graph.parameters
     return {
         "parameters": count.parameters,
         "measured": count.measured,
         "explained": count.explained,
-        "unsound": [f"{claim.code} {names[claim.node]}: {error:.1e}" for claim, error in found.unsound],
-        "decided": found.decided,
+        "unsound": [f"{claim.code} {names[claim.node]}: {error:.1e}" for claim, error in account.unsound],
+        "decided": account.decided,
         "by_law": count.by_law,
         "clone": count.clone,
-        "unread": found.unread,
-        "moved": [names[n] for n, _ in found.shortfall if n in names][:6] if count.measured > count.explained else [],
+        "unread": account.unread,
+        "moved": [names[n] for n, _ in account.shortfall if n in names][:6] if count.measured > count.explained else [],
     }
 
 

@@ -230,9 +230,9 @@ def choose_types(
 
 
 def main(
-    kind: Annotated[list[str], typer.Option(help="causal, masked or base; may be repeated")] = list(CATALOGUED),  # noqa: B006
+    kind: Annotated[list[str], typer.Option(help="causal, masked or base; repeatable.")] = list(CATALOGUED),  # noqa: B006
     types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
-    seconds: Annotated[int, typer.Option(help="Processor time for each type.")] = 60,
+    seconds: Annotated[int, typer.Option(help="CPU seconds per type.")] = 60,
     workers: Annotated[int, typer.Option(help="Processes at a time.")] = 2,
     redo: Annotated[str, typer.Option(help="Run these results again: crash,timeout,nothing.")] = "",
     read: Annotated[bool, typer.Option("--read", help="Run nothing.")] = False,

@@ -119,13 +119,13 @@ def measure(name: str, audit: Callable[[], deadweight.Audit]) -> Row:
     known = REFERENCES[name][0] if name in REFERENCES else None
     start = time.perf_counter()
     try:
-        found = audit()
+        result = audit()
     except DeadweightError as error:
         return Row(name, 0, 0, 0, 0, known, [], "", [], round(time.perf_counter() - start, 1), str(error))
-    count, seconds = found.completeness, round(time.perf_counter() - start, 1)
+    count, seconds = result.completeness, round(time.perf_counter() - start, 1)
     if count is None:
-        return Row(name, 0, 0, 0, 0, known, [], "", [], seconds, found.untraced or "no account was made")
-    short = [f"{u.parameter}: {u.why}" for u in found.unknown if u.why.startswith("unexplained")]
+        return Row(name, 0, 0, 0, 0, known, [], "", [], seconds, result.untraced or "no account was made")
+    short = [f"{u.parameter}: {u.why}" for u in result.unknown if u.why.startswith("unexplained")]
     laws = [list(pair) for pair in count.by_law]
     return Row(
         name, count.parameters, count.measured, count.explained, count.unsound, known, laws, count.clone, short, seconds
@@ -174,10 +174,10 @@ def main(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     file = recorded or json_file
-    setting, found = record.read_rows(file) if file is not None else ({}, [])
+    setting, recorded_rows = record.read_rows(file) if file is not None else ({}, [])
     if recorded is None:
         setting |= {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
-    rows = [Row(**r) for r in found]
+    rows = [Row(**r) for r in recorded_rows]
     console = Console()
     for name, audit in models().items() if recorded is None else ():
         if only in name and name not in {r.name for r in rows}:

@@ -31,7 +31,7 @@ WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 2048, 8192, 32, 8, 32000  # the blocks 
 BLOCK = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH * KEYS // HEADS + 3 * WIDTH * HIDDEN)  # bytes in float32
 
 SHARE = 0.25  # of the bytes of a 16-bit cache
-STAGES = ("measuring", "finding the best basis", "judging")
+STAGES = ("measuring", "judging", "writing")
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
         f"{setting['machine']}, torch {setting['torch']}. Written by `benchmarks/compress_memory.py`, which says what "
         f"is measured. A block has {BLOCK / 1e6:.0f} MB in float32.",
         "",
-        "| layers | parameters | in float32, GB | peak, GB | peak / float32 | measuring, GB | finding the basis, "
-        "GB | judging, GB |",
+        "| layers | parameters | in float32, GB | peak, GB | peak / float32 | measuring, GB | judging, GB | "
+        "writing, GB |",
         "| --- " * 8 + "|",
     ]
     for r in rows:
@@ -147,13 +147,13 @@ def markdown(rows: list[Row], setting: dict[str, Any]) -> str:
 
 
 def main(
-    layers: Annotated[str, typer.Option(help="depths to measure, comma-separated")] = "4,8,16",
-    windows: Annotated[int, typer.Option(help="of text to measure on")] = 8,
-    length: Annotated[int, typer.Option(help="tokens of each")] = 256,
-    folder: Annotated[Path | None, typer.Option(help="where the checkpoints are made (and removed)")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here")] = None,
-    recorded: Annotated[Path | None, typer.Option("--read", help="report a recorded run instead of running")] = None,
-    page: Annotated[Path | None, typer.Option("--markdown", help="write the table here")] = None,
+    layers: Annotated[str, typer.Option(help="Numbers of layers to measure, separated by commas.")] = "4,8,16",
+    windows: Annotated[int, typer.Option(help="Number of calibration windows.")] = 8,
+    length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 256,
+    folder: Annotated[Path | None, typer.Option(help="Folder for the temporary checkpoints.")] = None,
+    json_file: record.JsonOption = None,
+    recorded: record.ReadOption = None,
+    page: record.PageOption = None,
     one: Annotated[str | None, typer.Option("--child", hidden=True)] = None,
 ) -> None:
     if one is not None:
@@ -161,8 +161,8 @@ def main(
         child(Path(source), Path(out), *map(int, numbers))
         return
     if recorded is not None:
-        setting, found = record.read_rows(recorded)
-        rows = [Row(**r) for r in found]
+        setting, recorded_rows = record.read_rows(recorded)
+        rows = [Row(**r) for r in recorded_rows]
     else:
         import torch
 

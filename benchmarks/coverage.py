@@ -98,8 +98,8 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
         why = f"{reason(error)} in {Path(where.filename).name}:{where.lineno} {where.name}"
         return {"status": "crash", "reason": why, "form": form}
     status = "proofs" if claims else "clean"
-    found = {"status": status, "reason": "", "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
-    return {**found, "unexplained": in_time(lambda: examined(prover, source))} if as_narrow else found
+    result = {"status": status, "reason": "", "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
+    return {**result, "unexplained": in_time(lambda: examined(prover, source))} if as_narrow else result
 
 
 def in_time(examine: Callable[[], dict[str, str]]) -> dict[str, str]:
@@ -127,8 +127,8 @@ def in_words(why: str) -> str:
     """The cause of a failure in words, where it is a known one; else the error."""
     why = re.sub(r"/\S+/config\.json", "its config", why)
     for pattern, words in CAUSES.items():
-        if found := re.search(pattern, why):
-            return words.format(*found.groups())
+        if match := re.search(pattern, why):
+            return words.format(*match.groups())
     return f"cannot be built: {why}"
 
 
@@ -227,21 +227,21 @@ def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
     start = time.process_time()
     try:
         with deadline(seconds):
-            found = attempt(kind, model_type, as_narrow=as_narrow)
+            result = attempt(kind, model_type, as_narrow=as_narrow)
     except Expired as error:
-        found = {"status": "timeout", "reason": str(error)}
+        result = {"status": "timeout", "reason": str(error)}
     gc.collect()
-    return Attempt(kind, model_type, seconds=round(time.process_time() - start, 2), **found)
+    return Attempt(kind, model_type, seconds=round(time.process_time() - start, 2), **result)
 
 
 def main(
-    kind: Annotated[list[str], typer.Option(help="causal, masked, seq2seq or base; may be repeated")] = ["causal"],  # noqa: B006
-    types: Annotated[str, typer.Option(help="only these types, comma-separated")] = "",
-    limit: Annotated[int, typer.Option(help="at most so many types of each kind")] = 10_000,
-    seconds: Annotated[int, typer.Option(help="for each type")] = 60,
-    as_narrow: Annotated[bool, typer.Option("--narrow", help="trace narrow clones instead")] = False,
-    redo: Annotated[str, typer.Option(help="attempt these results of the JSON file again, comma-separated")] = "",
-    code: Annotated[str, typer.Option(help="the commit that is run, for the record")] = "",
+    kind: Annotated[list[str], typer.Option(help="causal, masked, seq2seq or base; repeatable.")] = ["causal"],  # noqa: B006
+    types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
+    limit: Annotated[int, typer.Option(help="Largest number of types of each kind.")] = 10_000,
+    seconds: Annotated[int, typer.Option(help="CPU seconds per type.")] = 60,
+    as_narrow: Annotated[bool, typer.Option("--narrow", help="Trace narrow clones instead.")] = False,
+    redo: Annotated[str, typer.Option(help="Run these results of the record again, separated by commas.")] = "",
+    code: Annotated[str, typer.Option(help="The commit, for the record.")] = "",
     json_file: record.JsonOption = None,
     recorded: record.ReadOption = None,
     page: record.PageOption = None,
@@ -277,8 +277,8 @@ def run(
     again = {(a.kind, a.type) for a in wanted_again} & set(todo)
     done = {(a.kind, a.type) for a in attempts} - again
     for kind, model_type in track([pair for pair in todo if pair not in done], description="proving"):
-        found = timed(kind, model_type, setting["seconds"], setting["narrow"])
-        attempts = replaced(attempts, replace(found, code=setting["code"]))
+        latest = timed(kind, model_type, setting["seconds"], setting["narrow"])
+        attempts = replaced(attempts, replace(latest, code=setting["code"]))
         if json_file is not None:
             write(json_file, setting, attempts)
     return attempts

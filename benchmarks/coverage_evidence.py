@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deadweight.audit.choice_parameters import has_no_derivative
 from deadweight.audit.claim_matching import identities
-from deadweight.audit.measure import Clone, Measured, drawer, take_evidence, to_float64
+from deadweight.audit.clone_measurements import Clone, Measured, drawer, take_evidence, to_float64
 from deadweight.audit.path_evidence import on_path
 from deadweight.audit.result import Unknown
 from deadweight.audit.run import TOLERANCE
@@ -27,13 +27,13 @@ def examined(prover: Prover, source: Source) -> dict[str, str]:
         take_evidence(source, clone, measured)
     except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
         return {"*": f"no evidence was taken: {first_line(error)}"}
-    found = {unknown.parameter: in_words(prover, unknown) for unknown in measured.unexplained}
+    reasons = {unknown.parameter: in_words(prover, unknown) for unknown in measured.unexplained}
     if not measured.evidence and prover.claims:
-        found["*"] = "no evidence was taken: gradients are not finite"
+        reasons["*"] = "no evidence was taken: gradients are not finite"
     for claim in prover.claims:
         if not (measured.evidence_of(claim) or 0.0) <= TOLERANCE:
-            found[graph.parameters[claim.node]] = f"{claim.code} was proved but the evidence contradicts it"
-    return found
+            reasons[graph.parameters[claim.node]] = f"{claim.code} was proved but the evidence contradicts it"
+    return reasons
 
 
 def in_words(prover: Prover, unknown: Unknown) -> str:

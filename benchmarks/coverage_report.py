@@ -85,8 +85,10 @@ def markdown(attempts: list[Attempt], setting: dict[str, Any]) -> str:
 
 def states(attempts: list[Attempt]) -> list[str]:
     """Which state of the code the rows are from."""
-    found = Counter(a.code for a in attempts)
-    said = [f"{n} of {f'commit {code}' if code else 'an earlier state, without evidence'}" for code, n in found.items()]
+    counts = Counter(a.code for a in attempts)
+    said = [
+        f"{n} of {f'commit {code}' if code else 'an earlier state, without evidence'}" for code, n in counts.items()
+    ]
     return [f"Rows: {', '.join(said)}."]
 
 

@@ -134,12 +134,12 @@ def with_precision(row: Row, tool: Tool, model: Model, python: str, out: Path, p
 
 
 def with_errors(row: Row, outputs: dict[str, Tensor], model: Model, precision: str) -> Row:
-    found = {"logits": {**row.logits, precision: error(outputs["output"], model.truth)}}
+    errors = {"logits": {**row.logits, precision: error(outputs["output"], model.truth)}}
     if model.kind == "causal":
-        found["probabilities"] = {**row.probabilities, precision: log_error(outputs["output"], model.truth)}
+        errors["probabilities"] = {**row.probabilities, precision: log_error(outputs["output"], model.truth)}
     if "control" in outputs:
-        found["control"] = {**row.control, precision: error(outputs["control"], model.truth)}
-    return replace(row, **found)
+        errors["control"] = {**row.control, precision: error(outputs["control"], model.truth)}
+    return replace(row, **errors)
 
 
 def with_files(row: Row, model: Model, result: Path, original: Path) -> Row:
@@ -158,11 +158,11 @@ def loaded(model: Model, folder: Path) -> Iterator[Loading]:
     for trust in (False, True) if brings_code else (False,):
         options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": trust}
         try:
-            found, info = hugging_class(model.kind).from_pretrained(folder, **options)
+            reloaded, info = hugging_class(model.kind).from_pretrained(folder, **options)
         except Exception as problem:  # noqa: BLE001 - that it does not load is a result
             yield Loading(trust, problem=first_line(problem)[:80])
             continue
-        off = error(output_of(found.eval(), model.kind, inputs), model.truth)
+        off = error(output_of(reloaded.eval(), model.kind, inputs), model.truth)
         yield Loading(trust, len(info["missing_keys"]), len(info["unexpected_keys"]), off)
 
 
@@ -171,11 +171,11 @@ def verdict(original: Path, result: Path) -> str:
     command = [sys.executable, "-m", "deadweight", "verify", str(original), str(result), "--json", "-"]
     said = subprocess.run(command, capture_output=True, text=True, env=environment())
     try:
-        found = json.loads(said.stdout)
+        report = json.loads(said.stdout)
     except json.JSONDecodeError:
         return "cannot open it"
-    worst = max(o["float64"] if o["float64"] is not None else float("inf") for o in found["outputs"])
-    return f"{'same' if found['same'] else 'different'}, {worst:.1e}"
+    worst = max(o["float64"] if o["float64"] is not None else float("inf") for o in report["outputs"])
+    return f"{'same' if report['same'] else 'different'}, {worst:.1e}"
 
 
 def run(pythons: dict[str, str], only: str, tools: str, jobs: int) -> Iterator[Row]:
@@ -221,8 +221,8 @@ def main(
     page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read_rows(recorded)
-        rows = [from_json(r) for r in found]
+        setting, recorded_rows = record.read_rows(recorded)
+        rows = [from_json(r) for r in recorded_rows]
     else:
         given = interpreters(tool or [])
         pythons = {HERE: sys.executable} | given

@@ -129,9 +129,9 @@ def byte_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=found)
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def output_of(module: nn.Module, kind: str, inputs: Tensor) -> Tensor:
@@ -141,12 +141,12 @@ def output_of(module: nn.Module, kind: str, inputs: Tensor) -> Tensor:
         return run_hugging(module, inputs)
 
 
-def error(found: Tensor, truth: Tensor) -> float:
+def error(output: Tensor, truth: Tensor) -> float:
     """The norm of the difference, relative to that of the reference."""
-    found, truth = found.double(), truth.double()
-    return float((found - truth).norm() / truth.norm()) if found.shape == truth.shape else float("inf")
+    output, truth = output.double(), truth.double()
+    return float((output - truth).norm() / truth.norm()) if output.shape == truth.shape else float("inf")
 
 
-def log_error(found: Tensor, truth: Tensor) -> float:
+def log_error(output: Tensor, truth: Tensor) -> float:
     """The error of log-probabilities, which ignores a shift of all logits at one position."""
-    return error(found.double().log_softmax(-1), truth.double().log_softmax(-1))
+    return error(output.double().log_softmax(-1), truth.double().log_softmax(-1))

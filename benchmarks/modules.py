@@ -121,8 +121,8 @@ def run_child(name: str, limits: Limits, out: Path, said: Path) -> None:
         return
     size = sum(p.numel() for p in module.parameters())
     tell(stage="opening the model", parameters=size)
-    found = examined(entry, module, inputs, limits, lambda stage, *_: tell(stage=stage, parameters=size))
-    tell(parameters=size, **found)
+    result = examined(entry, module, inputs, limits, lambda stage, *_: tell(stage=stage, parameters=size))
+    tell(parameters=size, **result)
 
 
 def print_to(file: Path) -> None:
@@ -173,12 +173,12 @@ def examined(entry: Entry, module: Any, inputs: Any, limits: Limits, say: Progre
     with alarm(limits.seconds):
         try:
             options = {"complete": entry.complete, "training": entry.training}
-            found = summary(deadweight.audit(module, inputs, progress=say, **options))
+            result = summary(deadweight.audit(module, inputs, progress=say, **options))
         except DeadweightError as error:
-            found = failed("error", error)
+            result = failed("error", error)
         except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
-            found = failed("crash", error)
-    return {**found, "seconds": round(time.process_time() - start, 2), "memory": peak() - before}
+            result = failed("crash", error)
+    return {**result, "seconds": round(time.process_time() - start, 2), "memory": peak() - before}
 
 
 def summary(audit: Any) -> dict[str, Any]:
@@ -281,8 +281,8 @@ def killed(code: int | None, stage: str, told: str, limits: Limits) -> dict[str,
 
 def place(told: str) -> str:
     """The innermost function of ours in a printed stack."""
-    found = re.search(r'File ".*?/deadweight/([\w/]+\.py)", line (\d+) in (\S+)', told)
-    return f", in {found[1]}:{found[2]} {found[3]}" if found else ""
+    match = re.search(r'File ".*?/deadweight/([\w/]+\.py)", line (\d+) in (\S+)', told)
+    return f", in {match[1]}:{match[2]} {match[3]}" if match else ""
 
 
 def lacks(entry: Entry, limits: Limits) -> str:
@@ -410,22 +410,22 @@ def versions(entries: list[Entry], limits: Limits) -> dict[str, str]:
     """Of torch, of every package that the entries need, and the commits of the checkouts."""
     named = packages_distributions()
     wanted = ["torch", "transformers", *dict.fromkeys(e.package for e in entries if e.package)]
-    found = {}
+    by_distribution = {}
     for name in wanted:
         with contextlib.suppress(PackageNotFoundError):
             distribution = named.get(name, [name])[0]
-            found[distribution] = version(distribution).split("+")[0]
-    return found | commits(entries, limits)
+            by_distribution[distribution] = version(distribution).split("+")[0]
+    return by_distribution | commits(entries, limits)
 
 
 def commits(entries: list[Entry], limits: Limits) -> dict[str, str]:
-    found = {}
+    by_name = {}
     for name in dict.fromkeys(e.checkout for e in entries if e.checkout):
         folder = limits.checkouts and limits.checkouts / name
         if folder and (folder / ".git").exists():
             line = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-            found[name] = subprocess.run(line, capture_output=True, text=True).stdout.strip()
-    return found
+            by_name[name] = subprocess.run(line, capture_output=True, text=True).stdout.strip()
+    return by_name
 
 
 def matching(entries: list[Entry], pattern: str) -> list[Entry]:
@@ -434,18 +434,18 @@ def matching(entries: list[Entry], pattern: str) -> list[Entry]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="modules whose name contains this, or matches it as timm/vit*")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="the modules, and what they lack; run nothing")] = False,
-    resume: Annotated[bool, typer.Option(help="keep the rows that are recorded")] = False,
-    seconds: Annotated[float, typer.Option(help="time limit of each audit, in CPU seconds")] = 150,
-    memory: Annotated[float, typer.Option(help="memory limit of each process, in GiB")] = 8,
-    jobs: Annotated[int, typer.Option(min=1, help="modules at a time")] = 2,
-    site: Annotated[list[Path], typer.Option(help="a folder of packages; may be repeated")] = [],  # noqa: B006
-    checkouts: Annotated[Path | None, typer.Option(help="a folder of repositories")] = None,
-    json_file: Annotated[Path, typer.Option("--json", help="write every row here")] = RESULTS,
+    only: Annotated[str, typer.Option(help="Only modules whose name contains this or matches it (timm/vit*).")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="List the modules and what they lack, and stop.")] = False,
+    resume: Annotated[bool, typer.Option(help="Keep the rows of the record.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time limit per audit, in CPU seconds.")] = 150,
+    memory: Annotated[float, typer.Option(help="Memory limit per process, in GiB.")] = 8,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of modules at a time.")] = 2,
+    site: Annotated[list[Path], typer.Option(help="A folder of packages. May be given several times.")] = [],  # noqa: B006
+    checkouts: Annotated[Path | None, typer.Option(help="A folder of repositories.")] = None,
+    json_file: Annotated[Path, typer.Option("--json", help="Write every row here.")] = RESULTS,
     page: record.PageOption = PAGE,
     recorded: record.ReadOption = None,
-    corpus_name: Annotated[str, typer.Option("--corpus", help="an importable module with ENTRIES")] = "corpus",
+    corpus_name: Annotated[str, typer.Option("--corpus", help="An importable module with ENTRIES.")] = "corpus",
 ) -> None:
     """Audit the corpus and write the record and the page."""
     warnings.filterwarnings("ignore")
@@ -455,8 +455,8 @@ def main(
     if listed:
         list_entries(matching(entries, only), limits)
     elif recorded is not None:
-        setting, found = record.read_rows(recorded)
-        record.show_page(markdown([Row(**row) for row in found], setting), page)
+        setting, recorded_rows = record.read_rows(recorded)
+        record.show_page(markdown([Row(**row) for row in recorded_rows], setting), page)
     else:
         measure(entries, only, limits, jobs, json_file, page, resume)
 

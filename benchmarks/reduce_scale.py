@@ -68,7 +68,7 @@ class Row:
     peak_megabytes: float  # above the imports
     saved: int
     runs: dict[str, list[float]]
-    processor_seconds: float | None = None  # of reducing, all threads together; older records do not say
+    processor_seconds: float | None = None  # of reducing, all threads together; the present record does not say
 
     @property
     def processor(self) -> str:
@@ -188,8 +188,8 @@ def main(
     page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read_rows(recorded)
-        rows = [Row(**r) for r in found]
+        setting, recorded_rows = record.read_rows(recorded)
+        rows = [Row(**r) for r in recorded_rows]
     else:
         import torch
 

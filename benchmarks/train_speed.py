@@ -83,8 +83,8 @@ class Memory(threading.Thread):
     def run(self) -> None:
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         while shutil.which(command[0]) and not self.over.wait(1.0):
-            found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-            self.most = max(self.most, float(found[0]) * 2**20 / 1e9 if found else 0.0)
+            memory = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+            self.most = max(self.most, float(memory[0]) * 2**20 / 1e9 if memory else 0.0)
 
 
 def process(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[str, float]:
@@ -127,11 +127,11 @@ def nanogpt(checkout: Path, shape: Shape, tokens: np.ndarray[Any, Any], steps: i
     }
     command = [sys.executable, "train.py", *(f"--{k}={v}" for k, v in flags.items())]
     said, memory = process(command, work, {**os.environ})
-    found = re.findall(r"iter \d+: loss ([\d.]+), time ([\d.]+)ms", said)
+    lines = re.findall(r"iter \d+: loss ([\d.]+), time ([\d.]+)ms", said)
     millions = re.search(r"num decayed parameter tensors: \d+, with ([\d,]+)", said)
     assert millions is not None
-    times = [float(t) for _, t in found][len(found) // 2 :]
-    return int(millions[1].replace(",", "")), statistics.median(times), memory, float(found[-1][0])
+    times = [float(t) for _, t in lines][len(lines) // 2 :]
+    return int(millions[1].replace(",", "")), statistics.median(times), memory, float(lines[-1][0])
 
 
 def ours(shape: Shape, query: str, text: Path, steps: int, place: Path) -> Any:
@@ -185,10 +185,12 @@ def measure(
             for rival in rivals:
                 start = time.perf_counter()
                 if rival == "nanoGPT":
-                    found = nanogpt(checkout, shape, tokens, steps, device, place)
+                    measured = nanogpt(checkout, shape, tokens, steps, device, place)
                 else:
-                    found = ours(shape, "identity" if "identity" in rival else "full", place / "text.txt", steps, place)
-                parameters, milliseconds, memory, loss = found
+                    measured = ours(
+                        shape, "identity" if "identity" in rival else "full", place / "text.txt", steps, place
+                    )
+                parameters, milliseconds, memory, loss = measured
                 speed = shape.batch * shape.context / milliseconds * 1e3
                 used = speed * shape.flops_per_token(parameters) / PEAK
                 keep(Row(name, rival, parameters, milliseconds, speed, used, memory, loss))
@@ -245,8 +247,8 @@ def main(
     page: record.PageOption = None,
 ) -> None:
     if recorded is not None:
-        setting, found = record.read_rows(recorded)
-        rows = [Row(**r) for r in found]
+        setting, recorded_rows = record.read_rows(recorded)
+        rows = [Row(**r) for r in recorded_rows]
     else:
         import torch
 

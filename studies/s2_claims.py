@@ -213,7 +213,7 @@ def half_scale(record: Large, small: Mapping[str, Difference]) -> str:
 
 def at_small_size(words: str, names: Mapping[str, Difference], verdict: str, more: str = "") -> str:
     """A claim that was tested at the small size only."""
-    listed = ", ".join(f"{name} {found}" for name, found in names.items())
+    listed = ", ".join(f"{name} {value}" for name, value in names.items())
     return line(words, only_small(verdict), f"{listed}{more}.")
 
 

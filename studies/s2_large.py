@@ -216,7 +216,7 @@ def go_on(text: str, record: Path, seconds: float, say: Callable[[str], None], a
 
         setup = lambda name: WorkerSetup(config(name), Train(batch=BATCH), raw, cuts)  # noqa: E731
         agenda = Agenda(lambda: StudyPlan(runs).left(), setup, keep)
-        queue = Queue(agenda, seconds=seconds, at_once=at_once, say=say)
+        queue = Queue(agenda, seconds=seconds, at_once=at_once, progress=say)
         queue.run()
         if queue.gains:
             append(record, {"kind": "side by side", "speed_over_one": sum(queue.gains)})

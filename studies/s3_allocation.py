@@ -329,7 +329,7 @@ def reading_part(record: dict[str, Any]) -> list[str]:
         row("published", Read(tuple(TRAINED.values()))),
         row("the bound, heads per lag", Read(tuple(record["bound"][str(h)] for h in TRAINED))),
     ]
-    return lines + [row(f"{said(kind)}, heads {name}", found) for (kind, name), found in readings(record).items()]
+    return lines + [row(f"{said(kind)}, heads {name}", reading) for (kind, name), reading in readings(record).items()]
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,13 @@ import torch
 import typer
 
 from deadweight.compress.calibration import Calibration, CalibrationRequest, head_calibration, text_to_heal_on
-from deadweight.compress.head_moments import HeadMoments, measure
+from deadweight.compress.head_moments import HeadMoments, HeadRecorder
 from deadweight.compress.head_spaces import find_head_spaces
 from deadweight.compress.heal import Healing, distil
 from deadweight.compress.judge import judge
 from deadweight.compress.linear_map import LinearMap
 from deadweight.compress.locate import locate
+from deadweight.compress.measure import measure
 from deadweight.compress.slim_form import assemble_slim
 from deadweight.compress.subspace import best_subspace
 from deadweight.compress.truncate import HeadSpaces, KeptDimensions, kept_whole, truncate_model
@@ -93,7 +94,9 @@ class Trial:
 
     def measured(self) -> list[HeadSpaces]:
         attentions, model = locate(self.source), self.source.module
-        moments = measure(model, {h.path: HeadMoments.empty(h) for h in attentions}, self.calibration.measure)
+        moments = measure(
+            model, HeadRecorder, {h.path: HeadMoments.empty(h) for h in attentions}, self.calibration.measure
+        )
         return [find_head_spaces(h, moments[h.path].mean(), model) for h in attentions]
 
     def outcome(self, spaces: Sequence[HeadSpaces], kept: dict[str, KeptDimensions], *, heal: bool) -> Data:

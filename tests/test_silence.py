@@ -1,3 +1,5 @@
+"""Loggers of other libraries are silenced, and get their levels back."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""`assert_no_deadweight` passes a clean model, and fails a wasteful one with a readable list."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -47,8 +47,8 @@ class Job:
         return self.out / "result"
 
     def read_inputs(self) -> Tensor:
-        found = load_file(self.inputs)["inputs"]
-        return found.to(self.dtype) if found.is_floating_point() else found
+        tensor = load_file(self.inputs)["inputs"]
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -93,13 +93,13 @@ def first_line(error: Exception) -> str:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+    by_name = {}
     for name in ("torch", "transformers", *packages):
         try:
-            found[name] = version(name).split("+")[0]
+            by_name[name] = version(name).split("+")[0]
         except PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def hugging_class(kind: str) -> Any:
@@ -132,8 +132,8 @@ def full_precision(dtype: torch.dtype) -> AbstractContextManager[Any]:
 def run_hugging(module: nn.Module, inputs: Tensor) -> Tensor:
     """Logits of a language model; the last hidden state of an encoder."""
     with full_precision(next(p.dtype for p in module.parameters() if p.is_floating_point())):
-        found = module(input_ids=inputs)
-    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+        output = module(input_ids=inputs)
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 def save_state(tensors: dict[str, Tensor], folder: Path) -> None:

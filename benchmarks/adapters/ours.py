@@ -21,8 +21,8 @@ def work(job: Job) -> dict[str, Tensor]:
         return {"output": deadweight.load(job.result, module=small_net().to(job.dtype))(inputs), "control": control}
     control = run_hugging(load_hugging(job, job.model), inputs)
     with job.timed():
-        found = deadweight.reduce(job.model, job.result, layout=job.variant)
-    job.notes += list(dict.fromkeys(f"{s.code} skipped: {s.why}" for s in found.skipped))
+        result = deadweight.reduce(job.model, job.result, layout=job.variant)
+    job.notes += list(dict.fromkeys(f"{s.code} skipped: {s.why}" for s in result.skipped))
     return {"output": run_hugging(deadweight.load(job.result, dtype=job.dtype), inputs), "control": control}
 
 

@@ -59,15 +59,15 @@ def mutants_of(root: Path, file: Path) -> list[Mutant]:
     """All mutants of one file, in its order."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     seen: dict[tuple[str, str, str], int] = {}
-    found = []
+    mutants = []
     for place, function, replacement, truth in Visitor().everything(tree):
         node = at(tree, place)
         texts = function, shown(node), shown(replacement)
         if texts[1] == texts[2]:
             continue
         seen[texts] = seen.get(texts, -1) + 1
-        found.append(Mutant(str(file.relative_to(root)), *texts, seen[texts], place, replacement, truth))
-    return found
+        mutants.append(Mutant(str(file.relative_to(root)), *texts, seen[texts], place, replacement, truth))
+    return mutants
 
 
 def shown(node: ast.AST) -> str:
@@ -124,9 +124,9 @@ def changes(node: ast.AST, owner: ast.FunctionDef, parent: ast.AST) -> Found:
     elif isinstance(node, ast.IfExp):
         yield from conditions(node.test, value_directions(node), (("test", None),))
     elif isinstance(node, ast.While):
-        for found in weakened(node.test, True):
-            if not isinstance(found, ast.Constant):
-                yield found, (("test", None),), True
+        for weaker in weakened(node.test, True):
+            if not isinstance(weaker, ast.Constant):
+                yield weaker, (("test", None),), True
     elif isinstance(node, ast.comprehension):
         for i, test in enumerate(node.ifs):
             yield from conditions(test, (True, False), (("ifs", i),))
@@ -149,8 +149,8 @@ def conditions(test: ast.expr, directions: tuple[Direction, ...], where: Place) 
     if any(isinstance(n, ast.NamedExpr) for n in ast.walk(test)) or (len(directions) == 2 and dispatches(test)):
         return
     for direction in directions:
-        for found in weakened(test, direction):
-            yield found, where, True
+        for weaker in weakened(test, direction):
+            yield weaker, where, True
 
 
 def dispatches(test: ast.expr) -> bool:
@@ -252,9 +252,9 @@ def weakened(test: ast.expr, direction: Direction) -> Iterator[ast.expr]:
 def refined(test: ast.expr, direction: Direction) -> Iterator[ast.expr]:
     """Changes inside the expression; what would make all of it a constant is left to `weakened`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        for found in weakened(test.operand, not direction):
-            if not isinstance(found, ast.Constant):
-                yield ast.UnaryOp(ast.Not(), found)
+        for weaker in weakened(test.operand, not direction):
+            if not isinstance(weaker, ast.Constant):
+                yield ast.UnaryOp(ast.Not(), weaker)
     elif isinstance(test, ast.BoolOp):
         yield from of_operands(test, direction)
     elif isinstance(test, ast.Compare):
@@ -273,20 +273,20 @@ def of_operands(test: ast.BoolOp, direction: Direction) -> Iterator[ast.expr]:
         rest = [v for k, v in enumerate(test.values) if k != i]
         if divides:
             yield rest[0] if len(rest) == 1 else ast.BoolOp(test.op, rest)
-        for found in refined(operand, direction):
-            yield ast.BoolOp(test.op, [found if k == i else v for k, v in enumerate(test.values)])
+        for weaker in refined(operand, direction):
+            yield ast.BoolOp(test.op, [weaker if k == i else v for k, v in enumerate(test.values)])
 
 
 def of_quantifier(test: ast.Call, direction: Direction) -> Iterator[ast.expr]:
     inner = test.args[0]
     if isinstance(inner, ast.GeneratorExp):
-        for found in refined(inner.elt, direction):
+        for weaker in refined(inner.elt, direction):
             changed = copy.deepcopy(inner)
-            changed.elt = found
+            changed.elt = weaker
             yield ast.Call(test.func, [changed], [])
     elif shown(test.func) == "bool":
-        for found in refined(inner, direction):
-            yield ast.Call(test.func, [found], [])
+        for weaker in refined(inner, direction):
+            yield ast.Call(test.func, [weaker], [])
 
 
 def replaced(tree: ast.Module, mutant: Mutant) -> ast.Module:

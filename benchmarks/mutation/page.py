@@ -41,8 +41,8 @@ def score(rows: list[Row]) -> str:
     count = Counter(r["verdict"] for r in rows)
     killed, alive = sum(count[v] for v in DEAD), sum(count[v] for v in ALIVE)
     waiting = f", {count['not run']:,} not run yet" if count["not run"] else ""
-    found = f"{killed:,} killed, {count['equivalent']:,} equivalent, {alive:,} survived"
-    said = f"**{len(rows):,} mutants: {found}{waiting}.** Of the killed mutants {count['timeout']} ran out of time."
+    counts = f"{killed:,} killed, {count['equivalent']:,} equivalent, {alive:,} survived"
+    said = f"**{len(rows):,} mutants: {counts}{waiting}.** Of the killed mutants {count['timeout']} ran out of time."
     if alive:
         said += (
             f" For {count['unreached']} of the survivors no test reaches the condition with a value that the mutant "

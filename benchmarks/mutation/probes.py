@@ -83,19 +83,19 @@ class Probes:
         return value
 
     def taken(self) -> set[int]:
-        found = set(self.differing)
+        result = set(self.differing)
         self.differing.clear()
-        return found
+        return result
 
 
 def same(value: Any, other: Callable[[], Any], *, truth: bool) -> bool:
     try:
-        found = other()
+        result = other()
         if truth:
-            return bool(found) == bool(value)
+            return bool(result) == bool(value)
         if isinstance(value, torch.Tensor):
-            return isinstance(found, torch.Tensor) and torch.equal(value, found)
-        return bool(value == found)
+            return isinstance(result, torch.Tensor) and torch.equal(value, result)
+        return bool(value == result)
     except Exception:  # noqa: BLE001 - a mutant that cannot be computed differs
         return False
 

@@ -67,10 +67,10 @@ class Session:
         left = [mutant for mutant, killer in known if not self.confirmed(mutant, items.get(killer))]
         if not left:
             return True
-        found = in_child(lambda: self.probe(session.items, left), limit=3600)
-        if not isinstance(found, dict):
-            raise session.Interrupted(f"the tests fail without a mutant: {found}")
-        reach = Reach(**found)
+        reached = in_child(lambda: self.probe(session.items, left), limit=3600)
+        if not isinstance(reached, dict):
+            raise session.Interrupted(f"the tests fail without a mutant: {reached}")
+        reach = Reach(**reached)
         numbered = sorted(enumerate(left), key=lambda m: bool(reach.tests[m[0]]))  # those out of reach first
         for number, mutant in numbered:
             tests = self.ordered(reach, number)
@@ -79,11 +79,11 @@ class Session:
 
     def confirmed(self, mutant: Mutant, killer: pytest.Item | None) -> bool:
         """Whether the test that killed a mutant before does so again."""
-        found = None if killer is None else in_child(lambda: self.attack(mutant, [killer]), limit=60)
-        if isinstance(found, list):
-            self.kills[found[0]] += 1
-            self.tell(mutant, Verdict("killed", *found, tests=1))
-        return isinstance(found, list)
+        failure = None if killer is None else in_child(lambda: self.attack(mutant, [killer]), limit=60)
+        if isinstance(failure, list):
+            self.kills[failure[0]] += 1
+            self.tell(mutant, Verdict("killed", *failure, tests=1))
+        return isinstance(failure, list)
 
     def probe(self, items: Sequence[pytest.Item], mutants: Sequence[Mutant]) -> Any:
         """Run all tests once, with probes."""
@@ -115,13 +115,13 @@ class Session:
                 break
             chosen.append(item)
         start = time.monotonic()
-        found = in_child(lambda: self.attack(mutant, chosen), limit=int(3 * min(total, self.budget)) + 20)
+        failure = in_child(lambda: self.attack(mutant, chosen), limit=int(3 * min(total, self.budget)) + 20)
         seconds = round(time.monotonic() - start, 1)
-        if found is None:
+        if failure is None:
             return Verdict("timeout", tests=len(items), seconds=seconds)
-        if isinstance(found, list):
-            self.kills[found[0]] += 1
-            return Verdict("killed", *found, tests=len(items), seconds=seconds)
+        if isinstance(failure, list):
+            self.kills[failure[0]] += 1
+            return Verdict("killed", *failure, tests=len(items), seconds=seconds)
         return Verdict(
             "survived", how="" if len(chosen) == len(items) else "time was up", tests=len(items), seconds=seconds
         )

@@ -133,6 +133,6 @@ def test_a_pilot_run_says_how_much_each_layer_saturates(run: Callable[..., Said]
     assert len(found) == 2 and max(found) == 1 and 0 < min(found) < 1
 
 
-def test_what_cannot_be_planned_is_said_before_the_pilot_run(run: Callable[..., Said]) -> None:
+def test_an_impossible_plan_is_refused_before_the_pilot_run(run: Callable[..., Said]) -> None:
     code, _, err = run("plan", "--saturation", "pilot", "--width", "32", "--heads", "2", "--multiple", "64")
     assert code == 2 and "pilot" not in err and "nearest feasible" in err

@@ -146,7 +146,7 @@ def remade(claim: ShiftClaim, kind: type[ShiftClaim]) -> ShiftClaim:
 def test_a_motion_that_does_not_fit_its_parameter_or_moves_nothing_is_refused(claims: list[Any], point: Point) -> None:
     claim = pick(claims, "DW002")
     assert fault(remade(claim, ShiftClaim), point) == ""
-    assert "does not fit" in fault(remade(claim, Misfit), point)
+    assert "does not have the parameter's shape" in fault(remade(claim, Misfit), point)
     assert "moves nothing" in fault(remade(claim, Still), point)
 
 
@@ -181,8 +181,8 @@ CHANGES: dict[str, tuple[list[float], list[float], list[int], str]] = {
     "a place that is masked": ([-1e38, 2.0], [0.0, 0.5], [7, 7], ""),
     "a place that is masked, and others": ([-1e38, 2.0, 3.0], [0.0, 0.5, 0.7], [7, 7, 7], "one label"),
     "no number stays none": ([NONE, 2.0], [0.0, 0.5], [7, 7], ""),
-    "a number becomes none": ([1.0, 2.0], [NONE, 0.5], [7, 7], "becomes none"),
-    "a number becomes infinite": ([1.0, 2.0], [INFINITE, 0.5], [7, 7], "becomes none"),
+    "a number becomes NaN": ([1.0, 2.0], [NONE, 0.5], [7, 7], "becomes NaN"),
+    "a number becomes infinite": ([1.0, 2.0], [INFINITE, 0.5], [7, 7], "becomes NaN or infinite"),
     "an infinite number, and others": ([INFINITE, 2.0, 3.0], [0.0, 0.5, 0.7], [7, 7, 7], "one label"),
     "an infinite number, and one that stays": ([INFINITE, 2.0, 3.0], [0.0, 0.5, 0.0], [7, 0, 7], "called unchanged"),
     "infinite numbers alone": ([INFINITE, -INFINITE], [0.0, 0.0], [7, 7], ""),
@@ -205,7 +205,7 @@ def test_numbers_that_change_otherwise_than_their_labels_say_are_named(
 
 def test_a_none_that_becomes_a_number_and_a_place_that_changes_are_named() -> None:
     none, number = (torch.tensor([first, 1.0], dtype=torch.float64) for first in (NONE, 0.0))
-    assert contradicts(number, none, None) == "a number becomes none, or none a number"
+    assert contradicts(number, none, None) == "a result becomes NaN or infinite, or stops being so"
     assert contradicts(torch.tensor([1, 2]), torch.tensor([1, 3]), None) == "an integer result changes"
     assert contradicts(torch.tensor([1, 2]), torch.tensor([1, 2]), None) is None
     assert contradicts(number, number, None) is None
@@ -330,7 +330,7 @@ def test_motions_of_claims_that_move_one_parameter_add_up(claims: list[Any], poi
 def test_a_claim_that_does_not_fit_is_named_beside_one_that_is_false(claims: list[Any], point: Point) -> None:
     claim = pick(claims, "DW002")
     faults = replay([remade(claim, Misfit), replace(remade(claim, Astray), note="1.0")], point).faults
-    assert "does not fit" in faults[0] and "changes the outputs" in faults[1]
+    assert "does not have the parameter's shape" in faults[0] and "changes the outputs" in faults[1]
 
 
 class Ranked(nn.Module):

@@ -64,7 +64,9 @@ def without_gradient(module: nn.Module) -> set[str]:
     ],
     ids=["chosen", "weighed", "linear"],
 )
-def test_what_no_derivative_reaches_is_told_as_autograd_tells_it(module: nn.Module, parameters: set[str]) -> None:
+def test_parameters_without_a_derivative_are_those_that_autograd_reports(
+    module: nn.Module, parameters: set[str]
+) -> None:
     assert without_derivative(module) == without_gradient(module) == parameters
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import deadweight
 from deadweight.audit.claim_matching import ClaimIdentity, identities, roles
-from deadweight.audit.measure import Measured
+from deadweight.audit.clone_measurements import Measured
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
 from deadweight.graph.trace import trace

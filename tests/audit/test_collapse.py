@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM,
 
 import deadweight
 import deadweight.audit.run
-from deadweight.audit.measure import Measured
+from deadweight.audit.clone_measurements import Measured
 from deadweight.source import model as source_model
 
 DEPTH, WIDTH = 8, 8
@@ -52,7 +52,7 @@ def proofs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("build", [gpt2, bert, pytest.param(gemma2, marks=pytest.mark.slow)])
-def test_a_few_blocks_tell_as_much_as_all(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_blocks_give_the_findings_of_all(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     short = deadweight.audit(build())
     whole(monkeypatch)
     assert summary(short) == summary(deadweight.audit(build()))

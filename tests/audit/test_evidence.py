@@ -62,12 +62,12 @@ def dead(graph: Graph, parameter: str) -> ShiftClaim:
     )
 
 
-def test_a_step_that_leaves_the_numbers_is_infinitely_far() -> None:
+def test_a_motion_that_gives_nan_counts_as_an_infinite_change() -> None:
     graph, values, draw = graph_of(Root())
     assert "by inf" in replay_motions({0: dead(graph, "bias")}, Point(graph, values, draw(1)))[0]
 
 
-def test_a_false_claim_is_contradicted_where_gradients_are_no_numbers() -> None:
+def test_a_false_claim_is_contradicted_where_gradients_are_nan() -> None:
     graph, values, draw = graph_of(Root())
     values[graph.node_of["bias"]] = torch.tensor([1.0, -100.0, -100.0], dtype=torch.float64)
     assert gradients(graph, values, draw).draws == ()
@@ -86,20 +86,20 @@ def test_one_false_claim_among_true_ones_is_the_one_that_is_named() -> None:
     assert list(replay_motions({0: unread, 1: dead(graph, "weight"), 2: unread}, Point(graph, values, draw(1)))) == [1]
 
 
-def test_a_motion_that_is_no_number_is_no_evidence() -> None:
+def test_a_motion_of_nan_is_no_evidence() -> None:
     g = {"p": torch.ones(2, dtype=torch.float64)}
     assert relative(g, 1.0, {"p": torch.tensor([math.nan, 0.0])}) == math.inf
     assert relative(g, 1.0, {"p": torch.tensor([1.0, -1.0])}) == 0.0
 
 
 @pytest.mark.parametrize(("old", "new"), [(1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0), (1.0, math.inf)])
-def test_a_replayed_step_that_leaves_the_numbers_is_refused(old: float, new: float) -> None:
+def test_a_replayed_step_that_gives_nan_is_refused(old: float, new: float) -> None:
     wide = lambda x: torch.tensor([2.0, x], dtype=torch.float64)  # noqa: E731
     assert contradicts(wide(new), wide(old), None) is not None
     assert contradicts(wide(old), wide(old), None) is None
 
 
-def test_a_claim_whose_motion_is_no_number_counts_as_unsound() -> None:
+def test_a_claim_whose_motion_is_nan_counts_as_unsound() -> None:
     class Broken(ShiftClaim):
         def motions(self, *_: object) -> object:
             yield {self.node: torch.full((WIDTH,), math.nan, dtype=torch.float64)}
@@ -121,7 +121,7 @@ class Nowhere(nn.Module):
         return torch.sqrt(-1 - self.read(x).square())
 
 
-def test_gradients_that_are_no_numbers_are_said_to_be_missing() -> None:
+def test_nan_gradients_are_reported_as_missing() -> None:
     result = deadweight.audit(Nowhere(), torch.randn(2, WIDTH))
     assert any("not finite" in note for note in result.notes)
     with pytest.raises(DeadweightError, match="not finite"):

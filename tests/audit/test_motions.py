@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.audit.checker import moved_along, replay_motions
-from deadweight.audit.measure import Clone, unmoved_parameters
+from deadweight.audit.clone_measurements import Clone, unmoved_parameters
 from deadweight.claims.claim import Title
 from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim
@@ -83,7 +83,7 @@ def test_claims_that_share_a_matrix_are_moved_along_one_after_the_other(graph: G
 
 
 @pytest.mark.parametrize("layer", range(DEPTH))
-def test_what_is_computed_near_known_values_is_what_is_computed_anew(graph: Graph, point: Point, layer: int) -> None:
+def test_outputs_computed_from_known_values_equal_those_of_a_full_run(graph: Graph, point: Point, layer: int) -> None:
     assert point.nodes
     moved = point.at({graph.node_of[f"layers.{layer}.bias"]: torch.randn(WIDTH, dtype=torch.float64)})
     moved = moved.at({graph.node_of["dead.1"]: torch.randn(WIDTH, dtype=torch.float64)})
@@ -104,7 +104,7 @@ def test_only_what_reads_a_moved_parameter_is_computed_again(graph: Graph, point
     assert len(seen) < len(graph.nodes) / 2
 
 
-def test_candidates_that_stay_are_told_from_those_that_do_not(graph: Graph, point: Point) -> None:
+def test_candidates_that_keep_the_outputs_are_distinguished_from_the_others(graph: Graph, point: Point) -> None:
     names = ["layers.0.bias", "dead.0", "dead.1", "layers.2.weight", "dead.3"]
     marked = {graph.node_of[n]: torch.ones_like(point.values[graph.node_of[n]], dtype=torch.bool) for n in names}
     clone = Clone(graph, every_law().search(graph), point.values, lambda _: dict(point.inputs), "")

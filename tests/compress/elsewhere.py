@@ -1,4 +1,4 @@
-"""A device that is not the CPU, played by the CPU: tensors that are there carry a mark, and may not meet others.
+"""A simulated GPU on the CPU: its tensors carry a mark, and operations that mix devices fail.
 
 On a machine without a GPU this finds what would fail on one: an operation on tensors of two devices, a result that was
 forgotten there. `Tensor.device` of a marked tensor is cuda:0; tensors made for that device are marked; what comes out

@@ -51,7 +51,7 @@ def test_wanted_bits_are_the_best_of_all(budget: int) -> None:
     assert int(widths.sum()) <= budget and float((own * ERRORS[widths]).sum()) == pytest.approx(best)
 
 
-def test_members_of_a_unit_want_equally_many_bits_in_all() -> None:
+def test_all_units_need_about_equally_many_bits() -> None:
     wanted = torch.tensor([[8, 6, 5, 4], [4, 3, 2, 1]])
     members = share_units(wanted, [True, False], [[0, 1]])
     assert sorted(members.flatten().tolist()) == list(range(8)), "every coordinate has one code"

@@ -73,7 +73,7 @@ def test_a_coder_that_does_not_read_what_it_wrote_is_refused(make: Callable, wor
         expect_same_decoded(make("llama"), small, words, "a model")
 
 
-def test_a_model_that_never_decodes_to_the_same_is_not_refused_for_it() -> None:
+def test_a_model_whose_original_decodes_to_other_logits_is_not_refused() -> None:
     """Already its original decodes to other logits: that is not the fault of codes."""
 
     class Drifting(torch.nn.Module):
@@ -100,8 +100,11 @@ def test_gradients_may_be_switched_off_by_the_caller(make: Callable, words: Any)
     [
         ({"judge_text": "a.txt", "keep_attention": 0.5}, "found --judge-text"),
         ({"bits": 4, "layout": "stock"}, "found --bits"),
-        ({"keep_kv": 0.4, "text": "a.txt", "judge_text": "a.txt"}, "both to learn from and to judge by"),
-        ({"keep_kv": 0.4, "heal": 3, "heal_text": "a.txt", "judge_text": "a.txt"}, "both to learn from and to judge"),
+        ({"keep_kv": 0.4, "text": "a.txt", "judge_text": "a.txt"}, "both as training and as judge text"),
+        (
+            {"keep_kv": 0.4, "heal": 3, "heal_text": "a.txt", "judge_text": "a.txt"},
+            "both as training and as judge text",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:

@@ -213,7 +213,7 @@ BAD = [
     ({"max_loss": -1.0}, "found --max-loss -1.0; expected nats per token above 0"),
     ({"keep_attention": 0.5, "windows": 1}, "found 1 calibration windows; expected two or more"),
     ({"keep_attention": 0.5, "length": 100_000}, "found windows of 100,000 tokens; demo takes 2 to 256"),
-    ({"keep_attention": 0.5, "curve": True}, "found --curve, which is about coded caches; expected it without --keep"),
+    ({"keep_attention": 0.5, "curve": True}, "found --curve, an option for coded caches; expected it without --keep"),
     *(
         (
             {**option, "layout": "stock"},
@@ -248,7 +248,7 @@ def test_activations_that_are_not_finite_are_refused(make: Callable, words: Any)
 
 
 def test_an_encoder_has_no_cache_to_keep(make: Callable, words: Any) -> None:
-    with pytest.raises(DeadweightError, match="has no cache, which --keep-kv is about; use --keep-attention"):
+    with pytest.raises(DeadweightError, match="has no key-value cache; use --keep-attention"):
         compress(make("bert"), keep_kv=0.5, inputs=words)
 
 

@@ -1,4 +1,4 @@
-"""Healing brings the compressed model nearer to the original, and goes on where it was stopped."""
+"""Healing brings the compressed model nearer to the original, and resumes where it was interrupted."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_state_belongs_to_its_weights_its_text_and_its_settings(make: Callable
     [
         ({"heal": -1}, "found --heal -1"),
         ({"heal": 2, "heal_rate": 0.0}, "found --heal-rate 0.0"),
-        ({"heal_text": "embedded"}, "no steps of healing"),
+        ({"heal_text": "embedded"}, "found --heal-text without --heal"),
         ({"heal": 2, "heal_text": "nosuch.txt"}, "nosuch.txt"),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_command_heals_at_the_rate_of_the_library() -> None:
     assert signature(command.compress).parameters["heal_rate"].default == healing.RATE
 
 
-def test_a_healing_that_was_stopped_goes_on_as_if_it_had_not(
+def test_interrupted_healing_resumes_exactly(
     make: Callable, words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make("llama")
@@ -170,7 +170,7 @@ def test_two_processes_share_the_healing_and_one_writes(tmp_path: Path) -> None:
     assert torch.isfinite(small(torch.arange(32)[None]).logits).all()
 
 
-def test_healing_reads_its_own_text_and_none_that_it_is_judged_by(tmp_path: Path) -> None:
+def test_healing_reads_its_own_text_and_no_held_out_text(tmp_path: Path) -> None:
     source: Any = open_complete("demo")
     text, other = tmp_path / "text.txt", tmp_path / "other.txt"
     text.write_text("".join(f"{i} sheep slept. " for i in range(400)))

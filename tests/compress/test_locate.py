@@ -76,5 +76,5 @@ def test_attention_with_sinks_is_refused_by_name() -> None:
     from .conftest import SHARED
 
     config = T.GptOssConfig(**SHARED, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises(DeadweightError, match="attention with s_aux, which compressed heads do not know"):
+    with pytest.raises(DeadweightError, match="attention with s_aux, which compressed heads do not support"):
         locate(open_model(T.GptOssForCausalLM(config)))

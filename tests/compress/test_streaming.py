@@ -1,4 +1,4 @@
-"""A model that is streamed computes what it computed, and holds one block at a time."""
+"""A streamed model computes the same as before, and holds one block at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import deadweight
-from deadweight.compress import head_moments, heal, streaming
+from deadweight.compress import heal, streaming
+from deadweight.compress import measure as measuring
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.head_moments import HeadMoments, measure, probe
+from deadweight.compress.head_moments import HeadMoments, HeadRecorder
 from deadweight.compress.head_spaces import find_head_spaces
 from deadweight.compress.heal import Healing, distil
 from deadweight.compress.locate import locate
+from deadweight.compress.measure import measure, probe
 from deadweight.compress.run import compress, open_streamed
 from deadweight.compress.slim_form import assemble_slim
 from deadweight.compress.streaming import blocks_of, device_of, float_of, gather_weights, run_again, stream
@@ -113,7 +115,7 @@ def by_hand(model: Any, heads: Any, batch: dict[str, Tensor]) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "whisper", "vit"])
-def test_gradients_of_blocks_that_run_again_are_those_of_the_whole(
+def test_gradients_of_recomputed_blocks_are_those_of_the_whole_model(
     family: str, make: Callable, batch_for: Callable
 ) -> None:
     source, _ = open_streamed(make(family), "cpu")
@@ -125,7 +127,7 @@ def agrees(source: Any, batch: dict[str, Tensor]) -> None:
     """What is measured is what one graph of the whole model gives."""
     heads = locate(source)
     expected = by_hand(source.module, heads, batch)
-    found = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [batch])
+    found = measure(source.module, HeadRecorder, {h.path: HeadMoments.empty(h) for h in heads}, [batch])
     for path, moment in expected.items():
         near = 1e-6 * float(moment.abs().max())
         assert torch.allclose(found[path].mean().out_gradient, moment, rtol=1e-4, atol=near), path
@@ -139,7 +141,7 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("where", HOOKS)
-def test_hooks_of_others_count_once(where: str, make: Callable, words: Any) -> None:
+def test_hooks_of_the_user_run_once(where: str, make: Callable, words: Any) -> None:
     model = make("llama")
     for block in model.model.layers:
         HOOKS[where](block)
@@ -190,7 +192,7 @@ class Caller(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["plain", "takes", "gives", "writes", "parts", "in place", "nothing"])
-def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
+def test_blocks_that_cannot_be_recomputed_are_measured_in_one_graph(
     way: str, make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make("llama")
@@ -199,18 +201,20 @@ def test_blocks_that_cannot_run_by_themselves_are_measured_in_one_graph(
     blocks = [f"model.layers.{i}.strange" for i in range(2)]
     monkeypatch.setattr(streaming, "blocks_of", lambda model, paths=(): blocks)
     seen: list[bool] = []
-    one = head_moments.add_graded
+    one = measuring.add_graded
 
     def told(*args: Any) -> bool:
         seen.append(args[-1])
         return one(*args)
 
-    monkeypatch.setattr(head_moments, "add_graded", told)
+    monkeypatch.setattr(measuring, "add_graded", told)
     agrees(open_streamed(model, "cpu")[0], {"input_ids": words["input_ids"][:4]})
     assert seen == ([False] if way == "plain" else [False, True])
 
 
-def test_blocks_run_again_in_a_thread_of_autograd(make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_recomputed_in_a_thread_of_autograd(
+    make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU, where context variables of the caller are not set."""
     plain = streaming.backward
 
@@ -224,7 +228,7 @@ def test_blocks_run_again_in_a_thread_of_autograd(make: Callable, words: Any, mo
 
 @pytest.mark.parametrize("family", ["gemma2", "bert", "llama"])
 @pytest.mark.parametrize("large", [1, 1 << 24])
-def test_ties_and_what_is_trained_stay(
+def test_tied_and_trainable_parameters_stay_so(
     family: str, large: int, make: Callable, words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "LARGE", large)
@@ -296,7 +300,7 @@ class Aside(nn.Module):
         return y
 
 
-def test_a_block_that_nobody_reads_runs_again_and_answers_nothing() -> None:
+def test_a_block_whose_output_is_unused_is_recomputed_without_gradients() -> None:
     model = Aside().requires_grad_(False)
     asked: list[list[Tensor]] = []
 
@@ -333,7 +337,7 @@ def test_healing_leaves_the_original_as_it_was(make: Callable, words: Any) -> No
     source, _ = open_streamed(make("llama"), "cpu")
     before = copy.deepcopy(source.module.state_dict())
     heads = locate(source)
-    sums = measure(source.module, {h.path: HeadMoments.empty(h) for h in heads}, [words])
+    sums = measure(source.module, HeadRecorder, {h.path: HeadMoments.empty(h) for h in heads}, [words])
     spaces = [find_head_spaces(h, sums[h.path].mean(), source.module) for h in heads]
     kept = {h.path: KeptDimensions((4,) * h.key_heads, (0,) * h.key_heads, (2,) * h.key_heads) for h in heads}
     small, _ = assemble_slim(truncate_model(source.module, spaces, kept, bias=True))

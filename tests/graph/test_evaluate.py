@@ -32,12 +32,12 @@ def outputs(values: list[float]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("before", "after"), SAME)
-def test_what_is_equal_place_by_place_does_not_differ(before: list[float], after: list[float]) -> None:
+def test_equal_elements_do_not_differ(before: list[float], after: list[float]) -> None:
     assert largest_difference(outputs(before), outputs(after)) == 0.0
 
 
 @pytest.mark.parametrize(("before", "after"), FAR)
-def test_a_number_on_one_side_only_is_infinitely_far(before: list[float], after: list[float]) -> None:
+def test_nan_or_infinity_on_one_side_only_is_an_infinite_difference(before: list[float], after: list[float]) -> None:
     assert largest_difference(outputs(before), outputs(after)) == INF
 
 
@@ -50,7 +50,7 @@ def test_a_mask_beside_the_others_hides_no_difference(fill: float) -> None:
     assert largest_difference(outputs([4.0, 1.0, fill]), outputs([4.0, 2.0, fill])) == 0.25
 
 
-def test_an_integer_that_changes_is_infinitely_far() -> None:
+def test_a_changed_integer_is_an_infinite_difference() -> None:
     places = [torch.tensor([1, 2])]
     assert largest_difference(places, [torch.tensor([1, 3])]) == INF
     assert largest_difference(places, [torch.tensor([1, 2])]) == 0.0

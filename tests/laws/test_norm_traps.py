@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import deadweight
 import deadweight.audit.run
-from deadweight.audit.measure import Measured
+from deadweight.audit.clone_measurements import Measured
 
 WIDTH, HIDDEN, VOCABULARY = 8, 12, 11
 

@@ -1,3 +1,5 @@
+"""Every law has a page of the same form, which is found by code or name."""
+
 from __future__ import annotations
 
 import io

@@ -16,11 +16,17 @@ from deadweight.claims.head_parts import HeadPart, turn_of
 from deadweight.graph.node import Graph
 from deadweight.laws.catalogue import search
 from deadweight.proof import field
-from deadweight.proof.commutant import Products, commutant, commutant_dimension, head_products, merged
+from deadweight.proof.commutant import Products, commutant, head_products, merged
 from deadweight.proof.linear_form import Form, Slot
 from deadweight.proof.normed_heads import Gram
 
 HEADS, HEAD, LENGTH = 2, 4, 8
+
+
+def commutant_dimension(products: Products) -> int | None:
+    """The dimension of the group for one head; None if it is not known."""
+    parts = commutant(products)
+    return None if parts is None else sum(part.dimension for part in parts)
 
 
 def half_split(x: Tensor, size: int = HEAD) -> Tensor:

@@ -63,6 +63,8 @@ HOLDS: dict[str, tuple[Callable, set[str]]] = {
     "a difference": (lambda m, x, i: torch.tanh((m.w(x) - m.p) * m.f), {"w.weight", "p"}),
     "a sum that broadcasts": (lambda m, x, i: torch.tanh((m.rows + m.p) * m.f + x), {"rows", "p"}),
     "ReLU of an opposite": (lambda m, x, i: torch.tanh((-m.w(x)).relu() * m.f), {"w.weight"}),
+    "a leaky ReLU": (lambda m, x, i: torch.tanh(torch.nn.functional.leaky_relu(m.w(x)) * m.f), {"w.weight"}),
+    "an absolute value": (lambda m, x, i: torch.tanh(m.w(x).abs() * m.f), {"w.weight"}),
     "zeros in masked places": (
         lambda m, x, i: torch.tanh(m.w(x).masked_fill(MASK, 0.0) * m.f),
         {"w.weight"},

@@ -66,7 +66,7 @@ def test_bfloat16_weights_of_a_bfloat16_config_stay_bfloat16(gpt2: Path, tmp_pat
     assert deadweight.verify(gpt2, tmp_path / "out").same
 
 
-def test_shards_with_odd_names_and_a_path_with_spaces_and_accents(gpt2: Path, tmp_path: Path) -> None:
+def test_shards_with_odd_names_and_a_path_with_spaces_and_accents_are_read(gpt2: Path, tmp_path: Path) -> None:
     in_shards(gpt2, ["a b.safetensors", "ü.safetensors", "x.y.safetensors"])
     (gpt2 / "model.safetensors").unlink()
     (place := tmp_path / "päth with späces").mkdir()

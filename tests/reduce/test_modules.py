@@ -61,7 +61,7 @@ def test_a_reduced_module_is_loaded_into_a_fresh_original(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_torchs_own_encoder(norm_first: bool) -> None:
+def test_torchs_own_encoder_is_reduced(norm_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     torch.manual_seed(0)

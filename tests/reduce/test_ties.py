@@ -162,7 +162,7 @@ class Peeping(Net):
         return super().forward(x) + self.first.k.bias.sum()
 
 
-def test_code_that_looks_into_a_layer_is_told_of_the_layout_that_keeps_it() -> None:
+def test_code_that_reads_a_removed_parameter_is_pointed_to_the_stock_layout() -> None:
     net, x = Peeping().eval(), torch.randn(2, 5, 8)
     with pytest.raises(DeadweightError, match="layout='stock'"):
         deadweight.reduce(net, inputs=(x,))

@@ -105,7 +105,7 @@ def test_a_gross_error_in_the_run_is_seen_whatever_was_simulated() -> None:
     assert Error("logits", 1e-9, own=1e-7, floor=1e-7, noise=quiet, stored=True).same
 
 
-def test_what_is_known_is_a_value() -> None:
+def test_settled_facts_are_immutable() -> None:
     nothing = SettledFacts()
     some = nothing.and_also([Constant("a.bias", 0.0, "folded"), ZeroPlaces("a.weight", 0, (3,), because="centred")])
     more = some.and_also(

@@ -1,3 +1,5 @@
+"""The JSON of an audit has the documented keys and the numbers of the audit."""
+
 from __future__ import annotations
 
 import json
@@ -5,7 +7,7 @@ from dataclasses import replace
 
 import deadweight
 from deadweight.audit.result import Audit, Unknown
-from deadweight.report.audit_json import json_text, to_json
+from deadweight.report.audit_json import as_text, to_json
 
 
 def test_the_report_has_exactly_the_documented_keys(gpt2_like: Audit) -> None:
@@ -28,7 +30,7 @@ def test_the_numbers_are_those_of_the_audit(gpt2_like: Audit) -> None:
 
 
 def test_the_report_survives_a_round_trip_through_text(gpt2_like: Audit) -> None:
-    assert json.loads(json_text(gpt2_like)) == to_json(gpt2_like)
+    assert json.loads(as_text(to_json(gpt2_like))) == to_json(gpt2_like)
 
 
 def test_a_whole_parameter_has_a_null_slice(gpt2_like: Audit) -> None:
@@ -50,12 +52,12 @@ def test_an_untraced_model_is_unknown_as_a_whole(clean: Audit) -> None:
 def test_evidence_that_is_not_a_number_is_null_so_that_the_text_stays_json(gpt2_like: Audit) -> None:
     for value in (float("nan"), float("inf"), None):
         audit = replace(gpt2_like, findings=(replace(gpt2_like.findings[0], evidence=value),))
-        assert json.loads(json_text(audit))["findings"][0]["evidence"] is None
+        assert json.loads(as_text(to_json(audit)))["findings"][0]["evidence"] is None
 
 
 def test_the_text_is_ascii_whatever_the_parameters_are_called(gpt2_like: Audit) -> None:
     odd = replace(gpt2_like.findings[0], parameter="\x1b[2J\x9bγ\udc80")
-    text = json_text(replace(gpt2_like, findings=(odd,)))
+    text = as_text(to_json(replace(gpt2_like, findings=(odd,))))
     assert text.isascii()
     assert "\x1b" not in text
     assert json.loads(text)["findings"][0]["parameter"] == odd.parameter

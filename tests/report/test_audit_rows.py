@@ -1,3 +1,5 @@
+"""Findings are grouped into rows without losing or doubling any."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""The table of an audit: what each row says, totals, notes, wrapping, and no control characters."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""Names of repeated layers collapse into patterns that stand for exactly these names."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Text for a terminal: escaped, on one line, wrapped without loss."""
+
 from __future__ import annotations
 
 import unicodedata

@@ -53,7 +53,7 @@ def after_prompt(model: Any, cache: Any) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("no_gradients")
-def test_a_copied_cache_goes_on_where_the_other_stood(small: Any) -> None:
+def test_a_copied_cache_continues_from_the_same_state(small: Any) -> None:
     cache = DynamicCache()
     small(IDS[:2, :12], past_key_values=cache, use_cache=True)
     twins = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
@@ -84,7 +84,7 @@ def test_a_cache_of_another_model_is_refused(small: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_gradients")
-def test_memory_that_was_taken_early_is_taken_for_codes(small: Any) -> None:
+def test_memory_that_is_allocated_early_holds_codes(small: Any) -> None:
     early = StaticCache(config=small.config, max_cache_len=20)
     early.early_initialization(2, 2, 8, torch.float32, torch.device("cpu"))
     late = StaticCache(config=small.config, max_cache_len=20)
@@ -95,7 +95,7 @@ def test_memory_that_was_taken_early_is_taken_for_codes(small: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_gradients")
-def test_what_is_cropped_to_the_start_starts_again(small: Any) -> None:
+def test_a_cache_that_is_cropped_to_nothing_starts_again(small: Any) -> None:
     """Also where the new text has other padding."""
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :5] = 0
@@ -115,7 +115,7 @@ def test_nothing_of_a_call_stays_in_the_model(small: Any) -> None:
     assert CURRENT.call is None
 
 
-def test_a_folder_without_maps_is_refused(small: Any, tmp_path: Path) -> None:
+def test_a_folder_without_transforms_is_refused(small: Any, tmp_path: Path) -> None:
     small.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -205,7 +205,7 @@ def test_a_step_of_decoding_compiles_as_one_graph(small: Any) -> None:
 
 @pytest.mark.usefixtures("no_gradients")
 @pytest.mark.parametrize("first", [0, 1, 8])
-def test_a_cache_may_keep_other_numbers_of_first_tokens(small: Any, first: int) -> None:
+def test_a_cache_may_have_another_number_of_uncoded_tokens(small: Any, first: int) -> None:
     model = copy.deepcopy(small)
     for layer in model.model.layers:
         layer.self_attn.coder.spec = replace(layer.self_attn.coder.spec, first=first)

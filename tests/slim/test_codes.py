@@ -117,7 +117,7 @@ def test_the_scale_grows_as_far_as_nothing_is_clipped_and_no_further(size: float
     assert math.isclose(scale, 2 ** (int(exponent) ** 2 / 32))
 
 
-def test_a_number_that_is_none_takes_the_largest_scale_and_one_bit_takes_none() -> None:
+def test_nan_takes_the_largest_scale_and_one_bit_codes_take_none() -> None:
     y = torch.tensor([[[float("nan")]]], dtype=torch.float64)
     assert int(quantiser(4).exponent(y)) == EXPONENTS - 1
     assert int(quantiser(1).exponent(torch.tensor([[[1e9]]], dtype=torch.float64))) == 0

@@ -1,3 +1,5 @@
+"""Weight files are checked before they are read: truncated, missing, outside of the folder, or pickles."""
+
 import json
 from pathlib import Path
 

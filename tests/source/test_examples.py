@@ -1,3 +1,5 @@
+"""Every kind of model gets example inputs that it runs with."""
+
 from pathlib import Path
 from typing import Any
 

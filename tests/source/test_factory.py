@@ -1,3 +1,5 @@
+"""Models from the user's own code: a factory, or a live module that is left as it is."""
+
 from pathlib import Path
 
 import pytest

@@ -1,3 +1,5 @@
+"""GGUF files are opened with and without their weights."""
+
 from pathlib import Path
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""Folders, configs and hub ids are opened, with and without weights, or refused in one line."""
+
 import json
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Random inputs have the shapes, types and ranges of the example."""
+
 import torch
 
 from deadweight.source.inputs import Inputs, Span, as_inputs

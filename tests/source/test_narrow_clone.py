@@ -1,3 +1,5 @@
+"""Narrow clones run, keep every kind of layer, and have the published sizes."""
+
 from pathlib import Path
 from typing import Any
 

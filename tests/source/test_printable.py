@@ -1,3 +1,5 @@
+"""Names of strangers are escaped and cut before they are printed."""
+
 import pytest
 
 from deadweight.source.printable import printable, reason

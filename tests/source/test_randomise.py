@@ -1,3 +1,5 @@
+"""Random parameters: all of them change, ties stay, and scales are kept."""
+
 import pytest
 import torch
 from torch import nn

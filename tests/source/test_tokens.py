@@ -9,7 +9,7 @@ from transformers import BatchEncoding
 
 from deadweight.errors import DeadweightError
 from deadweight.source import tokens
-from deadweight.source.tokens import encoded, first_tokens, ids_of_pieces
+from deadweight.source.tokens import encode_text, first_tokens, ids_of_pieces
 
 TEXT = "".join(f"line {i} of some text, with ünïcödé\n" for i in range(200)).encode()
 
@@ -26,7 +26,7 @@ class Words:
 
 
 def test_pieces_are_cut_behind_lines_and_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = encoded(TEXT, Words(), 99, "x")
+    whole = encode_text(TEXT, Words(), 99, "x")
     assert len(whole) == 200 * 7
     for piece in (1, 50, 333, 10**6):
         assert ids_of_pieces(TEXT, Words(), 10**9, piece) == whole
@@ -38,9 +38,9 @@ def test_pieces_are_cut_behind_lines_and_give_what_the_whole_gives(monkeypatch: 
 
 
 def test_bytes_are_their_own_tokens_and_strange_ones_are_refused() -> None:
-    assert encoded(b"ab\n", None, 256, "x") == [97, 98, 10] and first_tokens(b"abc", None, 256, "x", 2) == [97, 98]
+    assert encode_text(b"ab\n", None, 256, "x") == [97, 98, 10] and first_tokens(b"abc", None, 256, "x", 2) == [97, 98]
     with pytest.raises(DeadweightError, match="no tokenizer"):
-        encoded(b"a", None, 300, "x")
+        encode_text(b"a", None, 300, "x")
     with pytest.raises(DeadweightError, match="expected the tokenizer"):
-        encoded(TEXT, Words(), 4, "x")
-    assert encoded(b"", Words(), 4, "x") == []
+        encode_text(TEXT, Words(), 4, "x")
+    assert encode_text(b"", Words(), 4, "x") == []

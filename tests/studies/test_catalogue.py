@@ -1,4 +1,4 @@
-"""The catalogue: one failing type never stops it, a stopped run goes on, and its pages show what was proved."""
+"""The catalogue: one failing type never stops it, an interrupted run resumes, and its pages show what was proved."""
 
 from __future__ import annotations
 

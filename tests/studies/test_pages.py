@@ -40,7 +40,7 @@ def test_the_page_of_query_weights_is_what_its_two_records_say(study: Callable[[
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_the_query_study_runs_records_and_goes_on(
+def test_the_query_study_runs_records_and_resumes(
     study: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s2 = study("s2_query_weights")
@@ -65,6 +65,7 @@ BENCHMARKS = {
     "accounts": "accounts",
     "audit_speed": "audit-speed",
     "completeness": "completeness",
+    "compress_memory": "compress-memory",
     "coverage": "coverage",
     "exactness": "exactness",
     "modules": "modules",

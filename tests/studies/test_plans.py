@@ -1,4 +1,4 @@
-"""The study of plans: plans of equal size, a run that goes on, a page that says what the numbers say."""
+"""The study of plans: plans of equal size, a run that resumes, a page that says what the numbers say."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_shares_are_whole_and_add_up(study: Callable[[str], ModuleType], weights
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_it_plans_trains_goes_on_and_tells(
+def test_the_study_plans_trains_resumes_and_writes_its_page(
     study: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3 = study("s3_plans")

@@ -64,7 +64,7 @@ def test_a_sweep_goes_on_while_the_best_rate_is_at_its_edge(large: ModuleType) -
     assert large.optimum({5e-4: 1.2, 1e-3: 1.1, 2e-3: 1.15}) > 1e-3
 
 
-def test_a_plan_that_was_stopped_goes_on_where_it_was(large: ModuleType) -> None:
+def test_an_interrupted_plan_resumes_where_it_stopped(large: ModuleType) -> None:
     some = play(large, 20)
     again = json.loads(json.dumps(some))
     assert large.StudyPlan(again).left() == large.StudyPlan(some).left()

@@ -76,7 +76,7 @@ def test_tokens_that_another_run_wrote_meanwhile_stay(
 def test_the_second_time_nothing_is_tokenized(tmp_path: Path, text: str) -> None:
     said: list[str] = []
     for _ in range(2):
-        prepare(Data(text=text), tmp_path, context=16, say=said.append)
+        prepare(Data(text=text), tmp_path, context=16, progress=said.append)
     assert len(said) == 2  # once for the training part, once for the other
 
 

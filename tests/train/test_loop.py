@@ -64,7 +64,7 @@ def test_a_run_that_was_stopped_has_the_losses_of_one_that_was_not(
         train(run, tmp_path / "parts")
     monkeypatch.undo()
     said: list[str] = []
-    train(run, tmp_path / "parts", listener=Listener(say=said.append))
+    train(run, tmp_path / "parts", listener=Listener(progress=said.append))
     assert "resuming at step 4" in said
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
@@ -104,7 +104,7 @@ def test_a_model_larger_than_memory_is_refused_before_a_folder_is_made(tmp_path:
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_a_run_does_not_go_on_with_another_text(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_not_resumed_with_another_text(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny()
     monkeypatch.setattr(Trainer, "save_model", lambda *_: None)
     train(run, tmp_path / "out")
@@ -153,7 +153,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path, tiny: Tiny, sharde
         assert torch.allclose(a, b, atol=1e-4), name
 
 
-def test_a_killed_process_leaves_a_state_to_go_on_with(tmp_path: Path, tiny: Tiny) -> None:
+def test_a_killed_process_leaves_a_state_to_resume_from(tmp_path: Path, tiny: Tiny) -> None:
     run = tiny(train__steps=400, train__save_every=1, train__log_every=1)
     process = launched(tmp_path, run, "killed", sys.executable)
     deadline = time.monotonic() + 120
@@ -166,7 +166,7 @@ def test_a_killed_process_leaves_a_state_to_go_on_with(tmp_path: Path, tiny: Tin
     short = tiny(train__steps=400, train__save_every=1, train__log_every=1)
     monkey = Stop(after=3)
     with pytest.raises(Stop):
-        train(short, tmp_path / "killed", listener=Listener(tell=monkey.told, say=said.append))
+        train(short, tmp_path / "killed", listener=Listener(tell=monkey.told, progress=said.append))
     assert any(line.startswith("resuming at step") for line in said)
     again = losses(tmp_path / "killed")
     whole = Stop(after=len(again))

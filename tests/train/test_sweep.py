@@ -32,7 +32,7 @@ def test_every_combination_is_a_run_of_its_own() -> None:
     assert {j.run.model.get("query", "full") for j in jobs if j.variant.startswith("identity")} == {"identity"}
 
 
-def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_sweep_resumes(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = make_sweep({**BASE, "data": {"text": text}, "grid": {}})
     real, started = package.one, []
 

@@ -111,7 +111,7 @@ def test_a_config_survives_its_own_json() -> None:
     assert again.layers == config.layers and again.biases == ["query", "down"] and again.scale == 0.5
 
 
-def test_a_decoder_does_not_fill_in_masks_nor_an_encoder_go_on_writing() -> None:
+def test_a_decoder_predicts_no_masks_and_an_encoder_does_not_generate() -> None:
     with pytest.raises(ValueError, match="found causal = False; expected a decoder, or TransformerForMaskedLM"):
         TransformerForCausalLM(TransformerConfig(**SMALL, causal=False))
     with pytest.raises(ValueError, match="found causal = True; expected an encoder, or TransformerForCausalLM"):

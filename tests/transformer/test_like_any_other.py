@@ -253,7 +253,7 @@ def test_unshared_layers_with_both_skips_have_one_turn_among_them() -> None:
     assert found.module is not None and relative(found.module(IDS).logits, model(IDS).logits) < EXACT
 
 
-def test_who_does_not_ask_for_whole_projections_is_not_told_of_them() -> None:
+def test_refusals_of_whole_projections_are_reported_only_if_selected() -> None:
     model = randomise(TransformerForCausalLM(TransformerConfig(**SMALL | {"n_layers": 1})).eval())
     plan = deadweight.reduce(model, inputs={"input_ids": IDS}, dry_run=True)
     assert not [s for s in plan.skipped if s.code == "DW015"]

@@ -55,7 +55,7 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_with_its_cache_the_model_writes_what_it_writes_without(name: str) -> None:
+def test_the_model_generates_the_same_with_and_without_its_cache(name: str) -> None:
     model, start = decoder(name), tokens(6, 4)
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     written = model.generate(start, use_cache=True, **options)
@@ -189,7 +189,7 @@ def test_the_start_is_small_centred_and_smaller_where_it_adds_up() -> None:
             assert abs(float(p.mean())) < 5 * wanted / n**0.5, name
 
 
-def test_another_start_is_asked_for_by_its_deviation() -> None:
+def test_the_deviation_of_the_initial_weights_can_be_set() -> None:
     torch.manual_seed(0)
     model = TransformerModel(TransformerConfig(d_model=64, heads=2, n_layers=2, init_std=0.1))
     assert float(model.tokens.weight.detach().std()) == pytest.approx(0.1, rel=0.05)

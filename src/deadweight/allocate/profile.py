@@ -103,7 +103,7 @@ def number(value: Setting, where: str, what: str) -> float:
     return result
 
 
-def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", say: Progress = silent) -> Profile:
+def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", progress: Progress = silent) -> Profile:
     """A profile by its name: one of FORMS. `lags` is its length where the name leaves that open."""
     kind, colon, rest = name.partition(":")
     if kind in ("power", "exponential") and colon:
@@ -116,11 +116,11 @@ def read_profile(name: str, lags: int | None = None, tokenizer: str = "bytes", s
     if kind == "text" and colon:
         from deadweight.allocate.profile_from_text import measure_text
 
-        return measure_text(rest, lags or MEASURED_LAGS, tokenizer=tokenizer, say=say)
+        return measure_text(rest, lags or MEASURED_LAGS, tokenizer=tokenizer, progress=progress)
     if kind == "model" and colon:
         from deadweight.allocate.profile_from_model import measure_model
 
-        return measure_model(rest, lags or MEASURED_LAGS, say=say)
+        return measure_model(rest, lags or MEASURED_LAGS, progress=progress)
     if Path(name).suffix in (".csv", ".json"):
         profile = from_file(name)
         return Profile(profile.values[:lags], profile.source)

@@ -32,22 +32,22 @@ QUERIES = 64  # per window, if the context allows
 
 
 def measure_model(
-    model: str, lags: int, *, text: str = "embedded", layers: int | None = None, say: Progress = silent
+    model: str, lags: int, *, text: str = "embedded", layers: int | None = None, progress: Progress = silent
 ) -> Profile:
     """Mean attention by lag over the first `layers` layers (a third of them by default) on a text."""
     from deadweight.evaluate.run import EvaluatedModel
     from deadweight.source.plain_text import check_text, read_text
 
-    subject = EvaluatedModel.open(model, {}, say)
+    subject = EvaluatedModel.open(model, {}, progress)
     if lags >= subject.context:
         raise DeadweightError(
             f"found {lags} lags; {printable(model)} reads {subject.context} tokens, expected at most "
             f"{subject.context - 1} lags"
         )
-    read = read_text(text, say)
+    read = read_text(text, progress)
     check_text(read, text)
     ids = torch.tensor(subject.encode(read[: 64 * WINDOWS * (lags + QUERIES)]))
-    masses = attention_by_lag(subject.module, windows(ids, min(lags + QUERIES, subject.context), text), lags, say)
+    masses = attention_by_lag(subject.module, windows(ids, min(lags + QUERIES, subject.context), text), lags, progress)
     n = layers or max(1, len(masses) // 3)
     if n > len(masses):
         raise DeadweightError(f"found layers = {n}; {printable(model)} has {len(masses)}")
@@ -63,12 +63,12 @@ def windows(ids: Tensor, length: int, name: str) -> Tensor:
 
 
 @torch.no_grad()
-def attention_by_lag(module: nn.Module, ids: Tensor, lags: int, say: Progress = silent) -> Tensor:
+def attention_by_lag(module: nn.Module, ids: Tensor, lags: int, progress: Progress = silent) -> Tensor:
     """[layer, m − 1]: the mean weight of the token m back."""
     device = next(module.parameters()).device
     totals, parts = [], ids.split(AT_A_TIME)
     for number, part in enumerate(parts):
-        say(f"reading: {number / len(parts):.0%}")
+        progress(f"reading: {number / len(parts):.0%}")
         with AttentionWatch(lags) as watch:
             module(part.to(device), use_cache=False)
         if not watch.means:

@@ -40,23 +40,23 @@ BLOCKS = 64  # the text is cut into so many, odd and even
 LONGEST = 4_000_000  # tokens read
 
 
-def measure_text(text: str, lags: int, *, tokenizer: str = "bytes", say: Progress = silent) -> Profile:
+def measure_text(text: str, lags: int, *, tokenizer: str = "bytes", progress: Progress = silent) -> Profile:
     """The profile of a text file (or a folder, datasets:NAME, embedded), tokenized by `tokenizer`."""
-    tokens = read_tokens(text, tokenizer, say)
-    say("fitting all lags together")
+    tokens = read_tokens(text, tokenizer, progress)
+    progress("fitting all lags together")
     values = lag_norms(tokens, lags, name=text)
     return Profile(values, f"measured on {printable(text)}, {len(tokens):,} tokens", effective_tokens(tokens))
 
 
-def read_tokens(text: str, tokenizer: str, say: Progress) -> Tokens:
+def read_tokens(text: str, tokenizer: str, progress: Progress) -> Tokens:
     from deadweight.source.plain_text import boundary, check_text, read_text
     from deadweight.train.data import tokenizer_for
 
-    read = read_text(text, say)
+    read = read_text(text, progress)
     check_text(read, text)
     read = read[: boundary(read, 4 * LONGEST)]
     with tempfile.TemporaryDirectory() as folder:
-        encode, _ = tokenizer_for(tokenizer, read, Path(folder), say)
+        encode, _ = tokenizer_for(tokenizer, read, Path(folder), progress)
         parts = [np.asarray(ids, dtype=np.int64) for _, ids in encode(read)]
     return np.concatenate(parts)[:LONGEST]
 

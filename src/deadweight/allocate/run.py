@@ -21,14 +21,14 @@ def allocate(
     rules: Rules | None = None,
     scale: float = 1.0,
     epsilon: float = 0.0,
-    say: Progress = silent,
+    progress: Progress = silent,
 ) -> Optimum:
     """The number of lags M, heads H_m and head dimensions d_m that minimise the error bound within a budget.
 
     `profile` says how much depends on each lag: numbers, or a name such as power:1, text:FILE, model:MODEL (of `lags`
     lags). `d_token` is the dimension of a token; a measured profile comes with one.
     """
-    known = read_profile(profile, lags, say=say) if isinstance(profile, str) else profile
+    known = read_profile(profile, lags, progress=progress) if isinstance(profile, str) else profile
     known = known if isinstance(known, Profile) else Profile(tuple(known), "given")
     size = d_token or known.d_token
     if size is None:

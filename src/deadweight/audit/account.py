@@ -23,6 +23,7 @@ from deadweight.claims.claim import Claim
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph
 
+COUNTABLE = 20_000  # parameters: an account of a larger clone takes too much memory and time
 SOUND = 1e-11  # largest effect of a unit motion that changes nothing, as a share of the largest effect of any motion
 FAINT = 1e-9  # the same for claims that hold up to a norm's ε
 RANK = 1e-7  # singular values above this are new directions, below it they are combinations of those counted

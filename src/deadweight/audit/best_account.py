@@ -16,7 +16,7 @@ from deadweight.audit.account import Account, make_account
 from deadweight.audit.jacobian import Draw
 from deadweight.claims.point import Values
 from deadweight.graph.node import Graph
-from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
+from deadweight.proof.operation_groups import POSITIVELY_HOMOGENEOUS
 from deadweight.search.prover import Prover
 
 MORE_TOKENS = (41, 97)  # the narrow vocabulary has 11; a hidden layer of 12 units needs about 30 points

@@ -28,7 +28,7 @@ WHOLE = 1e-8  # a whole narrow model, after a finite turn
 
 
 def structure(graph: Graph, claims: Sequence[Claim]) -> dict[int, str]:
-    """Claims (by place) whose steps do not cover everything that reads a changed value, with the gap."""
+    """Claims, by index, whose steps miss a reader of a changed value; with that reader."""
     refused = {}
     for place, claim in enumerate(claims):
         gap = uncovered(graph, claim.steps)
@@ -53,10 +53,10 @@ def uncovered(graph: Graph, steps: Sequence[Step]) -> str | None:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of it, by the place of the claim."""
+    """The outcome of a replay, by the index of the claim."""
 
-    faults: dict[int, str]  # some step, or the motion as a whole, does not hold on numbers, with the reason
-    skipped: dict[int, int]  # how many steps were not replayed: their labels are too many to be kept
+    faults: dict[int, str]  # why a step, or the motion as a whole, does not hold on numbers
+    skipped: dict[int, int]  # how many steps were not replayed, because they have too many labels to keep
 
 
 def replay(claims: Sequence[Claim], point: Point) -> Replay:
@@ -86,7 +86,7 @@ def replay_motions(claims: dict[int, Claim], point: Point) -> dict[int, str]:
 
 
 def moved_along(claims: dict[int, Claim], point: Point) -> tuple[Point, dict[int, str]]:
-    """The point after a random finite motion of every claim, and the claims of which the motion is none."""
+    """The point after a random finite motion along every claim, and the claims without a valid motion."""
     moved, faults = point, dict[int, str]()
     for batch in batches(claims):
         changes: Values = {}
@@ -96,10 +96,10 @@ def moved_along(claims: dict[int, Claim], point: Point) -> tuple[Point, dict[int
                 moved, changes = moved.at({n: moved.values[n] + t for n, t in changes.items()}), {}
                 change = motion_of(place, claim, moved)
             if any(t.shape != point.values[n].shape for n, t in change.items()):
-                faults[place] = "the motion it speaks of does not fit the parameter"  # broadcasting would hide it
+                faults[place] = "the claimed motion does not have the parameter's shape"  # broadcasting would hide it
                 continue
             if claim.dof and not any(bool(t.any()) for t in change.values()):
-                faults[place] = "the motion it speaks of moves nothing"
+                faults[place] = "the claimed motion moves nothing"
             changes |= {n: changes[n] + t if n in changes else t for n, t in change.items()}
         moved = moved.at({n: moved.values[n] + t for n, t in changes.items()})
     return moved, faults
@@ -129,12 +129,12 @@ def batches(claims: dict[int, Claim]) -> list[dict[int, Claim]]:
 
 
 def meets_activations(claim: Claim) -> bool:
-    """Whether a shift passes a product of activations before something takes it over."""
+    """Whether a shift passes through a product of activations before something absorbs it."""
     return isinstance(claim, ShiftClaim) and bool(claim.absorbers) and any(s.op == "aten.matmul" for s in claim.steps)
 
 
 def replay_shift(graph: Graph, claim: ShiftClaim, known: Values) -> tuple[str | None, int]:
-    """What is wrong with some step, if anything; and how many steps cannot be replayed for lack of labels."""
+    """The first fault among the steps, if any; and how many steps cannot be replayed without labels."""
     changed: dict[str, object] = {}
     hidden, skipped = set[str](), 0  # changed values whose labels are not kept
     for number, step in enumerate(claim.steps):
@@ -214,7 +214,7 @@ def contradicts(new: Tensor, old: Tensor, conclusion: object) -> str | None:
         return None if torch.equal(new, old) else "an integer result changes"
     finite = torch.isfinite(old) & torch.isfinite(new)
     if not bool((finite | (old == new) | (torch.isnan(old) & torch.isnan(new))).all()):
-        return "a number becomes none, or none a number"
+        return "a result becomes NaN or infinite, or stops being so"
     open_ = finite & (old > -1e29)  # a masked place may count as shifted by anything, and says nothing about the scale
     scale = float(old[open_].abs().max()) + 1.0 if bool(open_.any()) else 1.0
     moved = torch.where(open_, new - old, 0.0)

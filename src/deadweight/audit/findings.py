@@ -14,7 +14,7 @@ from deadweight.audit.result import Finding, Pieces, Unknown, Visit
 from deadweight.audit.walk import walk_graph
 from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.operation_groups import SHAPE
 from deadweight.proof.steps import Step
 from deadweight.source.blocks import Blocks
 from deadweight.source.model import Source

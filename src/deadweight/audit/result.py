@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from deadweight.audit.severity import SEVERITIES, Severity
 from deadweight.notebook import Shown
 from deadweight.proof.verdict import Tier, Verdict
 
 Pieces = tuple[tuple[int, int], ...]
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: dict[Verdict, Severity] = {"dead": "error", "folds": "warning", "gauge": "note"}  # the worst first
 
 
 @dataclass(frozen=True)

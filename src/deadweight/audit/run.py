@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from deadweight.audit.checker import structure
+from deadweight.audit.clone_measurements import measure
 from deadweight.audit.evidence import TOLERANCE
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
-from deadweight.audit.measure import measure
 from deadweight.audit.payoff import payoff_of
 from deadweight.audit.result import Audit, Finding, Unknown
 from deadweight.audit.short_examples import shorten_example
@@ -69,15 +69,15 @@ class AuditRequest:
     laws: Catalogue
 
 
-def run_stages(spec: ModelSpec, request: AuditRequest, say: Progress) -> Audit:
+def run_stages(spec: ModelSpec, request: AuditRequest, progress: Progress) -> Audit:
     start = time.perf_counter()
-    say("opening the model")
+    progress("opening the model")
     source = spec.open(collapsed=True)
     if any(p.is_complex() for p in source.module.parameters()):
         raise DeadweightError(f"{source.name} has complex parameters; expected real ones")
     if not source.shapes:
         raise DeadweightError(f"{source.name} has no parameters; expected a module with parameters to audit")
-    say("tracing")
+    progress("tracing")
     try:
         source, graph = shorten_example(*trace_source(source, spec))
     except TraceError as error:
@@ -87,7 +87,7 @@ def run_stages(spec: ModelSpec, request: AuditRequest, say: Progress) -> Audit:
             f"{source.name} returns empty tensors for its example inputs; expected inputs of at least one sample"
         )
     graph = read_as_probabilities(graph) if request.output == "probabilities" else graph
-    result = make_audit(source, graph, request, say)
+    result = make_audit(source, graph, request, progress)
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -113,18 +113,18 @@ class Proved:
     refused: dict[int, str]  # claims by their number, and the gap in the proof
 
 
-def prove_claims(graph: Graph, laws: Catalogue, say: Progress) -> Proved:
+def prove_claims(graph: Graph, laws: Catalogue, progress: Progress) -> Proved:
     """Search for claims, and check the structure of every proof."""
-    prover = laws.search(graph, say)
-    say("replaying the proofs")
+    prover = laws.search(graph, progress)
+    progress("replaying the proofs")
     refused = structure(graph, prover.claims)
     return Proved(prover, tuple(c for i, c in enumerate(prover.claims) if i not in refused), refused)
 
 
-def make_audit(source: Source, graph: Graph, request: AuditRequest, say: Progress) -> Audit:
+def make_audit(source: Source, graph: Graph, request: AuditRequest, progress: Progress) -> Audit:
     """The findings that are proved, replayed on numbers and confirmed by evidence, for all blocks of the model."""
-    result = prove_claims(graph, request.laws, say)
-    say("looking for evidence")
+    result = prove_claims(graph, request.laws, progress)
+    progress("looking for evidence")
     measured = measure(source, result.prover, request.laws, complete=request.complete)
     replayed = [c for c in result.claims if not measured.refuses(c)]
     lost = [c for c in replayed if not (measured.evidence_of(c) or 0.0) <= TOLERANCE]

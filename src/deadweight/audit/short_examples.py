@@ -23,7 +23,7 @@ from deadweight.graph.constants import constant_value
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.graph.trace import TraceError, trace
-from deadweight.proof.opsets import INDEXED
+from deadweight.proof.operation_groups import INDEXED
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 

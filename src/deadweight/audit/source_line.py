@@ -61,11 +61,11 @@ def assigned(kind: type) -> dict[str, list[tuple[str, int]]]:
         return {}
     if file is None or not is_readable(file):
         return {}
-    found: dict[str, list[tuple[str, int]]] = {}
+    lines: dict[str, list[tuple[str, int]]] = {}
     for statement in ast.walk(tree):
         for name in assigned_names(statement):
-            found.setdefault(name, []).append((file, start + statement.lineno - 1))  # type: ignore[attr-defined]
-    return found
+            lines.setdefault(name, []).append((file, start + statement.lineno - 1))  # type: ignore[attr-defined]
+    return lines
 
 
 def assigned_names(statement: ast.AST) -> Iterator[str]:

@@ -12,7 +12,7 @@ from deadweight.audit.result import Unknown
 from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.graph.node import Graph, Node, is_vector
 from deadweight.proof.basis import TURN_RULES
-from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
+from deadweight.proof.operation_groups import CONVOLUTIONS, SHAPE
 from deadweight.proof.scale import SCALE_RULES
 from deadweight.proof.shift import RULES
 from deadweight.search.prover import Prover, follow

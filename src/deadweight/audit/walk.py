@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from deadweight.audit.names import by_name, place_of
 from deadweight.audit.result import Visit
 from deadweight.graph.node import Graph
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.operation_groups import SHAPE
 from deadweight.proof.steps import Step
 
 

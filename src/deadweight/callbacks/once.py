@@ -18,7 +18,7 @@ from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
 from deadweight.report.audit_rows import group_findings
 from deadweight.report.text import plural, printable
-from deadweight.source.guess import required_arguments
+from deadweight.source.guessed_inputs import required_arguments
 from deadweight.source.type_aliases import ExampleInputs
 
 Action = Literal["warn", "stop"]

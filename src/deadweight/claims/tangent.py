@@ -14,7 +14,7 @@ from torch import Tensor
 from deadweight.graph.evaluate import Values, value_of
 from deadweight.graph.node import Graph, Node, Ref, Value
 from deadweight.proof.labels import compact
-from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
+from deadweight.proof.operation_groups import CONVOLUTIONS, SHAPE
 
 LINEAR_IN_FIRST = (SHAPE - {"getitem", "aten.cat", "aten.stack"}) | {"aten.neg", "aten.div", "aten.sum", "aten.mean"}
 BILINEAR = {"aten.mul", "aten.matmul", "linear", *CONVOLUTIONS}

@@ -24,8 +24,9 @@ Profile = Annotated[
     typer.Option(
         "--profile",
         metavar="PROFILE",
-        help="How much depends on each lag: flat, power:EXPONENT, exponential:LAGS, FILE.csv (columns lag, norm), "
-        "FILE.json, text:FILE (measured; text:embedded is Python's manual) or model:MODEL (its attention).",
+        help="How much the next token depends on each lag: flat, power:EXPONENT, exponential:LAGS, FILE.csv "
+        "(columns lag, norm), FILE.json, text:FILE (measured; text:embedded is Python's manual) or "
+        "model:MODEL (its attention).",
     ),
 ]
 Lags = Annotated[int | None, typer.Option("--lags", min=1, metavar="N", help="Number of lags in the profile.")]
@@ -78,7 +79,7 @@ ContextOption = Annotated[int, typer.Option("--context", min=0, help="Tokens tha
 EpsilonOption = Annotated[float, typer.Option("--epsilon", help="ε of the bound.")]
 
 
-@app.command(short_help="One layer: the best heads for each lag, and the curve.")
+@app.command(short_help="One layer: the best heads for each lag, and the error bound by number of heads.")
 def bound(
     budget: BudgetOption,
     profile: Profile = "flat",
@@ -97,7 +98,7 @@ def bound(
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """The number and dimension of heads for each lag that minimise the error bound within a budget, and its curve.
+    """Choose the number and dimension of heads for each lag that minimise the error bound within a budget.
 
     The bound of arXiv 2510.03784 limits the error of one attention layer: heads narrower than a token lose part of it,
     few heads resolve a lag poorly, and lags without heads are lost. The minimum over whole numbers is exact.
@@ -108,7 +109,7 @@ def bound(
     deadweight allocate bound --budget 256 --token-dim 8 --lags 4
                                           a 4-gram: 8 heads of 8 for each of four lags
     deadweight allocate bound --budget 768 --profile text:book.txt --multiple 8 --one-size
-                                          your text, head dimensions that hardware likes
+                                          your text, head dimensions that are multiples of 8
     deadweight allocate bound --budget 512 --profile power:1.2 --token-dim 32 --kv-bytes 512 --sharing 4
 
     \b
@@ -168,10 +169,11 @@ def plan(
     toml: TomlOption = None,
     plot: Plot = None,
 ) -> None:
-    """Heads and head dimension by layer, with as many attention parameters as a model with equal heads.
+    """Choose heads and head dimension layer by layer, with as many attention parameters as equal heads have.
 
-    Early layers take their shape from the error bound. A layer whose softmax saturates uses less of a token: its heads
-    are smaller by its factor, and the saved width pays for more heads in all layers. The heads of a layer have the same
+    Early layers take their shape from the error bound. A layer whose softmax saturates can use fewer dimensions of
+    a token: its heads are smaller by its saturation factor, and the width that this saves pays for more heads in all
+    layers. The heads of a layer have the same
     dimension, since the model has one d_qk and one d_v per layer.
 
     \b

@@ -21,7 +21,7 @@ FOUND = 1
 
 
 class Output(StrEnum):
-    """What must stay the same."""
+    """The output that must stay the same."""
 
     logits = "logits"
     probabilities = "probabilities"
@@ -37,7 +37,7 @@ class OutputFormat(StrEnum):
 
 
 class FailOn(StrEnum):
-    """The mildest verdict that fails a check."""
+    """The mildest verdict on which a check fails."""
 
     dead = "dead"
     folds = "folds"
@@ -52,14 +52,15 @@ InputsOption = Annotated[
     typer.Option(
         "--inputs",
         metavar="SHAPE",
-        help="Example inputs of a module that comes without: 2x64:int, 2x3x32x32, mask=2x64:bool, or a .safetensors "
-        "file with one tensor per argument. Without this option the first layer says what it reads.",
+        help="Example inputs for a module without a config: 2x64:int, 2x3x32x32, mask=2x64:bool, or a .safetensors "
+        "file with one tensor per argument. Default: guessed from the first layer.",
     ),
 ]
 TrainingOption = Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")]
-OutputOption = Annotated[Output, typer.Option("--output", help="What must stay the same.")]
+OutputOption = Annotated[Output, typer.Option("--output", help="The output that must stay the same.")]
 CompleteOption = Annotated[
-    bool, typer.Option("--complete", help="Count all redundant dimensions on a narrow clone; do laws explain them?")
+    bool,
+    typer.Option("--complete", help="Count all redundant dimensions of a narrow clone, and those that laws explain."),
 ]
 CheckOption = Annotated[
     bool,
@@ -70,7 +71,9 @@ CheckOption = Annotated[
 GaugesOption = Annotated[bool, typer.Option("--gauges", help="With --check: the same as --fail-on gauge.")]
 FailOnOption = Annotated[
     FailOn | None,
-    typer.Option("--fail-on", help="A check that fails on this and on anything worse: dead, then folds, then gauge."),
+    typer.Option(
+        "--fail-on", help="Exit with 1 on this verdict or a worse one: dead is worst, then folds, then gauge."
+    ),
 ]
 FormatOption = Annotated[
     OutputFormat | None,
@@ -79,11 +82,15 @@ FormatOption = Annotated[
 BaselineOption = Annotated[
     Path | None,
     typer.Option(
-        "--baseline", metavar="FILE", help="A check that passes what is listed here, and fails on what is new or gone."
+        "--baseline",
+        metavar="FILE",
+        help="Exit with 1 on findings that are not in this file, and on entries that are gone.",
     ),
 ]
-UpdateOption = Annotated[bool, typer.Option("--update-baseline", help="List today's findings in the baseline.")]
-ExitZeroOption = Annotated[bool, typer.Option("--exit-zero", help="Report what a check finds, and exit with 0.")]
+UpdateOption = Annotated[
+    bool, typer.Option("--update-baseline", help="Write the present findings to the --baseline file.")
+]
+ExitZeroOption = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 even if a check fails.")]
 ProofsOption = Annotated[bool, typer.Option("--proofs", help="Print one proof for every row of the table.")]
 LengthOption = Annotated[
     int | None, typer.Option("--length", metavar="N", min=2, help="Sequence length of the example inputs.")
@@ -131,18 +138,9 @@ def audit(
     exit status: 0 done, 1 a check failed, 2 wrong usage, bad input, or a model that could not be audited
     """
     report, page = JsonReport(json), HtmlReport(html)
-    settings = merge_settings(
-        read_settings(Path.cwd()),
-        Target(
-            model or "",
-            ",".join(inputs) if inputs else None,
-            training,
-            output.value,
-            length,
-            complete,
-            trust_remote_code,
-        ),
-    )
+    shapes = ",".join(inputs) if inputs else None
+    target = Target(model or "", shapes, training, output.value, length, complete, trust_remote_code)
+    settings = merge_settings(read_settings(Path.cwd()), target)
     if html is not None and len(settings.targets) > 1:
         raise DeadweightError(f"found --html for {len(settings.targets)} targets; expected one: name its MODEL")
     checks = check or bool(fail_on or settings.fail_on or baseline or settings.baseline)

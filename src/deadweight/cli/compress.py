@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from deadweight.cli.options import Html, Json, LayoutName, Overwrite, TrustRemoteCode
 from deadweight.cli.progress_and_output import HtmlReport, JsonReport, plain, progress_bar
+from deadweight.errors import DeadweightError
+
+if TYPE_CHECKING:
+    from deadweight.compress.cache_result import CacheCompression
+    from deadweight.compress.result import Compression
 
 
 class MethodName(StrEnum):
@@ -21,7 +27,7 @@ class MethodName(StrEnum):
 
 
 class KeysName(StrEnum):
-    """How far the numbers of keys are mixed before they are coded."""
+    """What one transform mixes before keys and values are coded."""
 
     joint = "joint"
     all = "all"
@@ -31,94 +37,134 @@ class KeysName(StrEnum):
     scale = "scale"
 
 
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or hub id, or demo.")]
+OutArgument = Annotated[
+    Path | None, typer.Argument(metavar="OUT", help="The folder to write. It appears only when it is complete.")
+]
+KeepKvOption = Annotated[
+    float | None,
+    typer.Option("--keep-kv", metavar="SHARE", help="Largest size, as a share of a 16-bit cache. Default: 0.25."),
+]
+BitsOption = Annotated[
+    float | None,
+    typer.Option("--bits", metavar="BITS", help="The same in bits per number: --bits 4 is --keep-kv 0.25."),
+]
+MaxLossOption = Annotated[
+    float | None,
+    typer.Option("--max-loss", metavar="NATS", help="Find the smallest cache that adds at most this loss per token."),
+]
+KeepAttentionOption = Annotated[
+    float | None,
+    typer.Option(
+        "--keep-attention",
+        metavar="SHARE",
+        help="Make heads smaller instead: keep this share of the attention weights.",
+    ),
+]
+CurveOption = Annotated[bool, typer.Option("--curve", help="Measure the loss at many cache sizes; write no model.")]
+CalibrationTextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text", help="Calibration text: a file, a folder, or datasets:NAME. Default: a built-in mixture of texts."
+    ),
+]
+JudgeTextOption = Annotated[
+    str | None, typer.Option("--judge-text", help="Measure the loss on this text too. Best: text of another kind.")
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw the bits of each layer, or the curve: .svg or .png."),
+]
+HealOption = Annotated[
+    int, typer.Option("--heal", metavar="STEPS", min=0, help="Training steps of distillation from the original.")
+]
+HealTextOption = Annotated[
+    str | None,
+    typer.Option("--heal-text", metavar="TEXT", help="Training text of --heal. Default: the rest of --text."),
+]
+HealRateOption = Annotated[float, typer.Option("--heal-rate", help="Learning rate of --heal.")]
+WindowsOption = Annotated[int, typer.Option("--windows", min=2, help="Number of calibration windows.")]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--length", min=2, help="Tokens per calibration window. Default: 1024, or the model's context if shorter."
+    ),
+]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Calibration windows per batch.")]
+KeysOption = Annotated[
+    KeysName | None,
+    typer.Option(
+        "--keys",
+        help="What one transform mixes before coding. joint: keys and values; all: the keys of all heads; head: of one "
+        "head; block: of 16 dimensions; pair: of a rotary pair; scale: nothing. More mixing loses less and decodes "
+        "more slowly. Default: depends on the size of the model.",
+    ),
+]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option("--inputs", metavar="FILE", help="For images or sound: a safetensors file, one row per sample."),
+]
+LayoutOption = Annotated[
+    LayoutName,
+    typer.Option(
+        "--layout",
+        help="With --keep-attention. slim: a size of its own for each head; stock: loads with plain transformers.",
+    ),
+]
+MethodOption = Annotated[
+    MethodName,
+    typer.Option(
+        "--method",
+        help="With --keep-attention. knapsack: a size for each head; layer: for each layer; uniform: one for all.",
+    ),
+]
+StepOption = Annotated[
+    int | None,
+    typer.Option(
+        "--step", min=1, help="With --keep-attention: sizes are multiples of this. Default: 1/16 of the head dimension."
+    ),
+]
+
+
 def compress(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or hub id, or the word demo.")],
-    out: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="The folder to write: complete, or not at all.")
-    ] = None,
-    keep_kv: Annotated[
-        float | None,
-        typer.Option("--keep-kv", metavar="SHARE", help="Of the bytes of a 16-bit cache, at most this. Default 0.25."),
-    ] = None,
-    bits: Annotated[
-        float | None, typer.Option("--bits", metavar="BITS", help="The same as bits per number: 4 is --keep-kv 0.25.")
-    ] = None,
-    max_loss: Annotated[
-        float | None,
-        typer.Option("--max-loss", metavar="NATS", help="The smallest cache that costs at most this much loss."),
-    ] = None,
-    keep_attention: Annotated[
-        float | None,
-        typer.Option("--keep-attention", metavar="SHARE", help="Of the attention weights, at most this share."),
-    ] = None,
-    curve: Annotated[
-        bool, typer.Option("--curve", help="Measure the loss of caches of many sizes; write no model.")
-    ] = False,
-    text: Annotated[
-        str | None,
-        typer.Option("--text", help="Calibration text: a file, a folder, datasets:NAME. Default: a mixture of texts."),
-    ] = None,
-    judge_text: Annotated[
-        str | None, typer.Option("--judge-text", help="Judge on this text too: choose one of another kind.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the bits by layer, or the curve: .svg, .png.")
-    ] = None,
-    heal: Annotated[int, typer.Option("--heal", metavar="STEPS", min=0, help="Distil from the original.")] = 0,
-    heal_text: Annotated[
-        str | None, typer.Option("--heal-text", metavar="TEXT", help="Text to heal on. Default: the rest of --text.")
-    ] = None,
-    heal_rate: Annotated[float, typer.Option("--heal-rate", help="Learning rate of healing.")] = 2e-4,
-    windows: Annotated[int, typer.Option("--windows", min=2, help="Number of calibration windows.")] = 32,
-    length: Annotated[
-        int | None,
-        typer.Option(
-            "--length", min=2, help="Tokens per calibration window. Default: 1024, or the model's context if shorter."
-        ),
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Calibration windows per batch.")] = None,
-    keys: Annotated[
-        KeysName | None,
-        typer.Option(
-            "--keys",
-            help="What is mixed before coding: keys with values, keys of all heads, of one head, blocks of 16, rotary "
-            "pairs, or nothing. More mixing loses less and takes longer to decode. Default: by size.",
-        ),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option("--inputs", metavar="FILE", help="For images or sound: safetensors, a row per sample."),
-    ] = None,
-    layout: Annotated[
-        LayoutName,
-        typer.Option("--layout", help="Of smaller heads. slim: really smaller; stock: loads anywhere, with zeros."),
-    ] = LayoutName.slim,
-    method: Annotated[
-        MethodName,
-        typer.Option("--method", help="Of smaller heads. knapsack: by head; layer: by layer; uniform: all alike."),
-    ] = MethodName.knapsack,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", min=1, help="Of smaller heads: sizes are multiples of this. Default: 1/16 of a head."),
-    ] = None,
+    model: ModelArgument,
+    out: OutArgument = None,
+    keep_kv: KeepKvOption = None,
+    bits: BitsOption = None,
+    max_loss: MaxLossOption = None,
+    keep_attention: KeepAttentionOption = None,
+    curve: CurveOption = False,
+    text: CalibrationTextOption = None,
+    judge_text: JudgeTextOption = None,
+    plot: PlotOption = None,
+    heal: HealOption = 0,
+    heal_text: HealTextOption = None,
+    heal_rate: HealRateOption = 2e-4,
+    windows: WindowsOption = 32,
+    length: LengthOption = None,
+    batch: BatchOption = None,
+    keys: KeysOption = None,
+    inputs: InputsOption = None,
+    layout: LayoutOption = LayoutName.slim,
+    method: MethodOption = MethodName.knapsack,
+    step: StepOption = None,
     overwrite: Overwrite = False,
     json: Json = None,
     html: Html = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Make the key-value cache smaller at a measured loss: give every direction the bits that the loss says it needs.
+    """Make the key-value cache smaller, at a measured loss.
 
-    Keys and values are measured on text, transformed to coordinates of which each costs the loss the same, and stored
-    in 0 to 8 bits each. The loss is measured on text that was held back, and printed: this is not the same function.
-    The weights stay as they are. --keep-attention makes the heads smaller instead: every head keeps the dimensions that
-    matter most. That is for models without a cache, and for checkpoints that plain transformers loads (--layout stock).
-    What costs nothing is removed by `deadweight reduce`.
+    Keys and values are measured on calibration text. They are transformed so that equal errors in any two coordinates
+    add the same loss, and stored with 0 to 8 bits per coordinate. The weights stay as they are. The result is not the
+    same function: the loss on held-out text is measured and printed. With --keep-attention, heads become smaller
+    instead: each keeps the dimensions that matter most. Use it for models without a cache, or with --layout stock for a
+    checkpoint that plain transformers loads. To remove only what costs nothing, use `deadweight reduce`.
 
-    Healing that was stopped goes on when the same command is given again; until then its state is kept beside OUT, in a
-    folder named .OUT.healing-….
+    If --heal is interrupted, the same command resumes it; its state is kept beside OUT, in a folder .OUT.healing-….
 
     \b
-    deadweight compress MODEL --curve --judge-text book.txt     loss against size: choose a point
+    deadweight compress MODEL --curve --judge-text book.txt     loss at many sizes, to choose one
     deadweight compress MODEL OUT --keep-kv 0.25                a quarter of the bytes of a 16-bit cache
     deadweight compress MODEL OUT --max-loss 0.01               the smallest cache at 1 % more perplexity
     deadweight compress MODEL OUT --bits 2 --text book.txt --heal 500
@@ -130,27 +176,35 @@ def compress(
     exit status: 0 done, 2 wrong usage or bad input
     """
     report, page = JsonReport(json), HtmlReport(html)
-    from rich.console import Console
-
     from deadweight.compress.run import compress as run
-    from deadweight.errors import DeadweightError
-    from deadweight.report.compression import as_data, plot_compression, print_compression
-    from deadweight.train.launch import first_process
 
+    refuse_odd_target(out, curve=curve)
+    options = {name: value for name, value in locals().items() if name in OPTIONS}
+    with progress_bar() as progress:
+        result = run(model, out, progress=progress, **{n: getattr(v, "value", v) for n, v in options.items()})
+    after = "" if out is None else f"\ndeadweight evaluate {out} --against {model}"
+    deliver(result, after, report, page, plot)
+
+
+def refuse_odd_target(out: Path | None, *, curve: bool) -> None:
     if out is None and not curve:
         raise DeadweightError("found no OUT to write the model to; expected one, or --curve to measure only")
     if out is not None and curve:
         raise DeadweightError("found OUT and --curve, which writes no model; expected one of them")
-    options = {name: value for name, value in locals().items() if name in OPTIONS}
-    with progress_bar() as progress:
-        result = run(model, out, progress=progress, **{n: getattr(v, "value", v) for n, v in options.items()})
+
+
+def deliver(
+    result: Compression | CacheCompression, after: str, report: JsonReport, page: HtmlReport, plot: Path | None
+) -> None:
+    """Print and write the result, and the command to run after it; of several processes only the first does."""
+    from deadweight.report.compression import as_data, plot_compression, print_compression
+    from deadweight.train.launch import first_process
 
     def show(console: Console) -> None:
         print_compression(result, console)
-        after = "" if out is None else f"\ndeadweight evaluate {out} --against {model}"
         plain(f"\n{result.seconds:.0f} s{after}")
 
-    if first_process():  # of many one speaks
+    if first_process():
         if plot is not None:
             plot_compression(result, plot)
         report.deliver(lambda: as_data(result), show)

@@ -29,7 +29,7 @@ def evaluate(
     html: Html = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Perplexity, bits per byte, speed and size of the cache of MODEL on a text; with --against, of two models.
+    """Measure perplexity, bits per byte, speed and cache size of MODEL on a text; with --against, of two models.
 
     \b
     deadweight evaluate demo --text embedded

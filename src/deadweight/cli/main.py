@@ -40,15 +40,15 @@ def root(
     """Find the parameters of a transformer that cannot matter, and prove it.
 
     \b
-    deadweight demo                 a first look, on a small model that comes with the package
+    deadweight demo                 audit and reduce a small model that comes with the package
     deadweight audit demo           which parameters of this model are redundant, and why
     deadweight audit gpt2           a Hugging Face model, by its id or its folder
-    deadweight explain key-bias     one of the laws: what, why, example, when it fails
+    deadweight explain key-bias     one law: what it says, why, an example, when it fails
     deadweight reduce demo OUT      remove what is redundant, and check that the function is the same
     deadweight verify demo OUT      are two checkpoints the same function?
     deadweight compress demo OUT    a smaller key-value cache or smaller heads, at a measured loss
     deadweight train OUT            a small GPT of any shape, with or without its query weights
-    deadweight evaluate demo        perplexity, bits per byte, speed and size of the cache
+    deadweight evaluate demo        perplexity, bits per byte, speed and cache size
     deadweight saturation demo      does the softmax of each head saturate as the context grows?
     deadweight allocate plan        how many heads, of what size, in which layer; ready to train
     """
@@ -57,17 +57,17 @@ def root(
         raise typer.Exit
 
 
-app.command(short_help="Which parameters are redundant, and why.")(audit.audit)
+app.command(short_help="List redundant parameters, with proofs.")(audit.audit)
 app.command(short_help="Remove what is proved redundant, and write a checkpoint.")(reduce.reduce)
-app.command(short_help="Are two checkpoints the same function?")(verify.verify)
-app.command(short_help="One law, or all of them.")(explain.explain)
-app.command(short_help="A first look, offline, in seconds.")(demo.demo)
-app.command(short_help="A smaller key-value cache or smaller heads, at a measured loss.")(compress.compress)
+app.command(short_help="Check that two checkpoints are the same function.")(verify.verify)
+app.command(short_help="Show one law, or list all of them.")(explain.explain)
+app.command(short_help="Audit and reduce a small built-in model.")(demo.demo)
+app.command(short_help="Make the key-value cache or the heads smaller, at a measured loss.")(compress.compress)
 app.command(short_help="Train a small GPT of any shape.")(train.train)
 app.command(short_help="Train a grid of variants and seeds.")(sweep.sweep)
-app.command(short_help="Perplexity, bits per byte, speed and size of the cache.")(evaluate.evaluate)
-app.add_typer(allocate.app, name="allocate", short_help="How many heads, of what size, in which layer.")
-app.command(short_help="Does the softmax of each head saturate with length?")(saturation.saturation)
+app.command(short_help="Measure perplexity, bits per byte, speed and cache size.")(evaluate.evaluate)
+app.add_typer(allocate.app, name="allocate", short_help="Choose the number and size of heads, layer by layer.")
+app.command(short_help="Measure how attention saturates as the context grows.")(saturation.saturation)
 add_quiet(app)
 add_quiet(allocate.app)
 

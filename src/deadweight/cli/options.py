@@ -21,12 +21,11 @@ ANY_MODEL = (
     "A Hugging Face folder or hub id, a config.json (no weights needed), a .gguf file, "
     "package.module:callable, or demo (a small model inside the package)."
 )
-AnyModel = Annotated[str, typer.Argument(metavar="MODEL", help=ANY_MODEL)]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - means standard output.")
 ]
 Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write the result as one HTML page, to open or to send.")
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the result as a self-contained HTML page.")
 ]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw a figure: .svg or .png (needs matplotlib).")

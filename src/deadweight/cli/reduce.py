@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from deadweight.cli.options import Html, Ignore, Json, LayoutName, Overwrite, Se
 from deadweight.cli.progress_and_output import HtmlReport, JsonReport, complain, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
+
+if TYPE_CHECKING:
+    from deadweight.reduce.result import Reduction
 
 DIFFERENT = 1
 
@@ -56,9 +59,7 @@ def reduce(
     if out is None and not dry_run:
         raise DeadweightError("no OUT to write to; expected a folder, or --dry-run")
     report, page = JsonReport(json), HtmlReport(html)
-    from deadweight.reduce.deadweight_json import manifest
     from deadweight.reduce.error_limits import DifferentError
-    from deadweight.report.reduction import print_reduction
 
     with progress_bar() as progress:
         try:
@@ -67,14 +68,21 @@ def reduce(
                 out,
                 layout=layout.value,
                 dry_run=dry_run,
+                overwrite=overwrite,
                 select=law_codes(select or []),
                 ignore=law_codes(ignore or []),
-                overwrite=overwrite,
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
         except DifferentError as error:
             complain(str(error))
             raise typer.Exit(DIFFERENT) from error
+    deliver(result, report, page)
+
+
+def deliver(result: Reduction, report: JsonReport, page: HtmlReport) -> None:
+    from deadweight.reduce.deadweight_json import manifest
+    from deadweight.report.reduction import print_reduction
+
     report.deliver(lambda: manifest(result), lambda console: print_reduction(result, console))
     page.deliver(result)

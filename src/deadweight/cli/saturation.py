@@ -39,7 +39,7 @@ def saturation(
     plot: Plot = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Do the heads of MODEL become less sensitive to their logits as the context grows?
+    """Measure how the sensitivity of every head to its logits changes as the context grows.
 
     The sensitivity of an attention row to its logits is the norm of the softmax Jacobian diag(p) − ppᵀ. It is 1/L for
     weights spread evenly over L tokens and ½ for two tokens that share all the weight. Published work (arXiv
@@ -51,9 +51,7 @@ def saturation(
     deadweight saturation demo                                 a small model on Python's manual, in seconds
     deadweight saturation MODEL --text book.txt --plot s.svg   norm by length, slopes, logit ranges
     deadweight saturation MODEL --text book.txt --heads        every head, with standard errors
-    deadweight saturation MODEL --text book.txt --json s.json
-    deadweight allocate plan --layers 30 --width 576 --heads 9 --saturation s.json
-                                                               a plan with smaller heads in saturated layers
+    deadweight saturation MODEL --text book.txt --json s.json  for deadweight allocate plan --saturation s.json
 
     \b
     exit status: 0 done, 2 wrong usage or bad input
@@ -73,7 +71,8 @@ def saturation(
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    report.deliver(lambda: saturation_data(result), lambda console: print_saturation(result, console, heads=heads))
+    data = saturation_data(result)
+    report.deliver(lambda: data, lambda console: print_saturation(result, console, heads=heads))
     page.deliver(result)
     if drawing is not None:
-        plot_saturation(saturation_data(result), drawing)
+        plot_saturation(data, drawing)

@@ -26,7 +26,7 @@ START_TRAIN = {"batch": 16, "learning_rate": 2e-3, "steps": 600}
 
 
 OutArgument = Annotated[
-    Path, typer.Argument(metavar="OUT", help="The folder to write. A run that was stopped is resumed.")
+    Path, typer.Argument(metavar="OUT", help="The folder to write. An interrupted run in it is resumed.")
 ]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="TOML file with the tables [model], [data] and [train].")
@@ -84,7 +84,7 @@ def train(
 
     OUT becomes a Hugging Face folder that audit, reduce, evaluate and AutoModelForCausalLM read. It also holds
     run.toml (the settings), metrics.jsonl (one line per measurement), trained.json (the result) and state/ (the last
-    checkpoint). Run again, a run that was stopped is resumed from there; a finished one is left as it is.
+    checkpoint). The same command resumes a run that was interrupted, and leaves a finished one as it is.
 
     \b
     deadweight train OUT                                     a first model
@@ -185,10 +185,10 @@ def training_bar(steps: int) -> Iterator[Listener]:
             if update.valid_loss is not None:
                 bar.console.print(as_line(update), markup=False, highlight=False)
 
-        def say(stage: str, done: int = 0, total: int = 0, /) -> None:
+        def progress(stage: str, done: int = 0, total: int = 0, /) -> None:
             bar.update(task, description=stage)
 
-        yield Listener(tell, say)
+        yield Listener(tell, progress)
 
 
 def as_line(update: Update) -> str:

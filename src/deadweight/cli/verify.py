@@ -19,7 +19,7 @@ def verify(
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Are A and B the same function? Compared in float64, and in their own precision against A's rounding noise.
+    """Check that A and B are the same function, in float64 and, up to A's rounding noise, in their own precision.
 
     \b
     deadweight verify demo OUT

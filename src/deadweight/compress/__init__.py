@@ -1,1 +1,1 @@
-"""Smaller attention heads and caches: what matters is measured on text, the rest is cut, and the loss is judged."""
+"""Smaller attention heads and caches: measure on text what matters, drop the rest, and measure the loss."""

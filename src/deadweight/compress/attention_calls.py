@@ -53,11 +53,11 @@ def observed_attention(
 
 @contextmanager
 def observing(model: Any, observer: Observer) -> Iterator[None]:
-    """Every attention of the model passes through the observer inside this block."""
+    """A context in which every attention call of the model goes through the observer."""
     if not hasattr(model, "set_attn_implementation") or not type(model)._can_set_attn_implementation():
         raise DeadweightError(
             f"found a {type(model).__name__}; expected a model of transformers with softmax attention that is called "
-            "through its attention interface: only there can heads be looked into"
+            "through its attention interface: heads are measured there"
         )
     AttentionInterface.register(OBSERVED, observed_attention)
     AttentionMaskInterface.register(OBSERVED, sdpa_mask)
@@ -74,9 +74,9 @@ def observing(model: Any, observer: Observer) -> Iterator[None]:
 
 
 def use_our_attention(model: Any) -> None:
-    """From now on its attention is computed by the code of compressed heads: what then differs is the heads alone.
+    """Compute attention with the code of compressed heads, so that two models differ in their heads alone.
 
-    It is also faster than attention that is spelled out, and as exact. For models that were observed.
+    It is also faster than eager attention, and as exact. Call it only for models whose attention was observed.
     """
     register()
     model.set_attn_implementation(NAME)

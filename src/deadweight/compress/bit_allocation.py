@@ -1,13 +1,13 @@
 """How many bits each coordinate gets, and in which unit its code lies.
 
 A row of a set of heads has a number of 16-bit units, and a unit is shared by a few codes of keys and of values
-(`slim/codes.py`). A coordinate of cost c, twice the loss of leaving it out, loses ½ c · D(w) with w bits, D the error
-of rounding a normal variable. Three questions are answered, the inner ones first:
+(`slim/codes.py`). A coordinate of cost c (twice the loss of leaving it out) adds ½ c · D(w) to the loss with w bits,
+where D is the error of rounding a normal variable. Three problems are solved, the innermost first:
 
-- *Within a unit*, the widths with the least loss for its 16 bits, exactly: D is convex, so the next bit goes where it
-  saves most, once for every possible size of the lower half.
-- *Within a row*, which coordinates share a unit: those that want many bits with those that want few, so that what a
-  unit wants in all is close to 16.
+- *Within a unit*, the widths with the least loss for its 16 bits, exactly: D is convex, so each bit in turn goes where
+  it saves most. This is repeated for every possible size of the lower half.
+- *Within a row*, which coordinates share a unit: those that need many bits with those that need few, so that each unit
+  needs about 16 bits.
 - *Between attentions*, how many units each has: a multiple-choice knapsack, solved exactly by dynamic programming.
 """
 
@@ -38,7 +38,7 @@ class RowPlan:
     loss: float
 
     def errors(self, size: int) -> Tensor:
-        """The rounding errors of so many coordinates of keys, 1 for one without bits."""
+        """The rounding errors of the first coordinates of keys; 1 for a coordinate without bits."""
         errors = torch.ones(size, dtype=torch.float64)
         at, widths = self.coordinates[: self.key_fields].flatten(), self.widths[: self.key_fields].flatten()
         errors[at[at >= 0]] = ERRORS[widths[at >= 0]]
@@ -46,7 +46,7 @@ class RowPlan:
 
 
 def fields_for(n_units: int, keys: int, values: int) -> tuple[int, int]:
-    """How many codes of keys and of values share a unit, for so many coordinates."""
+    """How many codes of keys and of values share a unit, given the number of coordinates."""
     most = MOST_FIELDS // (2 if values else 1)
     key_fields, value_fields = (min(most, max(1, -(-n // n_units))) for n in (keys, values))
     return key_fields, value_fields if values else 0
@@ -62,7 +62,7 @@ class Kind:
 
     def by_field(self, n_units: int) -> Tensor:
         """Costs for all codes of these fields, (fields, units), filled up with zeros."""
-        return padded(self.costs, n_units * len(self.fields)).view(len(self.fields), n_units)
+        return pad_costs(self.costs, n_units * len(self.fields)).view(len(self.fields), n_units)
 
     def dropped(self, n_units: int) -> float:
         """The costs of coordinates for which there is no code."""
@@ -87,7 +87,7 @@ def kinds_of(low: Sequence[bool], key_fields: int, key_costs: Tensor, value_cost
 
 
 def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor, upper: Tensor | None = None) -> RowPlan:
-    """A row of so many units for coordinates of these costs; both fall. Without costs of values there are none.
+    """A row of `n_units` units for coordinates of these costs, which fall; `value_costs` may be empty.
 
     Codes of the coordinates of keys that are `upper` lie in the upper halves of units, and the others in lower ones, if
     each half has as many codes of keys.
@@ -111,13 +111,13 @@ def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor, upper: Tensor
     return RowPlan(key_fields, coordinates, widths * (coordinates >= 0), loss)
 
 
-def padded(costs: Tensor, size: int) -> Tensor:
-    """The first so many costs, filled up with zeros."""
+def pad_costs(costs: Tensor, size: int) -> Tensor:
+    """The first `size` costs, padded with zeros."""
     return torch.nn.functional.pad(costs[:size].double(), (0, max(0, size - len(costs))))
 
 
 def wanted_bits(costs: Tensor, budget: int) -> Tensor:
-    """The widths with the least loss for so many bits in all, if units did not matter."""
+    """The widths with the least loss for a total number of bits, if there were no units."""
     saved = costs[..., None] * SAVED
     taken = saved.flatten().argsort(descending=True, stable=True)[:budget]
     chosen = torch.zeros(saved.numel(), dtype=torch.long)
@@ -126,11 +126,11 @@ def wanted_bits(costs: Tensor, budget: int) -> Tensor:
 
 
 def share_units(wanted: Tensor, low: Sequence[bool], kinds: Sequence[Sequence[int]]) -> Tensor:
-    """The member of its kind that every code is for, (fields, units), so that units want equally many bits.
+    """The coordinate of every code, (fields, units), chosen so that all units need about the same number of bits.
 
-    `kinds` are the fields of each kind; there `wanted` has the bits of its coordinates, as many as there are codes.
-    Those that want most are placed first, each in the unit that is emptiest and has a code left for its kind, in the
-    emptier half of it.
+    `kinds` are the fields of each kind of coordinates; `wanted` holds the bits of these coordinates, one for each code.
+    Coordinates that need most bits are placed first, each in the emptiest unit with a free code of its kind, and there
+    in the emptier half.
     """
     n_units = wanted.shape[1]
     places = {
@@ -173,7 +173,7 @@ def best_widths(costs: Tensor, low: Sequence[bool]) -> Tensor:
 
 
 def give_bits(costs: Tensor, bits: int) -> Tensor:
-    """Bits for the codes of half a unit, (fields, units): each where it saves most."""
+    """Bits for the codes of half a unit, (fields, units): each bit goes where it saves most."""
     widths = torch.zeros(costs.shape, dtype=torch.long)
     saved = torch.nn.functional.pad(SAVED, (0, 1))
     for _ in range(bits):

@@ -1,15 +1,15 @@
 """The bases in which keys and values are coded.
 
 Let x be what is cached, with mean μ and covariance C, and G the second moment of the gradient of the loss with respect
-to x. With L = G^½ and the eigenvectors U of L C L, the coordinates Uᵀ L (x − μ) are uncorrelated, and an error of the
-same size in any of them costs the loss the same: ½ of its square, to second order. They are then scaled to unit
+to x. With L = G^½ and the eigenvectors U of L C L, the coordinates Uᵀ L (x − μ) are uncorrelated, and an error in any
+of them adds half of its square to the loss, to second order. They are then scaled to unit
 variance; `cost` is the variance before that, twice the loss of leaving the coordinate out.
 
-Keys and values of a layer are made of the same hidden state, so that codes of keys say much about values. In the joint
-basis x is keys and values of a set of heads as one vector. Otherwise x is the keys first; values are predicted from
-their codes, which costs no bytes, and what the prediction misses is coded in a basis of its own. With codes ẑ the best
-linear prediction is Cov(v, ẑ) Cov(ẑ)⁻¹ ẑ. Rounding to the mean of each cell leaves E[ẑ | z] = (1 − D) z, D the error of
-its width: Cov(v, ẑ) = Cov(v, z) K and Cov(ẑ) = K Cov(z) K + K (1 − K), K = diag(1 − D).
+Keys and values of a layer are linear maps of the same hidden state, so codes of keys predict much of the values. In the
+joint basis x is keys and values of a set of heads as one vector. Otherwise x is the keys first; values are predicted
+from their codes, which costs no bytes, and what the prediction misses is coded in a basis of its own. With codes ẑ the
+best linear prediction is Cov(v, ẑ) Cov(ẑ)⁻¹ ẑ. Rounding to the mean of each cell leaves E[ẑ | z] = (1 − D) z, D the
+error of its width: Cov(v, ẑ) = Cov(v, z) K and Cov(ẑ) = K Cov(z) K + K (1 − K), K = diag(1 − D).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from deadweight.compress.cache_moments import SetMoments
 from deadweight.compress.settings import Structure
 
-RIDGE = 1e-3  # of the mean squared gradient, added to every direction: what calibration never asked for still counts
+RIDGE = 1e-3  # of the mean squared gradient, added to every direction: one without gradient in calibration still counts
 TINY = 1e-12  # of the unit variance of coordinates: a coordinate without bits predicts nothing, and is divided by this
 LEAST = 1e-8  # of the largest cost: coordinates that cost less are not scaled up to unit variance
 
@@ -32,7 +32,7 @@ BLOCK = 16  # dimensions of a block: of eight rotary pairs
 
 @dataclass(frozen=True)
 class Basis:
-    """Coordinates of centred numbers, those that cost most first: z = encode · x, x = decode · z."""
+    """Coordinates of centred vectors, those of largest cost first: z = encode · x, x = decode · z."""
 
     encode: Tensor  # (m, m)
     decode: Tensor  # (m, m)
@@ -58,7 +58,7 @@ def best_basis(covariance: Tensor, gradient: Tensor, blocks: Sequence[Sequence[i
 
 
 def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The maps to and from coordinates that are uncorrelated and cost alike, and their variances."""
+    """The maps to and from coordinates that are uncorrelated and of equal cost per error, and their variances."""
     values, vectors = torch.linalg.eigh(weight)
     root = values.clamp(min=1e-300).sqrt()
     to, back = (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
@@ -68,20 +68,20 @@ def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Ten
 
 @dataclass(frozen=True)
 class ValuesBasis:
-    """The second stage: values are `predict` · coordinates of keys, and what that misses has a basis."""
+    """The second stage: values ≈ `predict` · coordinates of keys; the residual has a basis of its own."""
 
     predict: Tensor  # (values, coordinates of keys)
     basis: Basis
 
 
 def keys_basis(moments: SetMoments, blocks: Sequence[Sequence[int]], *, joint: bool) -> Basis:
-    """The first stage: of the keys of a set, or of its keys and values as one vector."""
+    """The basis of the first stage: for the keys of a set, or for its keys and values as one vector."""
     at = slice(0, len(moments.mean) if joint else moments.keys)
     return best_basis(moments.covariance[at, at], moments.gradient[at, at], blocks)
 
 
 def values_basis(moments: SetMoments, keys: Basis, errors: Tensor) -> ValuesBasis:
-    """Of the values of a set, if the coordinates of its keys are rounded with these errors, between 0 and 1."""
+    """The basis of the values of a set, if the coordinates of its keys are rounded with these errors, from 0 to 1."""
     covariance, n, kept = moments.covariance, moments.keys, 1 - errors
     cross = (covariance[n:, :n] @ keys.encode.T) * kept
     codes = kept[:, None] * (keys.encode @ covariance[:n, :n] @ keys.encode.T) * kept

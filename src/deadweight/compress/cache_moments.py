@@ -1,32 +1,29 @@
-"""What is measured of a cache: means and second moments of keys and values, and of the gradients with respect to them.
+"""The measurements of a cache: means and second moments of keys and values, and of the gradients with respect to them.
 
-Keys are measured before rotary positions. Heads are taken together in sets, as they are coded.
+Keys are measured before RoPE. Heads are grouped into sets, as they are coded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall
-from deadweight.compress.head_moments import is_finite, second
 from deadweight.compress.locate import Heads
+from deadweight.compress.measure import Pair, Recorder, is_finite, second
 from deadweight.compress.rotary_layout import rotate
-from deadweight.compress.settings import EXEMPT_TOKENS
-from deadweight.compress.streaming import NotAloneError
+from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import side_by_side
 
-SEEN = 10  # tokens for every dimension after which a tenth of the measured variance is trusted to be all there is
+SEEN = 10  # a covariance is shrunk by 1 / (SEEN · tokens per dimension), at most by a half
 
 
 @dataclass(frozen=True)
 class SetMoments:
-    """What was measured of one set of key heads: its keys before positions and its values, as one vector."""
+    """The measurements of one set of key heads: its pre-RoPE keys and its values, as one vector."""
 
     keys: int  # numbers of the vector that are keys; the others are values
     mean: Tensor  # (m,)
@@ -36,7 +33,7 @@ class SetMoments:
 
 @dataclass(frozen=True)
 class MeasuredCache:
-    """What was measured of one attention, for every set of its key heads."""
+    """The measurements of one attention, for every set of its key heads."""
 
     heads: Heads
     rates: Tensor | None  # radians per position of its rotary pairs
@@ -63,14 +60,14 @@ class CacheMoments:
         return cls(heads, rates, sets, mean, states, gradient)
 
     def vectors(self, key: Tensor, value: Tensor) -> Tensor:
-        """Keys before positions and values, or gradients with respect to them, of every set: (b, sets, t, m)."""
+        """Pre-RoPE keys and values of every set, or gradients with respect to them: (b, sets, t, m)."""
         self.check(key, value)
         together = self.heads.key_heads // self.sets
-        keys = side_by_side(self.unrotate(key.detach().float())[:, :, EXEMPT_TOKENS:], together)
-        return torch.cat([keys, side_by_side(value.detach().float()[:, :, EXEMPT_TOKENS:], together)], -1)
+        keys = side_by_side(self.unrotate(key.detach().float())[:, :, UNCODED_TOKENS:], together)
+        return torch.cat([keys, side_by_side(value.detach().float()[:, :, UNCODED_TOKENS:], together)], -1)
 
     def unrotate(self, keys: Tensor) -> Tensor:
-        """Keys, or gradients with respect to them, (b, g, t, d), before rotary positions are applied."""
+        """Undo RoPE in keys, or in gradients with respect to them, (b, g, t, d)."""
         if self.rates is None:
             return keys
         positions = torch.arange(keys.shape[2], dtype=torch.float64)[:, None]
@@ -82,9 +79,9 @@ class CacheMoments:
         self.mean += vectors.sum((0, 2)).double().cpu()
         self.states += second(vectors)
 
-    def grade(self, key: Tensor, value: Tensor) -> None:
-        """Gradients with respect to keys and values."""
-        vectors = self.vectors(key, value)
+    def grade(self, recorded: Pair, gradients: Pair) -> None:
+        """Add gradients with respect to keys and values."""
+        vectors = self.vectors(*gradients)
         self.graded += vectors.shape[0] * vectors.shape[2]
         self.gradient += second(vectors)
 
@@ -94,9 +91,9 @@ class CacheMoments:
                 f"{self.heads.path} has keys, values or gradients that are NaN or infinite on the calibration text; "
                 "expected finite ones: nothing can be measured on this model"
             )
-        if tensors[0].shape[2] <= EXEMPT_TOKENS:
+        if tensors[0].shape[2] <= UNCODED_TOKENS:
             raise DeadweightError(
-                f"found calibration windows of {tensors[0].shape[2]} tokens; expected more than {EXEMPT_TOKENS}, the "
+                f"found calibration windows of {tensors[0].shape[2]} tokens; expected more than {UNCODED_TOKENS}, the "
                 "first tokens that are not coded"
             )
 
@@ -112,9 +109,9 @@ class CacheMoments:
 
 
 def shrink_covariance(covariance: Tensor, tokens: int) -> Tensor:
-    """A covariance with some of the mean variance in every direction, the more the fewer tokens there were.
+    """Shrink a covariance towards a multiple of the identity; the fewer tokens were measured, the more.
 
-    A direction in which nothing was seen to vary must not be dropped for that: other text may use it.
+    A direction without variance in calibration must not be dropped: other text may use it.
     """
     size = covariance.shape[-1]
     share = min(0.5, size / (SEEN * tokens))
@@ -122,40 +119,11 @@ def shrink_covariance(covariance: Tensor, tokens: int) -> Tensor:
     return (1 - share) * covariance + share * mean * torch.eye(size, dtype=covariance.dtype)
 
 
-@dataclass
-class CacheRecorder:
-    """Sums what every attention caches in one run, and its gradients when a block runs again in the backward pass."""
+class CacheRecorder(Recorder[CacheMoments]):
+    """Records keys and values."""
 
-    known: dict[str, CacheMoments]
-    gradients: bool = False
-    whole: bool = False
-    again: bool = False  # a block runs again
-    kept: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        path, query, key, value = call.path, call.query, call.key, call.value
-        moments = self.known.get(path)
-        if moments is None:
-            return call.attend(query, key, value)
-        if self.gradients and not self.whole and not self.again:
-            if torch.is_grad_enabled():
-                raise NotAloneError(f"{path}, which is not called by its block")
-            return call.attend(query, key, value)
-        if self.gradients:
-            key = key if key.requires_grad else key.detach().requires_grad_()
-            value = value if value.requires_grad else value.detach().requires_grad_()
-            self.kept.append((path, key, value))
+    def record(self, call: AttentionCall, moments: CacheMoments) -> Tensor:
+        key, value = self.with_gradient(call.key), self.with_gradient(call.value)
         moments.add(key, value)
-        return call.attend(query, key, value)
-
-    def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
-        """Gradients of what was kept, into the moments; those with respect to a block's inputs are returned."""
-        kept, self.kept = self.kept, []
-        asked = [*inputs, *(t for _, key, value in kept for t in (key, value))]
-        grads = torch.autograd.grad(outputs, asked, given, allow_unused=True) if outputs else (None,) * len(asked)
-        for n, (path, key, value) in enumerate(kept):
-            pair = grads[len(inputs) + 2 * n : len(inputs) + 2 * n + 2]
-            self.known[path].grade(
-                *(torch.zeros_like(x) if g is None else g for x, g in zip((key, value), pair, strict=True))
-            )
-        return list(grads[: len(inputs)])
+        self.keep(call.path, key, value)
+        return call.attend(call.query, key, value)

@@ -1,4 +1,4 @@
-"""What coding a cache did, and what it costs."""
+"""The result of coding a cache: bits, sizes and loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deadweight.slim.format import CacheSpec
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A share of the cache, and what it costs on every text that was judged by."""
+    """A size of the cache, and its loss on every held-out text."""
 
     share: float
     predicted: float
@@ -23,7 +23,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class CacheCompression(Shown):
-    """One model with a coded cache, or the curve of what such caches would cost."""
+    """A model with a coded cache, or the curve of loss against cache size."""
 
     model: str
     asked: float | None  # the share of a 16-bit cache; None if the largest loss was given
@@ -50,7 +50,7 @@ class CacheCompression(Shown):
 
     @property
     def bytes_per_token(self) -> tuple[int, int]:
-        """Of a 16-bit cache, and of the coded one, without the first tokens."""
+        """Bytes per token of a 16-bit cache and of the coded one, without the uncoded tokens."""
         specs = self.caches.values()
         return sum(s.bytes_before(1) for s in specs), sum(s.token_bytes for s in specs)
 
@@ -60,7 +60,7 @@ def perplexity_rise(judgement: Judgement) -> float:
 
 
 def outcome_line(name: str, judgement: Judgement) -> str:
-    """What it costs on one text."""
+    """The loss on one text, in one line."""
     before = math.exp(min(judgement.loss_before or 0.0, 700.0))
     after = math.exp(min(judgement.loss_after or 0.0, 700.0))
     return (

@@ -1,4 +1,4 @@
-"""Whether the cache of a model can be coded: found out by running the model."""
+"""Whether the cache of a model can be coded: tested by running the model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.settings import EXEMPT_TOKENS
 from deadweight.compress.streaming import device_of, float_of
+from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CodedLayer
 from deadweight.slim.coder import Coder
 from deadweight.source.model import Source
 from deadweight.source.printable import printable, reason
 
-TOKENS = EXEMPT_TOKENS + 4  # that are decoded one by one: some are read as they are, some as codes
+TOKENS = UNCODED_TOKENS + 4  # decoded one by one: some are read uncoded, some as codes
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)  # of a model's own code
-APART = 0.05  # of the largest logit: a code that falls to the other side of a boundary is far below this
+APART = 0.05  # of the largest logit: a code that rounding moves by one changes logits far less
 
 
 class Given:
@@ -36,7 +36,7 @@ class Given:
 
 @torch.no_grad()
 def expect_own_caches(source: Source) -> None:
-    """Raise if the cache holds anything else than the keys and values of each attention, or is shared by several."""
+    """Raise unless the cache holds exactly the keys and values of each attention, and no two attentions share one."""
     given, name, owners = Given(), printable(source.name), dict[int, str]()
     args, kwargs = source.inputs.on(device_of(source.module), float_of(source.module))
     try:
@@ -62,7 +62,7 @@ def expect_own_caches(source: Source) -> None:
 
 
 def holds(layer: Any, states: tuple[Tensor, Tensor]) -> bool:
-    """Whether a layer of a cache has these keys and values, or the last of them, and nothing else."""
+    """Whether a cache layer holds exactly these keys and values, or the last of them."""
     stored: tuple[Any, Any] = (getattr(layer, "keys", None), getattr(layer, "values", None))
     if hasattr(layer, "conv_states") or any(not isinstance(x, Tensor) for x in stored):
         return False
@@ -72,7 +72,7 @@ def holds(layer: Any, states: tuple[Tensor, Tensor]) -> bool:
 
 
 def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], name: str) -> None:
-    """Raise if decoding token by token with the coded cache gives other logits than those that were judged."""
+    """Raise if decoding with the coded cache gives other logits than the forward pass that was judged."""
     if not set(batch) <= {"input_ids", "attention_mask"}:
         return  # tokens alone would be another input
     ids, name = batch["input_ids"][:1, :TOKENS], printable(name)

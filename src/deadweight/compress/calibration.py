@@ -1,4 +1,4 @@
-"""The text, or other inputs, on which heads are measured: windows of tokens, some of them held back for judging."""
+"""Calibration inputs: windows of text, or other inputs; some are held out to measure the loss."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import Source
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.source.printable import printable, reason
-from deadweight.source.tokens import encoded, first_tokens, tokenizer_of
+from deadweight.source.tokens import encode_text, first_tokens, tokenizer_of
 
 EMBEDDED = "calibrated on the prose that comes with Python: text like the model's own task is better (--text)"
 MIXTURE = "calibrated on the mixture of texts that comes with the package (--text for your own)"
 RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors), or the measurement means little"
-LONGEST = 1024  # tokens of a window, unless told otherwise
-AT_A_TIME, MOST = 2048, 4  # tokens and windows of a batch, unless told otherwise
-HELD_BACK = 0.125  # of the batches: to judge by
-HEALED = 8192  # tokens of a step of healing on a GPU, at least
+LONGEST = 1024  # tokens per window, by default
+AT_A_TIME, MOST = 2048, 4  # tokens and windows per batch, by default
+HELD_BACK = 0.125  # of the batches are held out
+HEALED = 8192  # tokens per healing step on a GPU, at least
 Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class CalibrationRequest:
-    """Which text or inputs to calibrate on, and in windows of what size."""
+    """Which text or inputs to calibrate on, and the number and size of the windows."""
 
     text: str | None = None  # None: text that comes with the package
     inputs: Any = None  # in place of text
@@ -43,13 +43,13 @@ class CalibrationRequest:
     def __post_init__(self) -> None:
         if self.windows < 2:
             raise DeadweightError(
-                f"found {self.windows} calibration windows; expected two or more, one of them to judge by"
+                f"found {self.windows} calibration windows; expected two or more, because one is held out"
             )
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Batches to measure on and others to judge by, as keyword arguments of the model; and what to say about them."""
+    """Calibration and held-out batches, as keyword arguments of the model, and notes about them for the report."""
 
     measure: tuple[Batch, ...]
     judge: tuple[Batch, ...]
@@ -58,10 +58,10 @@ class Calibration:
 
 
 def head_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Calibration:
-    """Windows of the text in the model's tokens; the last share of them is held back.
+    """Windows of the text in the model's tokens; the last ones are held out.
 
-    Heads that are cut by what counts in short windows do worse at later positions: windows should be as long as the
-    sequences to come.
+    Heads truncated by measurements on short windows do worse at later positions: windows should be as long as the
+    sequences that the model will read.
     """
     text, windows = asked.text, asked.windows
     if asked.inputs is not None:
@@ -78,28 +78,28 @@ def head_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Ca
 
 
 def text_to_heal_on(
-    source: Source, spec: Any, text: str | None, own: str | None, found: Calibration, steps: int
+    source: Source, spec: Any, text: str | None, own: str | None, calibration: Calibration, steps: int
 ) -> tuple[Batch, ...]:
-    """Batches for healing: of `own`, or else of the text that was measured on; none of them among those held back."""
-    first = found.measure[0].get("input_ids")
-    own = None if own == text else own  # of the same text, what is held back stays so
+    """Batches for healing: from the text `own`, or else from the calibration text without its held-out windows."""
+    first = calibration.measure[0].get("input_ids")
+    own = None if own == text else own  # held-out windows of the same text are not trained on
     text = own or text
-    if first is None or text is None or "decoder_input_ids" in found.measure[0]:
+    if first is None or text is None or "decoder_input_ids" in calibration.measure[0]:
         if own is not None:
             raise DeadweightError("found a text to heal on for a model that is not calibrated on text; expected none")
-        return found.measure
+        return calibration.measure
     length, device = first.shape[1], first.device
     size = max(len(first), HEALED // length) if device.type == "cuda" else len(first)
-    held = [] if own is not None else [b["input_ids"].cpu() for b in (*found.measure, *found.judge)]
+    held = [] if own is not None else [b["input_ids"].cpu() for b in (*calibration.measure, *calibration.judge)]
     skip = sum(len(ids) for ids in held)
     rows = token_windows(source, spec, text, skip + steps * size, length)[skip:]
-    rows = torch.cat([*held[: len(found.measure)], rows])
+    rows = torch.cat([*held[: len(calibration.measure)], rows])
     whole = rows[: len(rows) // size * size] if len(rows) >= size else rows
     return tuple({"input_ids": ids.to(device)} for ids in whole.split(size))
 
 
 def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Calibration:
-    """Windows to measure a cache on: of a text, or of the mixture that comes with the package; some are held back."""
+    """Windows to measure a cache on: from a text, or from the built-in mixture; some are held out."""
     if asked.inputs is not None:
         given = given_inputs(asked.inputs)
         if "input_ids" not in given:
@@ -113,12 +113,12 @@ def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> C
 
 
 def mixture_windows(source: Source, spec: Any, windows: int, length: int | None) -> Tensor:
-    """Windows of all kinds of text of the mixture, in turn: any share of them is again a mixture."""
+    """Windows of all kinds of text of the mixture, interleaved, so that any part of them is a mixture too."""
     tokenizer, vocabulary = tokenizer_for(source, spec)
     size = window_length(source, length)
     kinds = []
     for name, text in mixture().items():
-        ids = encoded(text.encode(), tokenizer, vocabulary, source.name)
+        ids = encode_text(text.encode(), tokenizer, vocabulary, source.name)
         wanted = max(1, round(SHARES[name] * windows))
         count = min(wanted, len(ids) // size)
         starts = [i * (len(ids) - size) // max(1, count - 1) for i in range(count)]
@@ -133,28 +133,28 @@ def mixture_windows(source: Source, spec: Any, windows: int, length: int | None)
 
 
 def judge_batches(source: Source, spec: Any, text: str, windows: int, length: int) -> tuple[Batch, ...]:
-    """Windows of a text of the user's choice to judge by."""
+    """Windows of the text of --judge-text."""
     rows = token_windows(source, spec, text, windows, length)
     return token_batches(source, rows)
 
 
 def token_batches(source: Source, rows: Tensor, batch: int | None = None) -> tuple[Batch, ...]:
-    size = evenly(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
+    size = batch_size(len(rows), batch or min(MOST, max(1, AT_A_TIME // rows.shape[1])))
     return tuple({"input_ids": ids.to(device_of(source.module))} for ids in rows.split(size))
 
 
 def split(batches: Sequence[Batch], notes: tuple[str, ...] = ()) -> Calibration:
-    """The last batches are held back for judging."""
+    """Split off the last batches, to measure the loss on."""
     count = max(1, round(HELD_BACK * len(batches)))
     if len(batches) - count < 1:
-        raise DeadweightError("found one batch of calibration inputs; expected two or more, one of them to judge by")
+        raise DeadweightError("found one batch of calibration inputs; expected two or more, because one is held out")
     cut = len(batches) - count
     tokens = sum(next(iter(b.values())).numel() for b in batches[:cut])
     return Calibration(tuple(batches[:cut]), tuple(batches[cut:]), tokens, notes)
 
 
 def token_windows(source: Source, spec: Any, text: str, windows: int, length: int | None) -> Tensor:
-    """The first windows of a text, (windows, length); an encoder's begin and end as its tokenizer has it."""
+    """The first windows of a text, (windows, length); for an encoder, with its special tokens at both ends."""
     read = read_text(text)
     check_text(read, text)
     tokenizer, vocabulary = tokenizer_for(source, spec)
@@ -162,19 +162,19 @@ def token_windows(source: Source, spec: Any, text: str, windows: int, length: in
     first, last = edges(source, tokenizer)
     inner = size - len(first) - len(last)
     ids = first_tokens(read, tokenizer, vocabulary, source.name, windows * inner)
-    found = len(ids) // inner
-    if found < 2:
+    n_windows = len(ids) // inner
+    if n_windows < 2:
         raise DeadweightError(
             f"{printable(text)} gives {len(ids):,} tokens; expected at least {2 * inner:,}, two windows of {size:,}: "
             "give more text, or shorter windows (--length)"
         )
-    rows = torch.tensor(ids[: min(found, windows) * inner]).view(-1, inner)
+    rows = torch.tensor(ids[: min(n_windows, windows) * inner]).view(-1, inner)
     around = [torch.tensor(e, dtype=torch.long).expand(len(rows), -1) for e in (first, last)]
     return torch.cat([around[0], rows, around[1]], 1)
 
 
 def window_length(source: Source, length: int | None) -> int:
-    """Tokens of a window: as asked for, or as many as the model usually reads."""
+    """Tokens per window: as requested, or 1024, or the model's context if that is shorter."""
     longest = getattr(source.config, "max_position_embeddings", None) or 512
     size = length or min(LONGEST, longest)
     if size > longest or size < 2:
@@ -188,7 +188,7 @@ def tokenizer_for(source: Source, spec: Any) -> tuple[Any, int]:
 
 
 def edges(source: Source, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What an encoder's tokenizer puts before and after a text."""
+    """The special tokens that an encoder's tokenizer puts before and after a text."""
     config = source.config
     if tokenizer is None or (hasattr(source.module, "generate") and not getattr(config, "is_encoder_decoder", False)):
         return [], []
@@ -197,7 +197,7 @@ def edges(source: Source, tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
-    """A mapping of tensors, or a safetensors file of them: by argument, one row per sample."""
+    """Tensors by argument name, one row per sample: a mapping, or a safetensors file."""
     if isinstance(inputs, (str, Path)):
         try:
             inputs = load_file(str(inputs))
@@ -211,12 +211,12 @@ def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
 
 def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
     rows = next(iter(inputs.values())).shape[0]
-    size = evenly(rows, batch)
+    size = batch_size(rows, batch)
     return [on_device(source, {n: t[i : i + size] for n, t in inputs.items()}) for i in range(0, rows, size)]
 
 
-def evenly(rows: int, batch: int) -> int:
-    """The size of batches: as asked, but at least two batches."""
+def batch_size(rows: int, batch: int) -> int:
+    """The batch size: as requested, but so that there are at least two batches."""
     return min(batch, max(1, rows // 2))
 
 

@@ -1,4 +1,4 @@
-"""Coding a cache, stage by stage: locate, measure, bases, bits, judge, heal, write."""
+"""Coding a cache, stage by stage: locate, measure, choose bases and bits, judge, heal, write."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from deadweight.compress.cache_support import expect_own_caches, expect_same_dec
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
 from deadweight.compress.coded_model import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
 from deadweight.compress.deadweight_json import cache_card, cache_data
-from deadweight.compress.head_moments import measure
 from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads, locate
+from deadweight.compress.measure import measure
 from deadweight.compress.result import Judgement
 from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
 from deadweight.compress.settings import CURVE_SHARES, LARGEST, USUAL_CACHE, Settings
@@ -35,13 +35,13 @@ from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
 NEIGHBOURS = (0.1, 0.125, 0.19, 0.25, 0.375, 0.53)  # sizes that a model card compares
-GRADED = 1  # one in so many batches is asked for gradients
+GRADED = 1  # gradients are taken for one batch in this many
 HELD, JUDGED = "held-back calibration text", "judgement text"
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A model whose cache was measured, and the texts on which its loss is judged."""
+    """A model whose cache was measured, and the held-out texts on which its loss is measured."""
 
     source: Source
     caches: tuple[MeasuredCache, ...]
@@ -58,7 +58,7 @@ class MeasuredModel:
 
 @dataclass(frozen=True)
 class Coded:
-    """A model with a coded cache, how it is built, and what it costs."""
+    """A model with a coded cache, how it is built, and its loss."""
 
     module: nn.Module
     slim: SlimSpec
@@ -70,7 +70,7 @@ def expect_cache(source: Source) -> None:
     """Raise if the cache of a model cannot be coded."""
     name = printable(source.name)
     if not hasattr(source.module, "generate"):
-        raise DeadweightError(f"{name} has no cache, which --keep-kv is about; use --keep-attention")
+        raise DeadweightError(f"{name} has no key-value cache; use --keep-attention")
     if getattr(source.config, "is_encoder_decoder", False):
         raise DeadweightError(
             f"{name} is an encoder with a decoder; expected a decoder alone: caches of cross-attention are not coded. "
@@ -93,10 +93,10 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     of = len(text.measure)
     measure(
         source.module,
+        CacheRecorder,
         known,
         text.measure,
         tick=lambda n: progress("measuring", n, of),
-        recorder=CacheRecorder,
         most=GRADED,
     )
     texts = {HELD: text.judge}
@@ -108,13 +108,13 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
 
 
 def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
-    """Sums of zero tokens. The key heads of a small attention are one set, those of a large one a set each."""
+    """Sums over zero tokens. All key heads of a small attention form one set; in a large one, each is a set."""
     small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
     return CacheMoments.empty(heads, rates, 1 if small else heads.key_heads)
 
 
 def code_and_judge(work: MeasuredModel, share: float) -> Coded:
-    """The model with a cache of this share, judged."""
+    """The model with a cache of this share, and its loss on held-out text."""
     plan = allocate(work.options, min(share, 1.0), work.tokens)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
     judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
@@ -136,7 +136,7 @@ def worst_rise(point: CurvePoint) -> float:
 
 
 def smallest_within_loss(work: MeasuredModel, limit: float, progress: Progress) -> tuple[Coded, list[CurvePoint]]:
-    """The smallest cache whose measured loss stays within the limit on every text, by bisection; and what was tried."""
+    """The smallest cache whose measured loss is within the limit on every text, by bisection; and all sizes tried."""
     shares = possible_shares(work)
     low, high, tries = 0, len(shares) - 1, 0
     best: Coded | None = None
@@ -160,20 +160,20 @@ def smallest_within_loss(work: MeasuredModel, limit: float, progress: Progress) 
 
 
 def possible_shares(work: MeasuredModel) -> list[float]:
-    """The shares of `CURVE_SHARES` that leave bytes for codes, after the first tokens and the scales."""
+    """The shares of `CURVE_SHARES` that leave bytes for codes, after the uncoded tokens and the scales."""
     least = sum(work.options.unit_bytes(i) for i in range(len(work.caches)))
     return [s for s in CURVE_SHARES if bytes_for_units(work.caches, s, work.tokens) >= least] or [LARGEST]
 
 
 def predict_sizes(work: MeasuredModel, chosen: float) -> list[CurvePoint]:
-    """What caches of other sizes would cost by prediction alone, which takes no run of the model."""
+    """The predicted loss of caches of other sizes, without running the model."""
     shares = [share for share in possible_shares(work) if share in NEIGHBOURS and abs(share - chosen) > 0.01]
     plans = [allocate(work.options, share, work.tokens) for share in shares]
     return [CurvePoint(plan.share, plan.predicted, {}) for plan in plans]
 
 
 def judge_many_sizes(work: MeasuredModel, progress: Progress) -> list[Coded]:
-    """Models with caches of many sizes, judged, the smallest first."""
+    """The losses of models with caches of many sizes, the smallest first."""
     shares = possible_shares(work)
     points = []
     for n, share in enumerate(shares):
@@ -183,7 +183,7 @@ def judge_many_sizes(work: MeasuredModel, progress: Progress) -> list[Coded]:
 
 
 def compress_cache(job: CompressionJob) -> CacheCompression:
-    """Measure the cache of a model once, code it to the size that was asked for, judge, heal and write it."""
+    """Measure the cache of a model once, code it at the requested size, judge, heal and write it."""
     start = time.perf_counter()
     source, target, settings, progress = job.source, job.target, job.settings, job.progress
     work = measure_model(job)
@@ -217,7 +217,7 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
 
 
 def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded, tuple[str, ...]]:
-    """Distil from the original with a coded cache; gradients pass rounding unchanged (straight-through)."""
+    """Distil from the original with a coded cache; gradients pass through rounding unchanged (straight-through)."""
     original, settings = work.source.module, job.settings
     batches = text_to_heal_on(
         work.source, job.model, settings.text, settings.heal_text, work.calibration, settings.heal

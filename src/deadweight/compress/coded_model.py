@@ -1,4 +1,4 @@
-"""From what was measured to a model with a coded cache: bases, bits, coders."""
+"""From measurements to a model with a coded cache: bases, bits, coders."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from deadweight.compress.bit_allocation import ERRORS, RowPlan, allocate_units, plan_row, wanted_bits
 from deadweight.compress.cache_bases import Basis, blocks_of, in_second_block, keys_basis, values_basis
 from deadweight.compress.cache_moments import MeasuredCache, SetMoments
-from deadweight.compress.settings import EXEMPT_TOKENS, Structure
+from deadweight.compress.settings import Structure
 from deadweight.compress.streaming import device_of, float_of
+from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
 from deadweight.slim.coded_attention import install_caches
 from deadweight.slim.coder import Coder
@@ -22,9 +23,9 @@ from deadweight.slim.codes import STEPS, UNIT
 from deadweight.slim.format import CacheSpec, SlimSpec, UnitRun
 from deadweight.threads import each, one_thread
 
-SMALL = 512  # keys and values of an attention that may be mixed freely: every step of decoding transforms all keys
-LARGE_ROW = 128  # numbers of a set from which on units come in eights: a GPU loads 16 bytes at once
-WORTH = 0.95  # of the loss of two stages, below which keys and values are coded as one vector: that is more work
+SMALL = 512  # keys and values of an attention up to which all are mixed: every decoding step transforms all keys
+LARGE_ROW = 128  # numbers of a set from which on units are allotted in eights: a GPU loads 16 bytes at once
+WORTH = 0.95  # of the loss of two stages: below this, one vector is worth its extra work
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The coded caches of all attentions, and the loss that is predicted for them."""
+    """The coded caches of all attentions, and their predicted loss."""
 
     plans: tuple[CachePlan, ...]
     predicted: float  # nats per token
@@ -76,17 +77,17 @@ class Allocation:
 
 @dataclass(frozen=True)
 class SetBases:
-    """The bases of one set of heads that do not depend on its bits: of keys, and of keys and values as one vector."""
+    """The bases of one set of heads that do not depend on its bits: for keys, and for keys and values as one vector."""
 
     keys: Basis | None
     joint: Basis | None
 
 
 class CacheOptions:
-    """What every attention could be coded as, one option for every number of units.
+    """The ways to code every attention, one option for every number of units.
 
-    Losses are computed once for all budgets, of some options; the logarithm of the loss is interpolated between them.
-    Plans are made when they are wanted: all of them would take more memory than the model.
+    Losses are computed once for all budgets, for some options; between them the logarithm of the loss is interpolated.
+    Plans are made on demand: all of them together would take more memory than the model.
     """
 
     def __init__(self, caches: Sequence[MeasuredCache], structure: Structure | None = None) -> None:
@@ -95,11 +96,11 @@ class CacheOptions:
         self.known_bases: dict[int, list[SetBases]] = {}
 
     def step(self, index: int) -> int:
-        """By how many units options differ."""
+        """The number of units by which neighbouring options differ."""
         return 8 if len(self.caches[index].sets[0].mean) >= LARGE_ROW else 1
 
     def losses(self, index: int) -> Tensor:
-        """Of the options of one attention: up to eight bits for every number."""
+        """The losses of the options of one attention, up to eight bits per number."""
         if index not in self.known_losses:
             count = max(1, -(-len(self.caches[index].sets[0].mean) // (2 * self.step(index))))
             tried = tried_options(count)
@@ -114,16 +115,16 @@ class CacheOptions:
         return self.known_bases[index]
 
     def plan(self, index: int, option: int) -> CachePlan:
-        """With (option + 1) · step units in the row of every set."""
+        """The plan with (option + 1) · step units in the row of every set."""
         return plan_cache(self.caches[index], self.bases(index), (option + 1) * self.step(index))
 
     def unit_bytes(self, index: int) -> int:
-        """Bytes by which options differ."""
+        """The number of bytes by which neighbouring options differ."""
         return 2 * self.step(index) * len(self.caches[index].sets)
 
 
 def tried_options(count: int) -> list[int]:
-    """The first options, and then fewer and fewer, up to the last."""
+    """The options whose loss is computed: all of the first ones, then fewer and fewer, and the last."""
     tried, option = [], 0
     while option < count - 1:
         tried.append(option)
@@ -132,7 +133,7 @@ def tried_options(count: int) -> list[int]:
 
 
 def interpolate(places: Sequence[int], values: Tensor, count: int) -> Tensor:
-    """Values at 0 … count − 1, straight between those that are known."""
+    """Values at 0 … count − 1, by linear interpolation."""
     at, known = torch.arange(count, dtype=torch.float64), torch.tensor(places, dtype=torch.float64)
     after = torch.searchsorted(known, at).clamp(1, max(1, len(places) - 1)) if len(places) > 1 else None
     if after is None:
@@ -142,16 +143,15 @@ def interpolate(places: Sequence[int], values: Tensor, count: int) -> Tensor:
 
 
 def spec_of(cache: MeasuredCache, key_fields: int, fields: int, sets: tuple[tuple[UnitRun, ...], ...]) -> CacheSpec:
-    """The format of a cache whose sets have these units."""
+    """The spec of a cache whose sets have these units."""
     heads = cache.heads
     pairs = len(heads.rotary_pairs) if cache.rates is not None else 0
-    sizes = (heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, EXEMPT_TOKENS)
+    sizes = (heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, UNCODED_TOKENS)
     return CacheSpec(*sizes, key_fields, fields - key_fields, sets)
 
 
 def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | None) -> SetBases:
-    """Without a structure that was asked for, keys of a set are mixed freely; a small attention may code keys and
-    values as one vector."""
+    """By default all keys of a set are mixed; a small attention may also code keys and values as one vector."""
     heads = cache.heads
     small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
     keys = joint = None
@@ -165,7 +165,7 @@ def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | N
 
 
 def plan_cache(cache: MeasuredCache, bases: Sequence[SetBases], units: int) -> CachePlan:
-    """One attention with so many units in every row; as one vector where that is predicted to lose less."""
+    """The plan of one attention with this many units per row; as one vector if its predicted loss is lower."""
     pairs = list(zip(cache.sets, bases, strict=True))
     one, two = (
         None if any(b is None for _, b in own) else CachePlan(cache, tuple(make(m, b, units) for m, b in own if b))
@@ -182,14 +182,14 @@ def plan_cache(cache: MeasuredCache, bases: Sequence[SetBases], units: int) -> C
 
 
 def one_vector(moments: SetMoments, basis: Basis, units: int) -> SetPlan:
-    """Keys and values of a set coded as one vector."""
+    """Code keys and values of a set as one vector."""
     row = plan_row(units, basis.cost, basis.cost[:0])
     keys = replace(basis, decode=basis.decode[: moments.keys])
     return SetPlan(moments, row, keys, basis.decode[moments.keys :], None)
 
 
 def two_stages(moments: SetMoments, keys: Basis, units: int) -> SetPlan:
-    """Values predicted from the codes of keys; at first as if keys had half of the bits, then with those they have."""
+    """Predict values from the codes of keys: first as if keys had half of the bits, then with their actual bits."""
     errors = ERRORS[wanted_bits(keys.cost, UNIT * units // 2)]
     values = values_basis(moments, keys, errors)
     row = plan_row(units, keys.cost, values.basis.cost, keys.upper)
@@ -217,14 +217,15 @@ def by_speed(cache: MeasuredCache) -> list[tuple[int, int]]:
 
 
 def fixed_share(caches: Sequence[MeasuredCache], tokens: int) -> float:
-    """What the first tokens of a sequence and the scales of the others take of a 16-bit cache."""
+    """The share of a 16-bit cache that the uncoded tokens and the scales take."""
     whole = [2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches]
-    taken = sum(min(EXEMPT_TOKENS, tokens) * size + tokens * len(c.sets) for c, size in zip(caches, whole, strict=True))
+    uncoded = min(UNCODED_TOKENS, tokens)
+    taken = sum(uncoded * size + tokens * len(c.sets) for c, size in zip(caches, whole, strict=True))
     return taken / (tokens * sum(whole))
 
 
 def bytes_for_units(caches: Sequence[MeasuredCache], share: float, tokens: int) -> int:
-    """What a share of a 16-bit cache leaves for the units of a token; 0 or less if it is too small."""
+    """The bytes per token that a share of a 16-bit cache leaves for units; 0 or less if the share is too small."""
     whole = sum(2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches)
     return int((share - fixed_share(caches, tokens)) * whole)
 
@@ -238,7 +239,7 @@ def allocate(options: CacheOptions, share: float, tokens: int) -> Allocation:
             2 * c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches
         )
         raise DeadweightError(
-            f"found --keep-kv {share}; at {tokens:,} tokens the first {EXEMPT_TOKENS} of a sequence, which are not "
+            f"found --keep-kv {share}; at {tokens:,} tokens the first {UNCODED_TOKENS} of a sequence, which are not "
             f"coded, the scales of the others and the fewest codes take {least:.3f} of the cache: expected more"
         )
     losses = each(options.losses, range(len(caches)))
@@ -249,15 +250,15 @@ def allocate(options: CacheOptions, share: float, tokens: int) -> Allocation:
     return Allocation(plans, sum(plan.loss for plan in plans), taken)
 
 
-def picked(rows: Tensor, order: Tensor) -> Tensor:
-    """Rows in this order; −1 is a row of zeros."""
+def select_rows(rows: Tensor, order: Tensor) -> Tensor:
+    """Select rows in this order; −1 gives a row of zeros."""
     return rows[order.clamp(min=0)] * (order >= 0)[:, None]
 
 
 def with_coded_cache(
     model: nn.Module, plan: Allocation, precision: torch.dtype | None = None
 ) -> tuple[nn.Module, SlimSpec]:
-    """A copy of the model that shares its weights and codes its cache; its maps are rounded to a precision."""
+    """A copy of the model that shares its weights and codes its cache; its transforms are rounded to a precision."""
     module = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     slim = SlimSpec(caches=plan.specs)
     install_caches(module, slim.caches)
@@ -273,15 +274,15 @@ def with_coded_cache(
 
 @torch.no_grad()
 def fill(coder: Coder, plan: CachePlan) -> None:
-    """Give a coder its maps, on the device and in the precision of the model."""
+    """Fill in the transforms of a coder, on the device and in the precision of the model."""
     order = pair_order(plan.cache)
     for i, own in enumerate(plan.sets):
         keys, at = own.moments.keys, in_sets(order, own.moments.keys)
         widths, coordinates = own.row.widths, own.row.coordinates
         n = own.row.key_fields
-        fill_stage(coder.key_encode[i], coder.key_decode[i], reordered(own.keys, at), (widths[:n], coordinates[:n]))
+        fill_stage(coder.key_encode[i], coder.key_decode[i], reorder_keys(own.keys, at), (widths[:n], coordinates[:n]))
         steps = torch.tensor(STEPS, dtype=torch.float64)[widths[:n]].flatten()[:, None]
-        coder.predict[i].copy_(picked(own.predict.T, coordinates[:n].flatten()) * steps)
+        coder.predict[i].copy_(select_rows(own.predict.T, coordinates[:n].flatten()) * steps)
         if own.values is not None:
             fill_stage(coder.value_encode[i], coder.value_decode[i], own.values, (widths[n:], coordinates[n:]))
         coder.key_mean.view(len(plan.sets), -1)[i].copy_(own.moments.mean[:keys][at])
@@ -293,26 +294,26 @@ def fill(coder: Coder, plan: CachePlan) -> None:
 
 
 def fill_stage(encode: Tensor, decode: Tensor, basis: Basis, row: tuple[Tensor, Tensor]) -> None:
-    """The maps of one stage of one set, to and from coordinates in steps of their quantisers."""
+    """Fill in the transforms of one stage of one set: to and from coordinates in units of their quantisation steps."""
     widths, coordinates = (x.flatten() for x in row)
     steps = torch.tensor(STEPS, dtype=torch.float64)[widths][:, None]
-    encode.copy_(picked(basis.encode, coordinates) / steps.clamp(min=1e-9))
-    decode.copy_(picked(basis.decode.T, coordinates) * steps)
+    encode.copy_(select_rows(basis.encode, coordinates) / steps.clamp(min=1e-9))
+    decode.copy_(select_rows(basis.decode.T, coordinates) * steps)
 
 
-def reordered(basis: Basis, keys: Tensor) -> Basis:
-    """A basis of keys in another order; values that are coded with them stay behind."""
+def reorder_keys(basis: Basis, keys: Tensor) -> Basis:
+    """A basis with the keys in another order; values in the same vector stay last."""
     encode = torch.cat([basis.encode[:, keys], basis.encode[:, len(keys) :]], 1)
     return replace(basis, encode=encode, decode=basis.decode[keys])
 
 
 def pair_order(cache: MeasuredCache) -> Tensor:
-    """The dimensions of a key head as a coder has them: first ones of rotary pairs, second ones, those in no pair."""
+    """The order of a key head's dimensions in a coder: first ones of rotary pairs, second ones, non-rotary ones."""
     pairs = cache.heads.rotary_pairs if cache.rates is not None else ()
     turned = [pair[i] for i in range(2) for pair in pairs]
     return torch.tensor([*turned, *(i for i in range(cache.heads.d_qk) if i not in set(turned))])
 
 
 def in_sets(order: Tensor, keys: int) -> Tensor:
-    """The same for so many numbers of neighbouring heads."""
+    """The same order for neighbouring heads side by side."""
     return (torch.arange(0, keys, len(order))[:, None] + order).flatten()

@@ -108,7 +108,7 @@ def cache_card(result: CacheCompression) -> CodedCacheCard:
 
 
 def measured_words(point: CurvePoint) -> str:
-    """What a size costs on every text that it was judged by; empty if it was not tried."""
+    """The loss of a size on every held-out text; empty if it was not tried."""
     return ", ".join(
         f"{name}: perplexity {perplexity_rise(j):+.2%}, KL {j.error:.1e}" for name, j in point.judgements.items()
     )

@@ -18,8 +18,8 @@ from deadweight.slim.format import SlimSpec
 from deadweight.source.model import Source
 from deadweight.source.type_aliases import JsonObject
 
-STEPS = 16  # of a head dimension, unless asked for otherwise: sizes are multiples of one of them
-STOCK_STEPS = 8  # the same of heads of one dimension
+STEPS = 16  # parts of a head dimension: by default sizes are multiples of one of them
+STOCK_STEPS = 8  # the same for heads of one dimension
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def usual_step(head_dimension: int) -> int:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model with smaller heads: its spec if it is slim, else what is new in its config; and what it keeps."""
+    """A model with smaller heads: its spec if it is slim, else the changes to its config; and the kept dimensions."""
 
     module: nn.Module
     ranks: Ranks
@@ -76,7 +76,7 @@ def choose_by_share(work: MeasuredHeads, share: float) -> Chosen:
 
 
 def choose_stock_heads(work: MeasuredHeads, size: int) -> Chosen | None:
-    """All heads of one dimension, in a config that plain transformers reads; None if that is not the same function."""
+    """Heads of one dimension, in a config that plain transformers reads; None if that would change the function."""
     original = work.source.module
     one = choose_one_size(work.spaces, work.pair_moments, size)
     padded = truncate_model(original, one.spaces, one.kept, bias=False, precision=float_of(original)).module

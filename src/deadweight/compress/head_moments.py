@@ -8,34 +8,15 @@ needed to predict any truncation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from deadweight.compress.attention_calls import AttentionCall, observing
-from deadweight.compress.judge import AT_A_TIME, main_output, run_model
+from deadweight.compress.attention_calls import AttentionCall
 from deadweight.compress.locate import Heads
-from deadweight.compress.streaming import NotAloneError, run_again
+from deadweight.compress.measure import Pair, Recorder, is_finite, second
 from deadweight.errors import DeadweightError
-
-
-def second(x: Tensor) -> Tensor:
-    """Σ x xᵀ over rows and tokens for every head, in float64: (b, h, t, d) → (h, d, d)."""
-    flat = x.transpose(0, 1).flatten(1, 2)
-    return (flat.transpose(1, 2) @ flat).double().cpu()
-
-
-def is_finite(x: Tensor) -> bool:
-    """Whether there is no NaN or infinity: a sum says so in half the time, unless it overflows itself."""
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
-
-
-GRADED = 4096  # tokens that are enough for gradients, of which a third of all batches is asked
 
 
 @dataclass
@@ -43,7 +24,7 @@ class HeadMoments:
     """Sums over the tokens of one attention. Sums with gradients are over fewer tokens."""
 
     heads: Heads
-    out: Tensor  # (h, d_v, d_v): of what a query head gathers
+    out: Tensor  # (h, d_v, d_v): of the output of a query head
     out_mean: Tensor  # (h, d_v)
     out_gradient: Tensor  # (h, d_v, d_v)
     query: Tensor  # (h, s, s): of the non-rotary dimensions of queries
@@ -79,9 +60,9 @@ class HeadMoments:
         self.out_mean += out.sum((0, 2)).double().cpu()
         self.query += second(query[..., list(self.heads.non_rotary)])
 
-    def grade(self, query: Tensor, dq: Tensor, dout: Tensor) -> None:
+    def grade(self, recorded: Pair, gradients: Pair) -> None:
         """Add gradients with respect to queries and to the outputs of the heads."""
-        query, dq, dout = query.detach().float(), dq.float(), dout.float()
+        query, dq, dout = recorded[0].detach().float(), gradients[0].float(), gradients[1].float()
         self.check(dq, dout)
         self.graded += dout.shape[0] * dout.shape[2]
         self.out_gradient += second(dout)
@@ -126,133 +107,12 @@ def pair_derivatives(query: Tensor, gradient: Tensor, heads: Heads) -> Tensor:
     return both.unflatten(1, (heads.key_heads, heads.groups)).transpose(2, 3).flatten(3)
 
 
-@dataclass
-class Recorder:
-    """Sums the inputs and outputs of every attention over one run.
+class HeadRecorder(Recorder[HeadMoments]):
+    """Records queries and the outputs of the heads."""
 
-    If gradients are asked for, that waits until a block runs again: then it is kept until they are known. Unless blocks
-    cannot run by themselves: then all is kept until the loss is known.
-    """
-
-    known: dict[str, HeadMoments]
-    gradients: bool = False
-    whole: bool = False
-    again: bool = False  # a block runs again
-    kept: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        path, query, key, value = call.path, call.query, call.key, call.value
-        moments = self.known.get(path)
-        if moments is None:  # not reached by the examples by which heads were located: it stays as it is
-            return call.attend(query, key, value)
-        if self.gradients and not self.whole and not self.again:
-            if torch.is_grad_enabled():
-                raise NotAloneError(f"{path}, which is not called by its block")
-            return call.attend(query, key, value)
-        if self.gradients and not query.requires_grad:
-            query = query.detach().requires_grad_()
-        out = call.attend(query, key, value)
+    def record(self, call: AttentionCall, moments: HeadMoments) -> Tensor:
+        query = self.with_gradient(call.query)
+        out = call.attend(query, call.key, call.value)
         moments.add(query, out)
-        if self.gradients:
-            self.kept.append((path, query, out))
+        self.keep(call.path, query, out)
         return out
-
-    def answer(self, outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
-        """Gradients of what was kept, into the moments; those with respect to a block's inputs are returned."""
-        kept, self.kept = self.kept, []
-        asked = [*inputs, *(t for _, query, out in kept for t in (query, out))]
-        gradients = torch.autograd.grad(outputs, asked, given, allow_unused=True) if outputs else (None,) * len(asked)
-        for n, (path, query, out) in enumerate(kept):
-            pair = gradients[len(inputs) + 2 * n : len(inputs) + 2 * n + 2]
-            dq, dout = (torch.zeros_like(x) if g is None else g for x, g in zip((query, out), pair, strict=True))
-            self.known[path].grade(query, dq, dout)
-        return list(gradients[: len(inputs)])
-
-
-def measure(
-    model: Any,
-    found: dict[str, Any],
-    batches: Sequence[dict[str, Tensor]],
-    *,
-    seed: int = 0,
-    tick: Callable[[int], None] = lambda _: None,
-    recorder: Any = Recorder,
-    most: int = 3,
-) -> dict[str, Any]:
-    """The sums of every attention over all batches, by its path; `found` holds empty ones, and is returned.
-
-    Where there are many tokens, one in `most` batches is asked for gradients.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    every = max(1, min(most, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
-    frozen = [p for p in model.parameters() if p.requires_grad]
-    for p in frozen:
-        p.requires_grad_(False)
-    try:
-        whole = False
-        for number, batch in enumerate(batches):
-            if number % every == 0:
-                whole = add_graded(model, found, batch, generator, recorder, whole)
-            else:
-                plain = recorder(found)
-                with observing(model, plain), torch.no_grad():
-                    run_model(model, batch, words=False)
-            tick(number + 1)
-    finally:
-        for p in frozen:
-            p.requires_grad_(True)
-    return found
-
-
-def add_graded(
-    model: Any, found: dict[str, Any], batch: dict[str, Tensor], generator: torch.Generator, make: Any, whole: bool
-) -> bool:
-    """One batch with gradients, block by block; or with a graph of all of it, if that must be. Returns which."""
-    recorder = make(found, gradients=True, whole=whole)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(observing(model, recorder))
-            go_back = None if whole else stack.enter_context(run_again(model, list(found), recorder))
-            with torch.enable_grad():
-                output = run_model(model, batch)
-            loss = probe(output, generator)
-            if go_back is None:
-                recorder.answer([loss], [torch.ones_like(loss)], [])
-            else:
-                go_back(loss)
-    except NotAloneError:
-        return add_graded(model, found, batch, generator, make, True)
-    return whole
-
-
-def probe(output: Any, generator: torch.Generator) -> Tensor:
-    """A scalar whose gradient's second moment is that of the divergence from the original.
-
-    For logits: minus the log-probability of labels drawn from them. For other outputs: a random projection, scaled so
-    that the squared gradient is the relative squared error.
-    """
-    found, is_logits = main_output(output)
-    if is_logits:
-        flat = found.flatten(0, -2).float()
-        if not is_finite(flat.detach()):
-            raise DeadweightError(
-                "the model gives logits that are not finite on the calibration inputs; expected a model that works"
-            )
-        return F.cross_entropy(flat, drawn(flat.detach(), generator), reduction="sum")
-    states = found.float()
-    scale = states.detach().pow(2).sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
-    noise = torch.randn(states.shape, generator=generator).to(states.device)
-    return (states * noise / scale).sum()
-
-
-def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """One label for every row, by its probabilities, (rows, words) → (rows): where its sum passes a random number.
-
-    In float64: rare words would fall together beside a sum near 1.
-    """
-    found = []
-    for rows in logits.split(AT_A_TIME):
-        sums = rows.softmax(-1).cumsum(-1, dtype=torch.float64)
-        at = torch.rand(len(rows), 1, generator=generator, dtype=torch.float64).to(sums.device) * sums[:, -1:]
-        found.append(torch.searchsorted(sums, at, right=True).squeeze(1))
-    return torch.cat(found).clamp(max=logits.shape[-1] - 1)

@@ -16,8 +16,8 @@ from deadweight.compress.truncate import HeadSpaces
 def find_head_spaces(heads: Heads, moments: HeadMoments, model: nn.Module, *, bias: bool = True) -> HeadSpaces:
     """The best basis and the best rotary pairs of every key head, for every number of kept dimensions, from averages.
 
-    Means are left to a bias behind the heads, if there is one or, with `bias`, may be. Keys that pass a norm stay
-    whole: to drop some of them would save no weights.
+    Means go into the bias of the output projection, if it has one or, with `bias`, may get one. Keys behind a norm stay
+    whole: dropping some of them would save no weights.
     """
     mean = moments.out_mean if bias or has_bias(model, heads.output) else torch.zeros_like(moments.out_mean)
     groups = [slice(i, i + heads.groups) for i in range(0, heads.heads, heads.groups)]
@@ -41,9 +41,9 @@ def can_drop_keys(heads: Heads) -> bool:
 
 
 def steady_gradient(gradient: Tensor, moment: Tensor, output: LinearMap) -> Tensor:
-    """The moment of the gradients, half of it replaced by the weight that the output projection gives each direction.
+    """The second moment of the gradients, half of it replaced by the output projection's own Gram matrix.
 
-    Gradients on some text leave out directions that other text needs; what the weights amplify does not.
+    Gradients on one text miss directions that other text needs; the weights do not.
     """
     weight = output.weight.unflatten(1, moment.shape[:2]).transpose(0, 1)
     expected = weight.transpose(1, 2) @ weight

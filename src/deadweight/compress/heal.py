@@ -1,8 +1,8 @@
-"""Healing: a compressed model learns from the original, first block by block, then as a whole.
+"""Healing: distil from the original into the compressed model, first block by block, then as a whole.
 
-Block by block, every block of the small model gets the inputs of the original's block, and learns its outputs:
-errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small model learns
-the predictions of the original (KL divergence), on the same text.
+Block by block, every block of the small model is trained to give the outputs of the original's block on the original's
+inputs: errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small
+model is trained on the predictions of the original (KL divergence), on the same text.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from deadweight.train.launch import make_accelerator
 from deadweight.train.schedule import warm_cosine
 from deadweight.train.state import load_state, save_state
 
-SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps, and seconds, between two states on disk
+SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps and seconds between two saved states
 BLOCKWISE = 200  # steps, at most; of few, a quarter
 
 
 @dataclass(frozen=True)
 class Healing:
-    """How long to heal and at which learning rate; `folder` keeps the state until the end, to go on after a stop."""
+    """Number of steps and learning rate; `folder` holds the state until the end, so that healing can be resumed."""
 
     steps: int
     rate: float = RATE
@@ -55,7 +55,7 @@ def heal_or_undo(
     healing: Healing,
     progress: Progress = silent,
 ) -> tuple[str, ...]:
-    """Heal on all batches but one; if that one is worse off afterwards, put the weights back and say so."""
+    """Heal on all batches but one; if the loss on that one rises, restore the weights and report it."""
     separate_weights(original, compressed)
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
     before = judge(original, compressed, batches[-1:]).error
@@ -71,11 +71,17 @@ def heal_or_undo(
 
 
 def healing_folder(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
-    """Where healing keeps its state until it is done: beside OUT, and only for the same weights, text and settings."""
+    """The folder of the state of healing: beside OUT, named by a hash of weights, text and settings."""
     tensors = [*original.state_dict().values(), *(x for batch in batches for x in batch.values())]
-    sums = [(x.shape, float(x.double().sum())) for x in tensors if isinstance(x, Tensor)]
+    sums = [(x.shape, checksum(x)) for x in tensors if isinstance(x, Tensor)]
     key = hashlib.sha256(repr((sums, settings)).encode()).hexdigest()[:12]
     return target.with_name(f".{target.name}.healing-{key}")
+
+
+def checksum(tensor: Tensor) -> int:
+    """The sum of the elements' bits as integers: the same in whatever order they are added."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(integers).sum(dtype=torch.int64))
 
 
 def distil(
@@ -85,22 +91,18 @@ def distil(
     healing: Healing,
     progress: Progress = silent,
 ) -> None:
-    """Train the compressed model in place to return what the original returns.
+    """Train the compressed model in place to match the outputs of the original.
 
     A stock model is trained as a whole, because its blocks may have heads of another size. Its zeros stay zero.
     """
     separate_weights(original, compressed)
     accelerator = make_accelerator()
     stock = not any(isinstance(part, (HeadPacking, Coder)) for part in compressed.modules())
-    blocks = repeated(compressed) if stock else blocks_of(compressed)
+    blocks = longest_module_list(compressed) if stock else blocks_of(compressed)
     trained = [p for path in blocks for p in compressed.get_submodule(path).parameters()]
-    for p in compressed.parameters():
-        p.requires_grad_(False)
-    for p in trained:
-        p.requires_grad_(True)
-    fused = trained[0].is_cuda
+    require_gradients(compressed, trained)
     held = [p != 0 for p in trained] if stock else []
-    optimizer = torch.optim.AdamW(trained, lr=healing.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    optimizer = make_optimizer(trained, healing.rate)
     steps, place = healing.steps, healing.folder
     first = 0 if place is None else load_state(place, compressed, optimizer)
     saved = time.monotonic()
@@ -113,9 +115,7 @@ def distil(
             raise DeadweightError(
                 f"the loss of healing is {loss} at step {step}; expected a number: nothing is written"
             )
-        for p in trained:
-            if p.grad is not None and accelerator.num_processes > 1:
-                p.grad = accelerator.reduce(p.grad, "mean")
+        average_gradients(trained, accelerator)
         for p, used in zip(trained, held, strict=False):
             if p.grad is not None:
                 p.grad *= used
@@ -128,8 +128,25 @@ def distil(
             saved = time.monotonic()
     if place is not None and accelerator.is_main_process:
         shutil.rmtree(place, ignore_errors=True)
-    for p in compressed.parameters():
+    require_gradients(compressed, list(compressed.parameters()))
+
+
+def require_gradients(model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
+    """Ask autograd for gradients of these parameters of the model, and of no others."""
+    model.requires_grad_(False)
+    for p in trained:
         p.requires_grad_(True)
+
+
+def make_optimizer(trained: Sequence[nn.Parameter], rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=trained[0].is_cuda)
+
+
+def average_gradients(trained: Sequence[nn.Parameter], accelerator: Any) -> None:
+    """Replace gradients by their mean over all processes."""
+    for p in trained:
+        if p.grad is not None and accelerator.num_processes > 1:
+            p.grad = accelerator.reduce(p.grad, "mean")
 
 
 def separate_weights(original: nn.Module, compressed: nn.Module) -> None:
@@ -146,7 +163,7 @@ def separate_weights(original: nn.Module, compressed: nn.Module) -> None:
 
 
 def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:
-    """The batch of a step and process, in an order that depends on nothing but the seed."""
+    """The batch of a step and process; the order depends on the seed alone."""
     number = step * accelerator.num_processes + accelerator.process_index
     epoch, at = divmod(number, len(batches))
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed + epoch))
@@ -155,15 +172,15 @@ def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -
 
 def blocks_of(model: nn.Module) -> list[str]:
     """The repeated blocks that hold an attention, in their order."""
-    found: dict[str, None] = {}
+    blocks: dict[str, None] = {}
     for path, module in model.named_modules():
         if isinstance(module, (HeadPacking, Coder)):
             block = re.match(r"(.*\.\d+)(?=\.)", path)
-            found[block[1] if block else path.rpartition(".")[0]] = None
-    return list(found)
+            blocks[block[1] if block else path.rpartition(".")[0]] = None
+    return list(blocks)
 
 
-def repeated(model: nn.Module) -> list[str]:
+def longest_module_list(model: nn.Module) -> list[str]:
     """The members of the model's longest list of modules."""
     lists = {path: len(part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     if not lists:
@@ -173,7 +190,7 @@ def repeated(model: nn.Module) -> list[str]:
 
 
 def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch, blockwise: bool) -> float:
-    """Gradients of one batch; the loss."""
+    """Compute the gradients of one batch, and return its loss."""
     device = next(compressed.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         return by_blocks(original, compressed, blocks, batch) if blockwise else as_a_whole(original, compressed, batch)
@@ -182,18 +199,18 @@ def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], 
 def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> float:
     with torch.no_grad():
         goal, logits = main_output(run_model(original, batch))
-    found, _ = main_output(run_model(compressed, batch))
+    output, _ = main_output(run_model(compressed, batch))
     if logits:
-        a, b = goal.float().log_softmax(-1), found.float().log_softmax(-1)
+        a, b = goal.float().log_softmax(-1), output.float().log_softmax(-1)
         loss = (a.exp() * (a - b)).sum(-1).mean()
     else:
-        loss = relative(found, goal)
+        loss = relative(output, goal)
     loss.backward()
     return float(loss.detach())
 
 
 def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch) -> float:
-    """Each block against the original's on the original's inputs, one at a time."""
+    """Compare each block with the original's on the original's inputs, one at a time."""
     with torch.no_grad(), calls(original, blocks) as seen:
         run_model(original, batch)
     total = 0.0
@@ -205,8 +222,8 @@ def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str],
     return total / len(blocks)
 
 
-def relative(found: Tensor, goal: Tensor) -> Tensor:
-    return (found.float() - goal.float()).pow(2).mean() / goal.float().pow(2).mean().clamp(min=1e-12)
+def relative(output: Tensor, goal: Tensor) -> Tensor:
+    return (output.float() - goal.float()).pow(2).mean() / goal.float().pow(2).mean().clamp(min=1e-12)
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -215,7 +232,7 @@ def first_tensor(output: Any) -> Tensor:
 
 @contextmanager
 def calls(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The arguments and the output of every block, in one run."""
+    """The arguments and the output of every block in one forward pass."""
     seen: dict[str, Any] = {}
 
     def watch(path: str) -> Callable[..., None]:

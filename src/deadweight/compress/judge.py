@@ -1,4 +1,4 @@
-"""Original and compressed model on the same inputs."""
+"""The loss of a compressed model, beside the original on the same inputs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deadweight.compress.calibration import Batch
 from deadweight.compress.result import Judgement
 from deadweight.errors import DeadweightError
 
-AT_A_TIME = 256  # tokens: distributions over all words are large
+AT_A_TIME = 256  # tokens at a time: distributions over the whole vocabulary are large
 NONE = -100  # no next token
 
 
 @torch.no_grad()
 def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement:
-    """Divergence, and where the next token is predicted the losses of both."""
+    """The KL divergence and, for language models, the losses of both."""
     causal = hasattr(original, "generate") and not getattr(original.config, "is_encoder_decoder", False)
     sums = torch.zeros(4, dtype=torch.float64)
     tokens = predicted = 0
@@ -56,7 +56,7 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
 
 
 def run_model(model: Any, batch: Batch, *, words: bool = True) -> Any:
-    """The model's output; a decoder keeps no cache for it. Without `words`, logits are left out where that is known."""
+    """The model's output, without a cache. If not `words`, logits are not computed where the model allows that."""
     how: dict[str, Any] = {"use_cache": False} if hasattr(model, "generate") else {}
     if not words and "logits_to_keep" in signature(model.forward).parameters:
         how["logits_to_keep"] = 1
@@ -64,10 +64,10 @@ def run_model(model: Any, batch: Batch, *, words: bool = True) -> Any:
 
 
 def main_output(output: Any) -> tuple[Tensor, bool]:
-    """The output that counts: logits where there are some (True), else the last hidden state."""
+    """The output to compare: logits if there are any (True), else the last hidden state."""
     for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(output, name, None), Tensor):
-            return found, name == "logits"
+        if isinstance(tensor := getattr(output, name, None), Tensor):
+            return tensor, name == "logits"
     raise DeadweightError(
         f"found a {type(output).__name__} as the model's output; expected logits or a last hidden state, by which a "
         "smaller model can be judged"

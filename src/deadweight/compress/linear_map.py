@@ -38,7 +38,7 @@ class LinearMap:
             self.bias[rows] = matrix.to(self.weight) @ self.bias[rows]
 
     def zero_rows(self, rows: Sequence[int]) -> list[Fact]:
-        """That these rows are zero, as facts."""
+        """The facts that these rows are zero."""
         at = tuple(sorted(rows))
         facts: list[Fact] = [ZeroPlaces(f"{self.path}.weight", 1 if self.transposed else 0, at)]
         if self.bias is not None:
@@ -51,7 +51,7 @@ class LinearMap:
 
 
 def on_rows(rows: Rows, head: int, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows behind one head, and a map of what attention sees of it as a map of these rows."""
+    """The rows of one head, and a transform of what attention sees of it as a transform of these rows."""
     factor = rows.factor[head]
     return rows.places[head], (matrix * factor[None, :]) / factor[:, None]
 

@@ -1,8 +1,8 @@
-"""Where every head's queries, keys, values and outputs are made: found by running the model, for any layout of weights.
+"""Which weights produce every head's queries, keys, values and outputs: found by running the model, for any layout.
 
-What an attention is given is compared, number by number, with what the linear layers before it put out: a view, a
-transposition, a split of fused projections or a constant factor leaves each number recognisable. Rotary positions turn
-it, but not at position 0; how they turn the rest is solved for at a far position.
+The inputs of an attention are compared, number by number, with the outputs of the linear layers before it: a view, a
+transpose, a split of fused projections or a constant factor leaves each number recognisable. RoPE rotates them, but not
+at position 0; the rotation at a far position is then solved for.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.printable import printable
 
-FEWEST, MOST = 12, 64  # examples; two numbers are taken for the same if they agree in all of them
+FEWEST, MOST = 12, 64  # examples; two numbers count as the same if they agree in all of them
 ANGLE = 1e-3  # radians at the farthest position: a pair that rotates less counts as non-rotary
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a linear layer that make up the heads: row = places[head, place], times a factor."""
+    """The rows of a linear layer that produce the heads: row = places[head, place], times a factor."""
 
     module: str
     places: Tensor  # (heads, size)
@@ -38,10 +38,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Heads:
-    """One attention: how many heads of what size, and which weights make them.
+    """One attention: the number and size of its heads, and the weights that produce them.
 
-    A side without rows is made in another way (behind a norm, say); `output` is the linear layer that reads the
-    concatenated outputs. `rotary_pairs` are the pairs of dimensions that rotary positions rotate together.
+    A side without rows is computed in another way (behind a norm, for example); `output` is the linear layer that reads
+    the concatenated outputs. `rotary_pairs` are the pairs of dimensions that RoPE rotates together.
     """
 
     path: str
@@ -54,8 +54,8 @@ class Heads:
     value: Rows | None
     output: str | None
     rotary_pairs: tuple[tuple[int, int], ...]
-    keys_unclear: str | None = None  # why nothing can be said about queries and keys
-    query_maker: Rows | None = None  # the layer, linear or not, whose output are the queries before positions
+    keys_unclear: str | None = None  # why queries and keys could not be located
+    query_maker: Rows | None = None  # the layer, linear or not, whose output is the queries before RoPE
 
     @property
     def groups(self) -> int:
@@ -63,12 +63,12 @@ class Heads:
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """The linear layers that make the heads."""
+        """The linear layers that produce queries, keys and values."""
         return tuple(dict.fromkeys(side.module for side in (self.query, self.key, self.value) if side is not None))
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Those that make and read them."""
+        """The linear layers before and after the heads."""
         return self.makers if self.output is None else (*self.makers, self.output)
 
     @property
@@ -85,13 +85,13 @@ class Seen:
     key: Tensor
     value: Tensor
     out: Tensor
-    layers: dict[str, Tensor]  # outputs of the layers since the attention before
+    layers: dict[str, Tensor]  # outputs of the layers since the previous attention
     reader: str | None = None
 
 
 @dataclass
 class ForwardRecord:
-    """The attentions of one run in their order, with the layers around them."""
+    """The attentions of one forward pass in order, with the layers around them."""
 
     seen: dict[str, Seen] = field(default_factory=dict)
     layers: dict[str, Tensor] = field(default_factory=dict)
@@ -107,8 +107,8 @@ class ForwardRecord:
 
     def before(self, name: str, value: Any) -> None:
         if self.last is not None and self.last.reader is None and isinstance(value, Tensor):
-            flat = self.last.out.transpose(1, 2).flatten(2)
-            if value.numel() == flat.numel() and torch.equal(value.cpu().reshape(flat.shape), flat):
+            joined = self.last.out.transpose(1, 2).flatten(2)
+            if value.numel() == joined.numel() and torch.equal(value.cpu().reshape(joined.shape), joined):
                 self.last.reader = name
 
     def after(self, name: str, value: Any) -> None:
@@ -122,22 +122,22 @@ def locate(source: Source) -> tuple[Heads, ...]:
     if not near[0].seen:
         raise DeadweightError(
             f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
-            "expected one: there are no heads to look at"
+            "expected one: without it there are no heads to measure"
         )
     far = record_runs(source, far=True)
     return tuple(heads_of(path, source.module, near, far) for path in near[0].seen)
 
 
 def record_runs(source: Source, *, far: bool) -> list[ForwardRecord]:
-    """The model on examples drawn at random, as many as are needed; those of words alone in one batch."""
+    """Run the model on as many random examples as are needed; token-only examples go in one batch."""
     generator = torch.Generator().manual_seed(0)
-    found = [record_run(source, *source.inputs.draw(generator), far=far)]
-    drawn = [source.inputs.draw(generator) for _ in range(enough(found[0]) - 1)]
+    runs = [record_run(source, *source.inputs.draw(generator), far=far)]
+    drawn = [source.inputs.draw(generator) for _ in range(examples_needed(runs[0]) - 1)]
     tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
     if not source.inputs.args and tensors == ["input_ids"]:
         together = torch.cat([kwargs["input_ids"] for _, kwargs in drawn])
         drawn = [((), {**source.inputs.kwargs, "input_ids": together})]
-    return found + [record_run(source, *example, far=far) for example in drawn]
+    return runs + [record_run(source, *example, far=far) for example in drawn]
 
 
 @torch.no_grad()
@@ -149,18 +149,18 @@ def record_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *,
         with observing(source.module, run), record_layers(source.module, run):
             source.module(*args, **kwargs)
     except NotImplementedError as error:
-        raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be looked at") from error
+        raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be measured") from error
     return run
 
 
-def enough(run: ForwardRecord) -> int:
-    """How many examples give, for every attention, twice as many vectors as a head has dimensions."""
+def examples_needed(run: ForwardRecord) -> int:
+    """How many examples are needed so that every attention sees twice as many vectors as a head has dimensions."""
     needed = [-(-2 * s.query.shape[-1] // (s.query.shape[0] * s.query.shape[1])) for s in run.seen.values()]
     return min(MOST, max([FEWEST, *needed]))
 
 
 def far_positions(source: Source, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positions at the end of what the model can take, for models that count tokens by rotary positions."""
+    """Positions at the end of the model's context, for models with rotary positions."""
     longest = getattr(source.config, "max_position_embeddings", None)
     ids = kwargs.get("input_ids")
     rotary = getattr(source.config, "rope_parameters", None) or getattr(source.config, "positions", None) == "rotary"
@@ -199,8 +199,8 @@ def heads_of(path: str, model: nn.Module, near: list[ForwardRecord], far: list[F
     elif not is_never_rotated(query, "query", path, near):
         rotary_pairs, keys_unclear = find_rotary_pairs(query, path, far)
     rows = {
-        side: found if found is not None and is_linear(model.get_submodule(found.module)) else None
-        for side, found in sides.items()
+        side: linear if linear is not None and is_linear(model.get_submodule(linear.module)) else None
+        for side, linear in sides.items()
     }
     return Heads(
         path,
@@ -218,34 +218,34 @@ def heads_of(path: str, model: nn.Module, near: list[ForwardRecord], far: list[F
     )
 
 
-def flat(states: Tensor) -> Tensor:
+def flatten_heads(states: Tensor) -> Tensor:
     """(b, h, t, d) as (b, t, h·d)."""
     return states.transpose(1, 2).flatten(2)
 
 
 def as_rows(output: Tensor, like: Tensor) -> Tensor | None:
-    """A layer's output as (b, t, rows) where it has one row per token of these states."""
+    """A layer's output as (b, t, rows), if it has one row per token of these states."""
     if output.shape == like.shape:
-        return flat(output)
+        return flatten_heads(output)
     batch, tokens = like.shape[0], like.shape[2]
     return output.reshape(batch, tokens, -1) if output.numel() % (batch * tokens) == 0 else None
 
 
-def find_rows(side: str, path: str, model: nn.Module, found: list[ForwardRecord]) -> Rows | None:
-    """The layer among those before an attention whose rows are one side of its heads.
+def find_rows(side: str, path: str, model: nn.Module, runs: list[ForwardRecord]) -> Rows | None:
+    """The layer before an attention whose rows are its queries, keys or values.
 
-    They are compared at all tokens, or at the first, which rotary positions do not turn.
+    They are compared at all tokens, or at the first, which RoPE does not rotate.
     """
-    states = [getattr(run.seen[path], side) for run in found]
+    states = [getattr(run.seen[path], side) for run in runs]
     heads, size = states[0].shape[1], states[0].shape[-1]
-    layers = list(reversed(found[0].seen[path].layers))
+    layers = list(reversed(runs[0].seen[path].layers))
     layers.sort(key=lambda name: not is_linear(model.get_submodule(name)))  # linear ones first
     for tokens in (slice(None), slice(0, 1)):
-        target = torch.cat([flat(s)[:, tokens].flatten(0, 1) for s in states]).double()
+        target = torch.cat([flatten_heads(s)[:, tokens].flatten(0, 1) for s in states]).double()
         if float(target.std(0).max()) <= 1e-6 * float(target.abs().max()):
-            continue  # the same in every example, as an image's first token is: everything would be like everything
+            continue  # the same in every example, like an image's first token: every column would match
         for name in layers:
-            seen = [as_rows(run.seen[path].layers[name], s) for run, s in zip(found, states, strict=True)]
+            seen = [as_rows(run.seen[path].layers[name], s) for run, s in zip(runs, states, strict=True)]
             outputs = [o[:, tokens].flatten(0, 1) for o in seen if o is not None]
             if len(outputs) < len(seen) or outputs[0].shape[-1] < heads * size:
                 continue
@@ -267,25 +267,25 @@ def match(target: Tensor, rows: Tensor, precision: torch.dtype) -> tuple[Tensor,
 
 
 def one_to_one(alike: Tensor) -> Tensor | None:
-    """For every row a column that is like it, none of them twice; rows that are copies of each other take turns."""
+    """Match every row with a different column that is like it; rows that are equal take their columns in order."""
     places = alike.int().argmax(1)
     if not bool(alike.any(1).all()):
         return None
     if len(set(places.tolist())) == len(places):
         return places
     taken: set[int] = set()
-    found = []
+    columns = []
     for row in alike:
         free = next((c for c in row.nonzero().flatten().tolist() if c not in taken), None)
         if free is None:
             return None
         taken.add(free)
-        found.append(free)
-    return torch.tensor(found)
+        columns.append(free)
+    return torch.tensor(columns)
 
 
 def before_rotation(rows: Rows, side: str, path: str, run: ForwardRecord) -> tuple[Tensor, Tensor]:
-    """Queries or keys before and after rotary positions, each (b, t, heads, size)."""
+    """Queries or keys before and after RoPE, each (b, t, heads, size)."""
     seen = run.seen[path]
     after = getattr(seen, side)
     output = as_rows(seen.layers[rows.module], after)
@@ -294,8 +294,8 @@ def before_rotation(rows: Rows, side: str, path: str, run: ForwardRecord) -> tup
     return before.double(), after.transpose(1, 2).double()
 
 
-def is_never_rotated(rows: Rows, side: str, path: str, found: list[ForwardRecord]) -> bool:
-    for run in found:
+def is_never_rotated(rows: Rows, side: str, path: str, runs: list[ForwardRecord]) -> bool:
+    for run in runs:
         before, after = before_rotation(rows, side, path, run)
         scale = float(after.abs().max()) or 1.0
         if float((before - after).abs().max()) > 1e-3 * scale:
@@ -304,13 +304,13 @@ def is_never_rotated(rows: Rows, side: str, path: str, found: list[ForwardRecord
 
 
 def find_rotary_pairs(
-    rows: Rows, path: str, found: list[ForwardRecord]
+    rows: Rows, path: str, runs: list[ForwardRecord]
 ) -> tuple[tuple[tuple[int, int], ...], str | None]:
     """The pairs of dimensions that a far position rotates together, from the linear map between before and after.
 
     Two positions are used: one of them may rotate some pair by a multiple of half a turn.
     """
-    pairs = [before_rotation(rows, "query", path, run) for run in found]
+    pairs = [before_rotation(rows, "query", path, run) for run in runs]
     size = rows.places.shape[1]
     partners = torch.zeros(size, size, dtype=torch.bool)
     for position in (-1, -2):

@@ -1,4 +1,4 @@
-"""What a compression did, and what it costs."""
+"""The result of a compression: what was kept, and the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deadweight.slim.format import SlimSpec
 
 @dataclass(frozen=True)
 class Judgement:
-    """Original and compressed model side by side on inputs that neither measuring nor healing has seen."""
+    """Original and compressed model side by side on held-out inputs."""
 
     tokens: int
     error: float  # KL divergence in nats per token, or the relative squared error of hidden states
@@ -26,7 +26,7 @@ class Judgement:
 
     @property
     def increase(self) -> float:
-        """By how much the loss rose; where there is none, the error."""
+        """The increase of the loss; for models without a loss, the error."""
         if self.loss_before is None or self.loss_after is None:
             return self.error
         return self.loss_after - self.loss_before
@@ -55,13 +55,12 @@ class Compression(Shown):
     asked: float | None = None  # the share that was asked for, if one was
     judgement_before_healing: Judgement | None = None
     healed: int = 0  # steps, of what was kept
-    seconds_healing: float = 0.0
     seconds: float = 0.0
     seconds_forward: float = 0.0  # what plain forward passes over the calibration inputs take
 
 
 def outcome(judgement: Judgement) -> str:
-    """What it costs, in one line."""
+    """The loss, in one line."""
     if judgement.loss_before is not None and judgement.loss_after is not None:
         before, after = (math.exp(min(x, 700.0)) for x in (judgement.loss_before, judgement.loss_after))
         return (

@@ -1,7 +1,7 @@
 """Rotary positions of an attention: which dimensions form pairs, and by how many radians per position each rotates.
 
-Keys are coded before positions turn them. What is given here need not be exact: encoding turns keys back by these
-angles and decoding turns them forward again, so that an error only makes keys harder to code.
+Keys are coded before RoPE. These angles need not be exact: encoding rotates keys back and decoding rotates them forward
+by the same angles, so an error only makes keys harder to code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deadweight.errors import DeadweightError
 
 Pairs = tuple[tuple[int, int], ...]
 ALIKE = 1e-4  # of a rate, by which measured rates of two layers may differ and still be one
-CLOSE = 1e-2  # radians by which a position may be turned otherwise than at a constant rate
+CLOSE = 1e-2  # radians by which a position may deviate from rotation at a constant rate
 
 
 def as_complex(states: Tensor, pairs: Pairs) -> Tensor:
@@ -42,7 +42,7 @@ def rotate(states: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
 
 
 def expect_constant_rates(config: Any) -> None:
-    """Raise if rotary frequencies depend on the length of the sequence: cached keys would have to change with it."""
+    """Raise if rotary frequencies depend on the sequence length: cached keys would have to change as it grows."""
     for rope in rotary_settings(config.to_dict()):
         kind = rope.get("rope_type", rope.get("type"))
         if kind == "dynamic" or (kind == "longrope" and rope.get("short_factor") != rope.get("long_factor")):
@@ -62,7 +62,7 @@ def rotary_settings(config: Any) -> Iterator[dict[str, Any]]:
 
 
 class QueryRun:
-    """The queries of every attention in one run, before and after positions."""
+    """The queries of every attention in one forward pass, before and after RoPE."""
 
     def __init__(self, makers: Mapping[str, Rows]) -> None:
         self.makers = makers
@@ -84,7 +84,7 @@ class QueryRun:
 
 @torch.no_grad()
 def measure_rates(model: Any, attentions: Sequence[Heads], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Radians per position of every rotary pair of every attention that has some, by its path."""
+    """Radians per position of every rotary pair, by the path of the attention."""
     makers = {h.path: h.query_maker for h in attentions if h.rotary_pairs and h.query_maker is not None}
     run = QueryRun(makers)
     with ExitStack() as stack:
@@ -100,7 +100,7 @@ def measure_rates(model: Any, attentions: Sequence[Heads], batch: Mapping[str, T
 
 
 def first_alike(rates: Tensor, known: Sequence[Tensor]) -> Tensor:
-    """The first of the known rates that equals these up to rounding, so that such layers share one table."""
+    """The first of the known rates that equal these up to rounding, so that such layers share one table."""
     return next(r for r in known if r.shape == rates.shape and torch.allclose(r, rates, rtol=ALIKE, atol=ALIKE**2))
 
 
@@ -112,16 +112,16 @@ def rates_of(before: Tensor, after: Tensor, heads: Heads) -> Tensor:
     rates = angles[1].clone() if len(angles) > 1 else angles[0]
     position = 2
     while position < len(angles):
-        rates = rates + wrapped(angles[position] - rates * position) / position
+        rates = rates + wrap_angles(angles[position] - rates * position) / position
         position *= 2
     at = torch.arange(len(angles), dtype=rates.dtype)[:, None]
-    if float(wrapped(angles - rates * at).abs().max()) > CLOSE:
+    if float(wrap_angles(angles - rates * at).abs().max()) > CLOSE:
         raise DeadweightError(
-            f"{heads.path} has positions that do not turn its keys at a constant rate; expected one: its cache cannot "
-            "be coded"
+            f"{heads.path} does not rotate its keys at a constant rate per position; expected RoPE with constant "
+            "frequencies: its cache cannot be coded"
         )
     return rates
 
 
-def wrapped(angle: Tensor) -> Tensor:
+def wrap_angles(angle: Tensor) -> Tensor:
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi

@@ -76,5 +76,5 @@ def surgeon_step(inverse: Tensor, x: Tensor, target: Tensor, block: Tensor) -> t
     inverse = inverse - inverse[:, block] @ into
     fixed = torch.eye(len(block), dtype=inverse.dtype)
     inverse[block], inverse[:, block] = 0.0, 0.0
-    inverse[block[:, None], block] = fixed  # out of the way, and never singular
+    inverse[block[:, None], block] = fixed  # never chosen, and never singular
     return x, inverse

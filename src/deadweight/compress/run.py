@@ -30,15 +30,15 @@ from deadweight.threads import threads_for
 
 
 @torch.inference_mode(False)
-@torch.enable_grad()  # gradients are measured, also for a caller who has switched them off
+@torch.enable_grad()  # gradients are needed even if the caller has disabled them
 def compress(
     model: Any, out: str | Path | None = None, *, progress: Progress = silent, **options: Any
 ) -> Compression | CacheCompression:
     """Make the cache of a model, or its attention weights, smaller at a measured loss; `Settings` lists the options.
 
     Without OUT the result's `module` is the compressed model, in the precision that it was computed in; with OUT there
-    is none: load the folder. What is needed in memory is one block of the model in float32, what passes between its
-    blocks, and what is measured of its heads; healing needs the whole model twice.
+    is none: load the folder. Memory holds one block of the model in float32, the activations between blocks, and
+    the measurements of the heads; healing needs the whole model twice.
     """
     try:
         settings = Settings(**options)
@@ -61,7 +61,7 @@ def compress(
 
 
 def hand_over(module: nn.Module | None, slim: SlimSpec | None, target: Path | None) -> nn.Module | None:
-    """The model for the caller: a plain nn.Module; None if it was written, because the folder is to be loaded."""
+    """The model for the caller, as a plain nn.Module; None if it was written to a folder."""
     return None if module is None or target is not None else as_slim_class(gather_weights(module), slim)
 
 
@@ -83,12 +83,12 @@ def as_slim_class(module: nn.Module, slim: SlimSpec | None) -> nn.Module:
 
 
 def open_streamed(model: Any, device: str | None, trust_remote_code: bool = False) -> tuple[Source, torch.dtype]:
-    """The model, which computes in float32 on its device block by block, and the precision that it came in."""
-    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model  # theirs stays as it is
+    """Open a model that computes in float32, block by block, on its device; and its stored precision."""
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model  # the caller's model does not change
     source = open_complete(own, trust_remote_code=trust_remote_code)
     if source.config is None:
         raise DeadweightError(
-            f"{printable(source.name)} is no model of transformers; expected one: its attention is observed"
+            f"{printable(source.name)} is no model of transformers; expected one: attention is observed through it"
         )
     if is_slim(source.config):
         raise DeadweightError(
@@ -105,7 +105,7 @@ def open_streamed(model: Any, device: str | None, trust_remote_code: bool = Fals
 
 @torch.no_grad()
 def runs(source: Source) -> bool:
-    """Whether a streamed model runs as such on its example; if it would not run at all, that is said elsewhere."""
+    """Whether a streamed model runs on its example. A model that does not run at all is reported later."""
     args, kwargs = source.inputs.on(device_of(source.module), float_of(source.module))
     try:
         source.module(*args, **kwargs)

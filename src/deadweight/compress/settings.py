@@ -9,8 +9,8 @@ from deadweight.compress.calibration import CalibrationRequest
 from deadweight.errors import DeadweightError
 
 RATE = 2e-4  # learning rate of healing
-USUAL_CACHE = 0.25  # share of a 16-bit cache, if no size is asked for
-USUAL_ATTENTION = 0.75  # share of the attention weights, if no size is asked for
+USUAL_CACHE = 0.25  # share of a 16-bit cache, by default
+USUAL_ATTENTION = 0.75  # share of the attention weights, by default
 CURVE_SHARES = (
     0.08,
     0.1,
@@ -24,11 +24,8 @@ CURVE_SHARES = (
     0.44,
     0.53,
 )  # of --curve and --max-loss
-EXEMPT_TOKENS = 4  # at the start of a sequence, not coded: much attention goes to them, and their keys are unusual
-LARGEST = 8 / 16  # of a 16-bit cache that codes of 8 bits take: more bits are not needed
-Structure = Literal[
-    "joint", "all", "head", "half", "block", "pair", "scale"
-]  # which numbers of keys one transform mixes
+LARGEST = 8 / 16  # share of a 16-bit cache that 8-bit codes take: more bits are never needed
+Structure = Literal["joint", "all", "head", "half", "block", "pair", "scale"]  # what one transform mixes
 STRUCTURES: tuple[Structure, ...] = ("joint", "all", "head", "half", "block", "pair", "scale")
 EXPECTED = "expected one of keep_kv, bits, keep_attention and max_loss"
 
@@ -45,7 +42,7 @@ class Settings:
     bits: float | None = None
     keep_attention: float | None = None
     max_loss: float | None = None
-    keys: Structure | None = None  # how far keys are mixed before they are coded; None: as far as is cheap
+    keys: Structure | None = None  # what one transform mixes; None: as much as decodes fast
     text: str | None = None
     judge_text: str | None = None
     inputs: Any = None
@@ -85,15 +82,15 @@ class Settings:
         if not 0 < self.heal_rate < 1:
             raise DeadweightError(f"found --heal-rate {self.heal_rate}; expected a learning rate, such as {RATE}")
         if self.heal_text is not None and not self.heal:
-            raise DeadweightError("found a text to heal on and no steps of healing; expected --heal STEPS")
+            raise DeadweightError("found --heal-text without --heal; expected --heal STEPS")
         if self.judge_text is not None and self.judge_text in (self.text, self.heal_text):
             raise DeadweightError(
-                f"found {self.judge_text!r} both to learn from and to judge by; expected another text to judge by"
+                f"found {self.judge_text!r} both as training and as judge text; expected another --judge-text"
             )
         self.refuse_cache_options()
 
     def refuse_cache_options(self) -> None:
-        """Refuse options about coded caches where heads are to get smaller instead."""
+        """Raise if an option for coded caches is combined with smaller heads."""
         about_caches = {
             "--keep-kv": self.keep_kv is not None,
             "--bits": self.bits is not None,
@@ -111,16 +108,16 @@ class Settings:
                 "--layout slim"
             )
         if self.keep_attention is not None:
-            raise DeadweightError(f"found {given}, which is about coded caches; expected it without --keep-attention")
+            raise DeadweightError(f"found {given}, an option for coded caches; expected it without --keep-attention")
 
     @property
     def wants_heads(self) -> bool:
-        """Whether smaller heads are asked for, whether or not the model has a cache."""
+        """Whether smaller heads are requested explicitly."""
         return self.keep_attention is not None or self.layout == "stock"
 
     @property
     def wants_cache(self) -> bool:
-        """Whether a smaller cache is asked for, whether or not the model has one."""
+        """Whether a smaller cache is requested explicitly."""
         return self.share is not None or self.max_loss is not None or self.curve
 
     @property
@@ -129,7 +126,7 @@ class Settings:
 
     @property
     def share(self) -> float | None:
-        """The share of a 16-bit cache that was asked for."""
+        """The requested share of a 16-bit cache."""
         return self.keep_kv if self.bits is None else self.bits / 16
 
 

@@ -14,7 +14,7 @@ from deadweight.slim.layers import install
 
 
 def assemble_slim(truncated: TruncatedModel) -> tuple[nn.Module, SlimSpec]:
-    """The module with small layers in place of the zero-padded ones, and the spec by which to build it again."""
+    """The module with small layers in place of the zero-padded ones, and the spec from which it can be rebuilt."""
     module, heads = truncated.module, truncated.heads
     form = layout(module, truncated.facts)
     for path in (h.new_bias for h in heads.values()):
@@ -37,7 +37,7 @@ def assemble_slim(truncated: TruncatedModel) -> tuple[nn.Module, SlimSpec]:
 
 
 def layer_tensors(module: nn.Module, form: Slim) -> dict[str, Tensor]:
-    """What the small layers store, each on the device of the layer that it replaces."""
+    """The tensors of the small layers, each on the device of the layer that it replaces."""
     dense = dict(module.state_dict())
     stored: dict[str, Tensor] = {}
     for path in form.layers:

@@ -14,12 +14,13 @@ from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.calibration import Calibration, head_calibration, text_to_heal_on
 from deadweight.compress.deadweight_json import heads_card, heads_data
 from deadweight.compress.head_choice import Chosen, MeasuredHeads, choose_by_share, notes_on
-from deadweight.compress.head_moments import HeadMoments, measure
+from deadweight.compress.head_moments import HeadMoments, HeadRecorder
 from deadweight.compress.head_spaces import find_head_spaces, reasons_left_whole
 from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge, run_model
 from deadweight.compress.locate import Heads, locate
+from deadweight.compress.measure import measure
 from deadweight.compress.result import Compression, Judgement
 from deadweight.compress.settings import USUAL_ATTENTION
 from deadweight.compress.streaming import device_of
@@ -32,7 +33,7 @@ from deadweight.train.launch import first_process
 
 
 def compress_heads(job: CompressionJob) -> Compression:
-    """Keep of every head the dimensions that matter most, measured on text, within one budget."""
+    """Keep the dimensions of every head that matter most, measured on text, within one budget."""
     start = time.perf_counter()
     original, settings = job.source.module, job.settings
     job.progress("looking for heads", 0, 0)
@@ -57,7 +58,7 @@ def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibr
     """The spaces of all attentions, and for stock heads the moments of their rotary pairs."""
     original, stock, of = job.source.module, job.settings.layout == "stock", len(text.measure)
     empty = {heads.path: HeadMoments.empty(heads) for heads in attentions}
-    moments = measure(original, empty, text.measure, tick=lambda n: job.progress("measuring", n, of))
+    moments = measure(original, HeadRecorder, empty, text.measure, tick=lambda n: job.progress("measuring", n, of))
     spaces, pairs = [], {}
     for n, heads in enumerate(attentions):
         job.progress("finding the best dimensions", n, len(attentions))
@@ -72,27 +73,24 @@ def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibr
 
 
 def heal(job: CompressionJob, work: MeasuredHeads, choice: Chosen, result: Compression) -> Compression:
-    """Distil from the original, in place, unless that makes it worse."""
+    """Distil from the original, in place, unless that raises the loss."""
     original, settings, text = job.source.module, job.settings, work.calibration
-    start = time.perf_counter()
     batches = text_to_heal_on(job.source, job.model, settings.text, settings.heal_text, text, settings.heal)
     same = (settings.heal, settings.heal_rate, settings.layout, result.kept)
     folder = None if job.target is None else healing_folder(job.target, original, batches, same)
     healing = Healing(settings.heal, settings.heal_rate, folder=folder)
     undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
-    seconds = time.perf_counter() - start
     return replace(
         result,
         judgement=judge(original, choice.module, text.judge),
         judgement_before_healing=result.judgement,
         healed=0 if undone else settings.heal,
-        seconds_healing=seconds,
         notes=(*result.notes, *undone),
     )
 
 
 def describe(work: MeasuredHeads, choice: Chosen, judgement: Judgement) -> Compression:
-    """The result: what was kept, and what it costs."""
+    """The result: what was kept, and the loss."""
     kept = choice.ranks.kept
     return Compression(
         model=work.source.name,
@@ -137,7 +135,7 @@ def write(job: CompressionJob, choice: Chosen, result: Compression, target: Path
 
 @torch.no_grad()
 def forward_seconds(module: nn.Module, text: Calibration) -> float:
-    """How long a forward pass over all calibration inputs takes: one row is timed, when it runs for the second time."""
+    """The time of a forward pass over all calibration inputs, estimated from the second run of one row."""
     row = {name: x[:1] if isinstance(x, Tensor) else x for name, x in text.measure[-1].items()}
     try:
         run_model(module, row)
@@ -147,8 +145,8 @@ def forward_seconds(module: nn.Module, text: Calibration) -> float:
         wait_for_gpu(module)
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
         raise DeadweightError(
-            f"the model does not run on the calibration inputs ({reason(error)}); expected its own arguments, by "
-            "name, a row for each sample"
+            f"the model does not run on the calibration inputs ({reason(error)}); expected tensors named "
+            "like its arguments, one row per sample"
         ) from error
     seconds = time.perf_counter() - start
     return seconds * sum(len(next(iter(b.values()))) for b in text.measure)

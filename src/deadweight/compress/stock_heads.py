@@ -1,8 +1,8 @@
 """One head dimension and one set of rotary pairs for all heads: smaller heads that plain transformers can load.
 
 A LLaMA-type config holds the head dimension (`head_dim`) and, as rotary factors per pair (rope type "longrope"), any
-frequencies. So the pairs with the same dimensions may go from all heads of all layers, and as many dimensions of all
-values. The weights are packed; query weights are scaled, because the scale of the scores follows the head dimension.
+frequencies. So the same pairs can be dropped from all heads of all layers, and as many dimensions of all values.
+The weights are packed; query weights are rescaled, because the softmax scale depends on the head dimension.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fits(heads: Heads) -> bool:
 
 
 def common_order(moments: Mapping[str, Tensor], spaces: Sequence[HeadSpaces]) -> tuple[int, ...]:
-    """Rotary pairs by what dropping each from all heads would cost, the cheapest first."""
+    """Rotary pairs by the loss of dropping each from all heads, the least first."""
     count = len(spaces[0].heads.rotary_pairs)
     cost = torch.zeros(count, dtype=torch.float64)
     for s in spaces:

@@ -1,10 +1,10 @@
-"""One block at a time: weights are made ready while a block runs, and for gradients it runs again.
+"""Streaming: weights are loaded one block at a time, and blocks are recomputed for gradients.
 
-A checkpoint's weights stay as they lie on disk, mapped into memory, or on a GPU in their own precision. Before a block
-runs, its weights are put where they are computed with, in the precision that is wanted; afterwards these copies go. A
-pass that asks for gradients keeps of every block what it was given and nothing else: it runs a second time on the way
-back. So what is in memory is one block, and what passes between blocks. A block that is given or gives more than
-tensors and plain values, or that others have hooked into, is not run again: what it does besides would be lost.
+A checkpoint's weights stay on disk, mapped into memory, or on a GPU in their own precision. Before a block runs, its
+weights are copied to the device in the precision of the computation; afterwards the copies are freed. For gradients,
+only the inputs of every block are kept, and the block runs a second time in the backward pass. So memory holds one
+block and the activations between blocks. A block is not recomputed if its inputs or outputs are more than tensors and
+plain values, or if somebody has hooked into it: its side effects would be lost.
 
 Why not a library: accelerate's hooks move weights in the precision in which they are stored, and take them away after
 the forward pass, so no gradient can pass through. torch.utils.checkpoint runs a block again, but its weights have to be
@@ -27,20 +27,20 @@ from deadweight.source.private_api import forward_hooks, forward_pre_hooks, own_
 
 NAME, AWAY = "_streaming", "_weights_away"  # attributes of a model that is streamed, and of a part of it in use
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-LARGE = 1 << 24  # numbers of an embedding or a linear layer outside blocks that come and go too; what is less stays
+LARGE = 1 << 24  # numbers: a larger embedding or linear layer outside blocks is streamed too
 PLAIN = (Tensor, int, float, str, bytes, slice, type(None), torch.dtype, torch.device, torch.Size)
-ROOM = 0.5  # of a GPU's free memory that weights may take; those of larger models visit it block by block
+ROOM = 0.5  # of a GPU's free memory that weights may take; larger models are streamed block by block
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """Where a model computes, and in what precision; and what is called before and after each of its parts."""
+    """The device and precision of a model's computation, and the hooks before and after each of its parts."""
 
     device: torch.device
     precision: torch.dtype
 
     def arrive(self, part: nn.Module, args: Any) -> None:
-        """Before a part runs: put copies on the device, in the right precision, in place of its stored weights."""
+        """Before a part runs: replace its stored weights by copies on the device, in the right precision."""
         away = part.__dict__.setdefault(AWAY, [])
         for module in part.modules():
             for name, weight in own_parameters(module).items():
@@ -49,7 +49,7 @@ class Streaming:
                     own_parameters(module)[name] = nn.Parameter(ready, False)
 
     def ready(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device and in the precision of the model; itself if it is there already."""
+        """The tensor on the model's device and in its precision; not copied if it is there already."""
         precision = self.precision if tensor.is_floating_point() else tensor.dtype
         here = tensor.device == self.device and tensor.dtype == precision
         return tensor if here else tensor.detach().to(self.device, precision)
@@ -60,7 +60,7 @@ class Streaming:
 
 
 def stream(model: nn.Module, device: torch.device, precision: torch.dtype) -> None:
-    """Make the model compute on this device, in this precision; its stored weights do not change."""
+    """Make the model compute on this device in this precision, without changing its stored weights."""
     if device.type == "cuda":
         size = sum(t.numel() * t.element_size() for t in model.parameters())
         if size < ROOM * torch.cuda.mem_get_info(device)[0]:
@@ -85,8 +85,7 @@ def is_hook(hook: Any) -> bool:
 
 
 def place_rest(model: nn.Module) -> None:
-    """Move what is not streamed to the device, once: small weights, and buffers, which models
-    change. Weights that are tied stay so."""
+    """Move what is not streamed to the device, once: small weights and buffers. Tied weights stay tied."""
     streaming = model.__dict__.get(NAME)
     if streaming is None:
         return
@@ -107,7 +106,7 @@ def place_rest(model: nn.Module) -> None:
 
 
 def gather_weights(model: nn.Module) -> nn.Module:
-    """Make a streamed model a plain one: all weights on the device it computed on, in that precision."""
+    """Turn a streamed model into a plain one: all weights on its device, in the precision of its computation."""
     streaming = model.__dict__.pop(NAME, None)
     if streaming is None:
         return model
@@ -134,34 +133,34 @@ def float_of(model: nn.Module) -> torch.dtype:
 
 
 def blocks_of(model: nn.Module, paths: Sequence[str] = ()) -> list[str]:
-    """The members of all lists of modules that are in no other list; and of `paths` those that are in none of them.
+    """The members of all outermost lists of modules, and those of `paths` that are in none of them.
 
-    A list, or a dictionary, is never called: if it is a member, its own members are meant.
+    A list or a dictionary is never called: if it is a member, its own members count.
     """
-    found: list[str] = []
+    blocks: list[str] = []
     for path, part in model.named_modules(remove_duplicate=False):
         holder, _, name = path.rpartition(".")
         listed = bool(name) and isinstance(model.get_submodule(holder), CONTAINERS)
-        if isinstance(part, CONTAINERS) or any(path.startswith(f"{block}.") for block in found):
+        if isinstance(part, CONTAINERS) or any(path.startswith(f"{block}.") for block in blocks):
             continue
         if listed and any(isinstance(model.get_submodule(h), nn.ModuleList) for h in holders(path)):
-            found.append(path)
-    return found + [path for path in paths if not any(path.startswith(f"{block}.") for block in found)]
+            blocks.append(path)
+    return blocks + [path for path in paths if not any(path.startswith(f"{block}.") for block in blocks)]
 
 
 def holders(path: str) -> Iterator[str]:
-    """The paths of all modules that hold the one at a path."""
+    """The paths of all modules that contain the one at a path."""
     while path := path.rpartition(".")[0]:
         yield path
 
 
 class NotAloneError(Exception):
-    """A block that cannot be run again from its inputs alone."""
+    """A block that cannot be recomputed from its inputs alone."""
 
 
 class Watcher(Protocol):
-    """Told while a block runs again, and then asked, with its outputs, the gradients with respect to them, and its
-    inputs, for the gradients with respect to these."""
+    """An observer of recomputed blocks. `answer` gets a block's outputs, the gradients with respect to them and its
+    inputs, and returns the gradients with respect to the inputs."""
 
     again: bool
 
@@ -171,7 +170,7 @@ class Watcher(Protocol):
 
 
 class StreamedBlock:
-    """A block that keeps only its inputs for the backward pass, and runs again there."""
+    """A block that keeps only its inputs for the backward pass, and is recomputed there."""
 
     def __init__(self, module: nn.Module, watcher: Watcher) -> None:
         hooks = (*forward_pre_hooks(module), *forward_hooks(module))
@@ -197,9 +196,9 @@ class StreamedBlock:
         forms: list[Any] = []
 
         def first() -> list[Any]:
-            found, form = pytree.tree_flatten(self.forward(*args, **kwargs))
+            outputs, form = pytree.tree_flatten(self.forward(*args, **kwargs))
             forms.append(form)
-            return found
+            return outputs
 
         tensors = [x for x in given if isinstance(x, Tensor)]
         before = [x._version for x in tensors]
@@ -214,7 +213,7 @@ class StreamedBlock:
         return pytree.tree_unflatten(list(leaves), forms[0])
 
     def again(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block again, with all its hooks."""
+        """Recompute the block, with all its hooks."""
         self.inside = self.watcher.again = True
         try:
             return self.module(*args, **kwargs)
@@ -222,14 +221,14 @@ class StreamedBlock:
             self.inside = self.watcher.again = False
 
 
-def expect_plain(block: nn.Module, found: Sequence[Any]) -> None:
+def expect_plain(block: nn.Module, values: Sequence[Any]) -> None:
     """Raise NotAloneError for a value that may hide tensors."""
-    if strange := [type(x).__name__ for x in found if not isinstance(x, PLAIN)]:
+    if strange := [type(x).__name__ for x in values if not isinstance(x, PLAIN)]:
         raise NotAloneError(f"a {type(block).__name__} that is given, or gives, a {strange[0]}")
 
 
 class Again(torch.autograd.Function):
-    """One call of a block."""
+    """The autograd function of one call of a block."""
 
     @staticmethod
     def forward(ctx: Any, watcher: Watcher, first: Any, again: Any, start: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
@@ -249,15 +248,15 @@ class Again(torch.autograd.Function):
             if isinstance(x, Tensor) and x.requires_grad and g is not None
         ]
         asked = [t for t in inputs if t.requires_grad]
-        found = iter(ctx.watcher.answer([x for x, _ in pairs], [g for _, g in pairs], asked))
-        return None, None, None, None, *(next(found) if n else None for n in needed)
+        answers = iter(ctx.watcher.answer([x for x, _ in pairs], [g for _, g in pairs], asked))
+        return None, None, None, None, *(next(answers) if n else None for n in needed)
 
 
 @contextmanager
 def run_again(model: nn.Module, paths: Sequence[str], watcher: Watcher) -> Iterator[Callable[[Tensor], None]]:
-    """Inside, every block keeps only what it was given; `paths` are in some block, or are blocks themselves.
+    """A context in which every block keeps only its inputs; each of `paths` is a block or inside one.
 
-    Gives what goes back from a loss, through all blocks that ran, also those that the loss does not depend on.
+    Yields a function that runs the backward pass of a loss through all blocks, even those it does not depend on.
     """
     blocks = {id(m): StreamedBlock(m, watcher) for m in map(model.get_submodule, blocks_of(model, paths))}
     before = {key: block.module.__dict__.get("forward") for key, block in blocks.items()}
@@ -268,7 +267,7 @@ def run_again(model: nn.Module, paths: Sequence[str], watcher: Watcher) -> Itera
     finally:
         for key, block in blocks.items():
             del block.module.forward
-            if (own := before[key]) is not None:  # somebody else had put something there
+            if (own := before[key]) is not None:  # another hook had replaced it
                 block.module.forward = own
 
 

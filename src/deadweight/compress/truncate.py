@@ -1,7 +1,7 @@
-"""Truncating heads: new weights in place of the old ones, zero where nothing is kept, and what may then be left out.
+"""Truncating heads: new weights with zeros in the dropped dimensions, and which of them need not be stored.
 
-Everything is a change of rows and columns in float64. Keys and values change to the basis in which their first
-dimensions matter most, the queries and the output projection take the regressions, means go into the bias behind.
+All changes are products with rows and columns, in float64. Keys and values change to the basis in which their first
+dimensions matter most; queries and output projection absorb the regressions; means go into the output bias.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from deadweight.slim.format import HeadsSpec
 
 @dataclass(frozen=True)
 class HeadSpaces:
-    """What every key head of one attention can drop, and what that costs: dimensions of its values, non-rotary
-    dimensions and rotary pairs of its keys. None: nothing of it can be dropped."""
+    """What every key head of one attention can drop, and the predicted loss: dimensions of its values, non-rotary
+    dimensions and rotary pairs of its keys. None: nothing can be dropped."""
 
     heads: Heads
-    mean: Tensor  # of what every query head gathers, (h, d_v)
+    mean: Tensor  # of the output of every query head, (h, d_v)
     values: tuple[Subspace | None, ...]
     non_rotary: tuple[Subspace | None, ...]
     pairs: tuple[PairSpace | None, ...]
@@ -71,7 +71,7 @@ class TruncatedHeads:
 
 @dataclass(frozen=True)
 class TruncatedModel:
-    """A model with truncated heads: dense, with zeros where nothing is kept; and what a slim form may leave out."""
+    """A model with truncated heads: dense, with zeros in dropped dimensions; and what a slim form need not store."""
 
     module: nn.Module
     facts: tuple[Fact, ...]
@@ -86,10 +86,10 @@ def truncate_model(
     bias: bool,
     precision: torch.dtype | None = None,
 ) -> TruncatedModel:
-    """A copy of the model with every attention truncated; what is left as it was is shared with the original.
+    """A copy of the model with every attention truncated; unchanged weights are shared with the original.
 
-    `bias`: output projections may be given one where they have none. New weights have the precision of the old ones, or
-    the one that is given.
+    With `bias`, output projections without a bias may get one. New weights have the precision of the old ones, or the
+    given one.
     """
     module = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # new weights take the place of old ones
     if precision is not None:
@@ -108,7 +108,7 @@ def truncate_model(
 def truncate_heads(
     model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions, *, bias: bool
 ) -> tuple[list[Fact], TruncatedHeads]:
-    """Truncate one attention in place. Returns what is zero now, and how its heads are packed."""
+    """Truncate one attention in place. Returns the facts about its zeros, and how its heads are packed."""
     heads = spaces.heads
     had_bias = has_bias(model, heads.output)
     facts = truncate_values(model, spaces, kept, bias=bias) + truncate_keys(model, spaces, kept)
@@ -128,7 +128,7 @@ def truncate_heads(
 
 
 def truncate_values(model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions, *, bias: bool) -> list[Fact]:
-    """Values in their best basis, of which the first dimensions are kept; the output projection undoes the change."""
+    """Change values to their best basis and keep its first dimensions; the output projection undoes the change."""
     heads, d = spaces.heads, spaces.heads.d_v
     if heads.value is None or heads.output is None or all(r == d for r in kept.values):
         return []
@@ -158,7 +158,7 @@ def truncate_values(model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions, 
 
 
 def truncate_keys(model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions) -> list[Fact]:
-    """Keys and queries of the kept dimensions, zero in the others."""
+    """Set keys and queries to zero in the dropped dimensions."""
     heads = spaces.heads
     if heads.query is None or heads.key is None:
         return []
@@ -185,7 +185,7 @@ def truncate_keys(model: nn.Module, spaces: HeadSpaces, kept: KeptDimensions) ->
 
 
 def key_changes(spaces: HeadSpaces, head: int, kept: KeptDimensions) -> tuple[Tensor, list[Tensor]]:
-    """The map of a head's keys, and that of each of its query heads: zero in the dimensions that are dropped."""
+    """The transform of a head's keys and those of its query heads: zero in dropped dimensions."""
     heads, space, pairs = spaces.heads, spaces.non_rotary[head], spaces.pairs[head]
     keys = torch.zeros(heads.d_qk, heads.d_qk, dtype=torch.float64)
     queries = [keys.clone() for _ in range(heads.groups)]

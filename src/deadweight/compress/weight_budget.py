@@ -1,4 +1,4 @@
-"""What each dimension of a head costs in weights, and how many dimensions each head keeps within a budget."""
+"""The number of weights per dimension of a head, and how many dimensions each head keeps within a budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = Literal["values", "non_rotary", "pairs"]
 
 @dataclass(frozen=True)
 class PricedSpace:
-    """One space of an attention, and what each of its dimensions costs."""
+    """One space of an attention, and the weights that each of its dimensions takes."""
 
     path: str
     kind: Kind
@@ -34,7 +34,7 @@ class PricedSpace:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What every key head of every attention keeps, and the loss that is predicted for it."""
+    """What every key head of every attention keeps, and the predicted loss."""
 
     kept: dict[str, KeptDimensions]
     predicted: float  # nats per token, or relative squared error
@@ -111,7 +111,7 @@ def choose_ranks(
 
 
 def best_by_layer(priced: Sequence[PricedSpace], room: int) -> tuple[tuple[int, ...], float]:
-    """All heads of a layer keep the same: one choice per layer and kind."""
+    """One choice per layer and kind: all heads of a layer keep the same number."""
     groups: dict[tuple[str, str], list[PricedSpace]] = {}
     for one in priced:
         groups.setdefault((one.path, one.kind), []).append(one)

@@ -17,7 +17,7 @@ from deadweight.notebook import Shown
 from deadweight.progress import Progress, silent
 from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.printable import printable
-from deadweight.source.tokens import encoded, tokenizer_of
+from deadweight.source.tokens import encode_text, tokenizer_of
 from deadweight.source.type_aliases import Options, PreTrained, Tokenizer
 
 LONGEST = 1024  # tokens in a window, unless asked for more
@@ -125,7 +125,7 @@ class EvaluatedModel:
         return next(self.module.parameters()).device
 
     def encode(self, text: bytes) -> list[int]:
-        return encoded(text, self.tokenizer, self.module.config.vocab_size, self.name)
+        return encode_text(text, self.tokenizer, self.module.config.vocab_size, self.name)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from deadweight.claims.claim import Title
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Node, is_vector
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof.opsets import SOFTMAXES
+from deadweight.proof.operation_groups import SOFTMAXES
 from deadweight.proof.shift import Outcome
 from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.search.prover import Prover

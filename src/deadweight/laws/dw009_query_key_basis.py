@@ -23,7 +23,7 @@ from deadweight.proof import basis_rules as _rules  # noqa: F401  (registers the
 from deadweight.proof.basis import Site, Turned, TurnWalk, WalkOptions
 from deadweight.proof.commutant import Part, Products, commutant, head_products, merged
 from deadweight.proof.normed_heads import grams
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.operation_groups import SHAPE
 from deadweight.proof.readers import peel, skip_shape
 from deadweight.proof.steps import Blocked
 from deadweight.proof.weights import numbered, uses_of, weight_view

@@ -17,7 +17,7 @@ from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
+from deadweight.proof.operation_groups import POSITIVELY_HOMOGENEOUS
 from deadweight.rewrite.rewrite import NotDone, Rewrite
 from deadweight.rewrite.scales import FoldScale
 from deadweight.search.channel_scales import find_channel_scales

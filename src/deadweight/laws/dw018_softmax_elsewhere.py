@@ -12,7 +12,7 @@ from deadweight.graph.canonical import PROBABILITIES
 from deadweight.graph.node import Node, is_vector
 from deadweight.laws.dw002_key_bias import TITLE as KEY_BIAS
 from deadweight.laws.law import Kept, Law, Search
-from deadweight.proof.opsets import SOFTMAXES
+from deadweight.proof.operation_groups import SOFTMAXES
 from deadweight.proof.shift import Outcome
 from deadweight.search.prover import Prover
 from deadweight.search.shifts import common, each_element, ended_at, make_claim, passed

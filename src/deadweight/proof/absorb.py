@@ -11,7 +11,7 @@ from torch import Tensor
 from deadweight.graph.constants import constant_value
 from deadweight.graph.node import Graph, Node, Value, substitute
 from deadweight.proof.labels import Labels, compact
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.operation_groups import SHAPE
 from deadweight.proof.readers import centred_reader
 
 KEEPS_ELEMENTS = {"aten.reshape", "aten.transpose", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.t"}

@@ -19,7 +19,7 @@ from deadweight.proof import field as exact
 from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import fold, fresh
 from deadweight.proof.linear_form import Form, Slot, lines
-from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.operation_groups import CONVOLUTIONS
 from deadweight.proof.steps import Blocked, Step, refuse_large
 from deadweight.proof.weights import WeightView, groups_of, uses_of
 

@@ -18,7 +18,7 @@ from deadweight.proof.concatenation import vectors_beside
 from deadweight.proof.identity_labels import LARGE
 from deadweight.proof.labels import fold, fresh, mix
 from deadweight.proof.linear_form import Form, Slot, added, channels_last, coordinate_axis, lines, scaled
-from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
+from deadweight.proof.operation_groups import CONVOLUTIONS, INDEXED, POSITIVELY_HOMOGENEOUS, RECURRENT, SHAPE
 from deadweight.proof.powers import multiplied
 from deadweight.proof.readers import is_vector_of_parameters, picks_along_last
 from deadweight.proof.shape_operations import move

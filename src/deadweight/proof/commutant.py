@@ -243,12 +243,6 @@ def commutant(products: Products) -> list[Part] | None:
     return [part for alike in classes.values() for part in parts_of(alike)]
 
 
-def commutant_dimension(products: Products) -> int | None:
-    """The dimension of the group for one head; None if it is not known."""
-    parts = commutant(products)
-    return None if parts is None else sum(part.dimension for part in parts)
-
-
 def components_of(products: Products) -> list[Component] | None:
     linked, widest = connected(products), WIDEST_SUMMED if products.summed else WIDEST
     if any(len(rows) != len(columns) or len(rows) > widest for rows, columns in linked):

@@ -9,7 +9,7 @@ import torch
 from deadweight.graph.constants import known_indices
 from deadweight.graph.node import Graph, Node, Ref, Value
 from deadweight.proof.labels import Labels, compact, fold, fresh, key, mix
-from deadweight.proof.opsets import FREE, INDEXED, KEEPS_REPEATED, POINTWISE, SHAPE
+from deadweight.proof.operation_groups import FREE, INDEXED, KEEPS_REPEATED, POINTWISE, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, refuse_large
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof import field as exact
 from deadweight.proof.labels import compact
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.operation_groups import HOMOGENEOUS_ACTIVATIONS, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, Step
 
@@ -116,7 +116,7 @@ def addition(walk: ScaleWalk, node: Node) -> Tensor:
     return left
 
 
-@scale_rule("aten.neg", "aten.abs", "aten.relu", "aten.leaky_relu")
+@scale_rule("aten.neg", *HOMOGENEOUS_ACTIVATIONS)
 def homogeneous(walk: ScaleWalk, node: Node) -> Tensor:
     """f(s·x) = s·f(x) for s > 0."""
     return walk.of(node.args[0])

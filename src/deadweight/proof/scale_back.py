@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.opsets import CONVOLUTIONS, INDEXED, SHAPE
+from deadweight.proof.operation_groups import CONVOLUTIONS, HOMOGENEOUS_ACTIVATIONS, INDEXED, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, Step, refuse_large
 from deadweight.proof.weights import weight_view
 
 UNREAD = -1
+LINEAR_IN_FIRST = {"aten.div", "aten.embedding", "aten.masked_fill", "aten.neg", "aten.mean"} | HOMOGENEOUS_ACTIVATIONS
 BackRule = Callable[["ScaleBack", Node, Any], None]
 BACK_RULES: dict[str, BackRule] = {}
 
@@ -175,7 +176,7 @@ def can_be_scaled(graph: Graph) -> dict[str, bool]:
             found[node.name] = any(operands)
         elif node.op == "linear" or node.op in CONVOLUTIONS:
             found[node.name] = found[node.args[1].name]
-        elif node.op in ("aten.div", "aten.embedding", "aten.masked_fill", "aten.relu", "aten.neg", "aten.mean"):
+        elif node.op in LINEAR_IN_FIRST:
             found[node.name] = operands[0]
         elif node.op in BACK_RULES:
             found[node.name] = bool(operands) and all(operands)
@@ -219,7 +220,7 @@ def addition(walk: ScaleBack, node: Node, labels: Tensor) -> None:
         walk.ask(node, operand, labels)
 
 
-@back_rule("aten.neg", "aten.relu", "aten.dropout")
+@back_rule("aten.neg", "aten.dropout", *HOMOGENEOUS_ACTIVATIONS)
 def homogeneous(walk: ScaleBack, node: Node, labels: Tensor) -> None:
     """f(s·x) = s·f(x) for s > 0."""
     walk.ask(node, node.args[0], labels)

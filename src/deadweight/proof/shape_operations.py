@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deadweight.graph.constants import constant_value
 from deadweight.graph.node import Graph, Node, Value, references, substitute
-from deadweight.proof.opsets import SHAPE_OF_ANOTHER
+from deadweight.proof.operation_groups import SHAPE_OF_ANOTHER
 from deadweight.proof.steps import Blocked, refuse_large
 
 

@@ -17,7 +17,7 @@ from deadweight.graph.node import Argument, Graph, Node, Ref
 from deadweight.proof.absorb import Absorber, find_absorber, readings
 from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import Labels, compact, constant_along, fresh
-from deadweight.proof.opsets import FREE, KEEPS_REPEATED
+from deadweight.proof.operation_groups import FREE, KEEPS_REPEATED
 from deadweight.proof.replay_limit import LARGEST_REPLAYED
 from deadweight.proof.steps import Blocked, Kind, Step, refuse_large
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.operation_groups import CONVOLUTIONS
 
 VIEWS = ("aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.unsqueeze", "aten.expand")
 

@@ -80,7 +80,7 @@ class Weights(Tensors):
         return len(self.open)
 
 
-def rounding(precision: Callable[[str], torch.dtype]) -> Scale:
+def scale_and_round(precision: Callable[[str], torch.dtype]) -> Scale:
     """Scale final weights and round them at once to the precision in which they are stored."""
     return lambda name, stored, factor: ScaledWeight(product(stored, factor, precision(name)), factor)
 

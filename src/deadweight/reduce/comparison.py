@@ -65,7 +65,7 @@ def prepare_comparison(source: Source, text: Sequence[Tensor] = ()) -> ComparedM
 
 
 def inputs_to_draw(graph: Graph) -> int:
-    """How many inputs are needed to see a model's noise; two for a slow model with large outputs."""
+    """How many inputs are needed to measure a model's noise; two for a slow model with large outputs."""
     smallest = min((math.prod(n.shape) for n in map(graph.node, graph.outputs) if n.is_float), default=0)
     if smallest < MANY:
         return DRAWS if smallest >= FEW else 4 * DRAWS
@@ -92,7 +92,7 @@ def in_float64(one: ComparedModel, read: Read | None = None, *, rounding: bool =
 
 
 def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -> list[list[Tensor]]:
-    """The outputs of the module as it is."""
+    """The outputs of the module in its own precision."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     result = []
     with torch.no_grad():
@@ -107,7 +107,7 @@ def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -
 
 
 def distinct(output: Leaf) -> Iterator[Tensor]:
-    """Every floating-point tensor that is returned, once."""
+    """Every floating-point tensor that the model returns, once."""
     seen: set[int] = set()
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and id(leaf) not in seen:

@@ -47,13 +47,13 @@ class ReductionJob:
         return sum(torch.Size(s).numel() for s in self.source.shapes.values())
 
     def read(self, name: str, rows: slice = EVERY) -> Tensor:
-        """A weight, or some of its rows, in its own precision, under whichever of its names it is stored."""
+        """A weight, or some of its rows, in its own precision; tied weights are found under any of their names."""
         return self.checkpoint.read(self.stored_name(name), rows)
 
     def precision(self, name: str) -> torch.dtype:
         """The precision in which a changed weight is stored: its own, or that of the config if it is wider.
 
-        A bfloat16 file of a float32 model holds numbers that need no more bits; the rewritten ones need them.
+        If a float32 model is stored in bfloat16, its weights need no more bits than that; rewritten ones do.
         """
         stored = self.checkpoint.dtype(self.stored_name(name))
         return stored if self.loaded is None else torch.promote_types(stored, self.loaded)
@@ -71,8 +71,8 @@ class ReductionJob:
 
 
 def summarise_plan(job: ReductionJob) -> Reduction:
-    """The plan alone: nothing is read, nothing is written."""
-    likely = foreseen(job.plan.rewrites)
+    """The result of a plan that was not applied."""
+    likely = expected_rewrites(job.plan.rewrites)
     steps = tuple(describe_rewrite(r) for r in likely)
     before = job.size
     saved = sum(s.saves for s in steps) if job.layout == "slim" else 0
@@ -89,7 +89,7 @@ def summarise_plan(job: ReductionJob) -> Reduction:
     )
 
 
-def foreseen(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
+def expected_rewrites(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     """The rewrites that are expected to succeed: no change of basis of a matrix that becomes the identity."""
     whole = {r.target for r in rewrites if r.makes_identity}
     return [r for r in rewrites if r.makes_identity or not whole.intersection(r.touches)]

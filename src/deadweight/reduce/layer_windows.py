@@ -1,10 +1,10 @@
 """Comparing a model that is too large to be in memory twice, a few of its layers at a time.
 
-The proofs are about a short model, with as few blocks as show every kind. With any consecutive blocks of the large
-model in it, it is a model too, before and after the reduction: both must be the same function.
+The proofs are about a short model with one block of each kind. Put any consecutive blocks of the large model into it,
+before and after the reduction: both short models must be the same function.
 
 The weights after the reduction are those that are about to be written: a window runs on a thread of its own, waits for
-each weight until it is final, and uses it before the next few come.
+each weight until it is final, and uses it before the next few arrive.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from deadweight.graph.bind import bind
 from deadweight.graph.evaluate import Lazy, evaluate, real_outputs
 from deadweight.graph.node import DROPOUTS, RANDOM, Graph, Node
+from deadweight.progress import Progress
 from deadweight.reduce.apply import Applied, FinalWeight, ScaledWeight, Weights, apply
 from deadweight.reduce.comparison import relative
 from deadweight.reduce.error_limits import Error, Verification
@@ -33,7 +34,7 @@ from deadweight.threads import limit, one_thread
 Read = Callable[[str], Tensor | Lazy]
 
 
-def open_windows(job: ReductionJob, rewrites: Sequence[Rewrite], say: Callable[[str], None]) -> Windows | None:
+def open_windows(job: ReductionJob, rewrites: Sequence[Rewrite], progress: Progress) -> Windows | None:
     """Windows on the first and the last blocks, in float64; None where the model has no repeated blocks.
 
     A rewrite may change weights inside and outside of a window. Such a window cannot be compared with the weights of
@@ -47,7 +48,7 @@ def open_windows(job: ReductionJob, rewrites: Sequence[Rewrite], say: Callable[[
     windows = [Window(job, rewrites, offset, constants) for offset in dict.fromkeys((0, last))]
     for window in windows:
         if not window.can_be_fed:
-            say(f"verifying layers {window.layers}")
+            progress(f"verifying layers {window.layers}")
             window.check_alone()
     return Windows(windows)
 
@@ -268,7 +269,7 @@ class Reduced:
 
 
 def real_constants(job: ReductionJob) -> dict[str, Tensor] | None:
-    """Tensors that no file stores (rotary frequencies, say), computed anew where the model has no values."""
+    """Tensors that no file stores (rotary frequencies, for example), recomputed if the model has no values for them."""
     result: dict[str, Tensor] = {}
     for node, tensor in job.graph.tensors.items():
         if node in job.graph.parameters or node in job.graph.buffers:
@@ -283,7 +284,7 @@ def real_constants(job: ReductionJob) -> dict[str, Tensor] | None:
 
 
 def remade(module: nn.Module, buffer: Tensor, config: Config) -> Tensor | None:
-    """A buffer's value, from a new instance of the module that holds it, if its constructor only takes the config."""
+    """A buffer's value, from a new instance of its module, if the constructor takes only the config."""
     for owner in module.modules():
         for name, own in owner.named_buffers(recurse=False):
             if own is buffer:

@@ -1,4 +1,8 @@
-"""Independent producers on several threads: results come in the order of the producers, and only a few wait."""
+"""Independent producers on several threads: results come in the order of the producers, and only a few wait.
+
+Why not a library: a job of `concurrent.futures` gives one result, and nothing there limits the bytes of results that
+wait.
+"""
 
 from __future__ import annotations
 

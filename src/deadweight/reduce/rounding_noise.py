@@ -3,7 +3,7 @@
 The error of a model in float32 depends on the order in which a library sums, and so on the processor. The choice of
 rewrites must not. So the model is run in float64, and every result of an operation is multiplied, element by element,
 by 1 + u·r: u is the unit roundoff of the precision that the operation has in the model, r a fixed pseudo-random number
-between −1 and 1. Such an error of the summands also stands for the rounding inside a sum: where terms cancel, it stays.
+between −1 and 1. Errors of the summands also model the rounding inside a sum: they remain where terms cancel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Node, Value
-from deadweight.proof.opsets import SHAPE
+from deadweight.proof.operation_groups import SHAPE
 
 NUMBERS = 1_000_003  # a prime, so that no two rows of a matrix get the same numbers of the table
 LEAVES = {"parameter", "buffer", "constant", "input"}

@@ -28,13 +28,13 @@ from deadweight.reduce.plan import Layout, Request, Skipped, every_place, make_p
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.reduce.trial import Trial
-from deadweight.reduce.write import Target, write
+from deadweight.reduce.unfit_models import refuse_unfit
+from deadweight.reduce.write import Destination, write
 from deadweight.save.atomic_folder import check_out, check_space, resolve_path
 from deadweight.save.slim_layout import can_shrink, tied_parameters
 from deadweight.search.prover import Prover
-from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
-from deadweight.source.hugging_face_config import ADAPTER, MERGE, local_folder
+from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec, Source
 from deadweight.source.printable import printable
 from deadweight.source.tokens import text_pieces
@@ -74,21 +74,21 @@ def reduce(
     if out is None and not dry_run and not isinstance(model, nn.Module):
         raise DeadweightError("no folder to write to; expected OUT, or dry_run=True")
     start = time.perf_counter()
-    target = Target(None if out is None else resolve_path(out), overwrite)
-    if target.folder is not None and not dry_run:
-        check_out(target.folder, model, overwrite=overwrite)
+    destination = Destination(None if out is None else resolve_path(out), overwrite)
+    if destination.folder is not None and not dry_run:
+        check_out(destination.folder, model, overwrite=overwrite)
     spec = ModelSpec(model, inputs, trust_remote_code)
     request = Request(layout, frozenset(select or ()), frozenset(ignore or ()), laws or every_law())
     with one_thread():
         job = prepare(spec, request, progress, weights=not dry_run)
-    if target.folder is not None and not dry_run:
-        check_space(target.folder, job.checkpoint.bytes)
+    if destination.folder is not None and not dry_run:
+        check_space(destination.folder, job.checkpoint.bytes)
     with threads_for(job.size):
-        result = summarise_plan(job) if dry_run else carry_out(job, spec, target, progress)
+        result = summarise_plan(job) if dry_run else carry_out(job, spec, destination, progress)
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def prepare(spec: ModelSpec, request: Request, say: Progress, *, weights: bool) -> ReductionJob:
+def prepare(spec: ModelSpec, request: Request, progress: Progress, *, weights: bool) -> ReductionJob:
     """Prove what can be proved of the model, and plan. Evidence is not taken: the whole result is verified later.
 
     The model is opened once, without weights, with one block of each kind. It is opened again only where this one is
@@ -96,13 +96,13 @@ def prepare(spec: ModelSpec, request: Request, say: Progress, *, weights: bool) 
     being run or traced, because the layout of the result has all blocks. Weights are loaded last (`comparison_of`):
     most of the plan needs none.
     """
-    source, graph = open_and_trace(spec, say, collapsed=True)
-    result = prove_claims(graph, request.laws, say)
+    source, graph = open_and_trace(spec, progress, collapsed=True)
+    result = prove_claims(graph, request.laws, progress)
     if any(request.laws.law_of(c).needs_all_blocks for c in result.claims) and source.blocks:
-        source, graph = open_and_trace(spec, say, collapsed=False)
-        result = prove_claims(graph, request.laws, say)
+        source, graph = open_and_trace(spec, progress, collapsed=False)
+        result = prove_claims(graph, request.laws, progress)
     whole = source.module if not source.blocks else spec.whole_module()
-    say("planning")
+    progress("planning")
     tied = tied_parameters(whole)
     shrinks = lambda name, is_whole: can_shrink(whole, name, tied, whole=is_whole)  # noqa: E731
     plan = make_plan(source, graph, result.claims, request, shrinks)
@@ -115,13 +115,13 @@ def prepare(spec: ModelSpec, request: Request, say: Progress, *, weights: bool) 
     return ReductionJob(source, whole, graph, plan, checkpoint, request.layout, folder)
 
 
-def open_and_trace(spec: ModelSpec, say: Progress, *, collapsed: bool) -> tuple[Source, Graph]:
+def open_and_trace(spec: ModelSpec, progress: Progress, *, collapsed: bool) -> tuple[Source, Graph]:
     """The model without weights, and its graph; raises if it cannot be reduced."""
-    say("opening the model")
+    progress("opening the model")
     source = spec.open(collapsed=collapsed)
     refuse_unfit(source)
     try:
-        say("tracing")
+        progress("tracing")
         source, graph = trace_source(source, spec, pieces=False)  # weights are rewritten whole
     except TraceError as error:
         name = printable(source.name)
@@ -145,22 +145,6 @@ def refusals(source: Source, prover: Prover, request: Request) -> list[Skipped]:
     ]
 
 
-def refuse_unfit(source: Source) -> None:
-    if is_slim(source.config):
-        raise DeadweightError(f"{printable(source.name)} is slim already: deadweight has reduced it; use it as it is")
-    if source.quantised and not source.name.endswith(".gguf"):
-        raise DeadweightError(
-            f"{printable(source.name)} is quantised; expected plain weights: reduce before quantising"
-        )
-    folder = Path(source.name).expanduser()
-    if source.config is not None and (folder / ADAPTER).is_file():
-        raise DeadweightError(f"{printable(source.name)} holds an adapter ({ADAPTER}) besides its weights; {MERGE}")
-    if not source.shapes:
-        raise DeadweightError(
-            f"{printable(source.name)} has no parameters; expected a module with parameters to reduce"
-        )
-
-
 def weights_of(spec: ModelSpec, source: Source, graph: Graph, whole: nn.Module) -> tuple[Checkpoint, Path | None]:
     """The weights in their files, which are read one by one.
 
@@ -179,46 +163,46 @@ def weights_of(spec: ModelSpec, source: Source, graph: Graph, whole: nn.Module) 
     return ModuleCheckpoint(spec.open_complete().module), folder
 
 
-def carry_out(job: ReductionJob, spec: ModelSpec, target: Target, say: Progress) -> Reduction:
+def carry_out(job: ReductionJob, spec: ModelSpec, destination: Destination, progress: Progress) -> Reduction:
     """Apply the plan to the whole model in memory if it fits; else tensor by tensor, from file to file."""
-    full = comparison_of(job, spec, say)
+    full = comparison_of(job, spec, progress)
     if full is not None:
-        return try_and_write(job, Trial(job, full), target, say)
-    windows = open_windows(job, job.plan.rewrites, say)
+        return try_and_write(job, Trial(job, full), destination, progress)
+    windows = open_windows(job, job.plan.rewrites, progress)
     notes = (*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED)
-    result = replace(summarise_plan(job), out=target.folder, notes=notes)
+    result = replace(summarise_plan(job), out=destination.folder, notes=notes)
     stream = Stream(job, dict(enumerate(job.plan.rewrites)), windows=windows)
-    say("writing and verifying")
+    progress("writing and verifying")
     with set_thread_defaults(), windows or nullcontext():
-        if target.folder is not None:
-            return write(stream, result, target, say)
-        for _ in stream.tensors(say):
+        if destination.folder is not None:
+            return write(stream, result, destination, progress)
+        for _ in stream.tensors(progress):
             pass
         verification = None if windows is None else require_same(windows.verification())
     return summarise_applied(job, replace(result, verification=verification), stream.applied)
 
 
-def try_and_write(job: ReductionJob, trial: Trial, target: Target, say: Progress) -> Reduction:
+def try_and_write(job: ReductionJob, trial: Trial, destination: Destination, progress: Progress) -> Reduction:
     """Try the plan on the model in memory, leave out what adds too much rounding, and write the weights of the trial.
 
     The plan is applied once, as a whole. Only if that adds too much rounding is it applied again, law by law. The
     weights of the last trial that fits are written; they are not computed again.
     """
-    say("measuring the model's own rounding noise")
-    tried, left_out = trial.within_noise(dict(enumerate(job.plan.rewrites)), say)
-    say("verifying")
+    progress("measuring the model's own rounding noise")
+    tried, left_out = trial.within_noise(dict(enumerate(job.plan.rewrites)), progress)
+    progress("verifying")
     module = trial.build_module(tried)
     result = replace(
         summarise_plan(job),
         verification=require_same(trial.verify(tried, module)),
         notes=job.source.notes,
         skipped=(*job.plan.skipped, *left_out),
-        out=target.folder,
+        out=destination.folder,
         module=module,
     )
-    if target.folder is not None:
-        say("writing")
-        return write(Stream(job, tried.rewrites, tried.made), result, target, say)
+    if destination.folder is not None:
+        progress("writing")
+        return write(Stream(job, tried.rewrites, tried.made), result, destination, progress)
     parameters = sum(p.numel() for p in module.parameters())
     return replace(summarise_applied(job, result, tried.made.applied), parameters_after=parameters)
 
@@ -230,7 +214,7 @@ def set_thread_defaults() -> Iterator[None]:
         yield
 
 
-def comparison_of(job: ReductionJob, spec: ModelSpec, say: Progress) -> ComparedModel | None:
+def comparison_of(job: ReductionJob, spec: ModelSpec, progress: Progress) -> ComparedModel | None:
     """The whole model with its weights, traced, if it and the reduced one fit into memory together; else None.
 
     The model that was proved has neither weights nor all blocks, and its example is as short as proofs allow. So the
@@ -239,7 +223,7 @@ def comparison_of(job: ReductionJob, spec: ModelSpec, say: Progress) -> Compared
     """
     if job.size * BYTES_PER_PARAMETER > free_memory() * 0.7:
         return None
-    say("loading the weights")
+    progress("loading the weights")
     text = text_pieces(job.folder) if job.folder is not None else ()
     for length in (LENGTH, None) if job.source.config is not None and spec.inputs is None else (None,):
         try:

@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
+from deadweight.progress import Progress
 from deadweight.reduce.apply import (
     Applied,
     FinalWeight,
@@ -19,7 +20,7 @@ from deadweight.reduce.apply import (
     apply,
     independent,
     require_finite,
-    rounding,
+    scale_and_round,
 )
 from deadweight.reduce.job import ReductionJob
 from deadweight.reduce.layer_windows import Windows
@@ -41,7 +42,7 @@ class Made:
     applied: Applied
 
     def finals(self, rewrites: Rewrites) -> Iterator[tuple[str, Tensor | None]]:
-        """What `apply` yielded for these rewrites."""
+        """The final weights that `apply` yielded for these rewrites."""
         for name in dict.fromkeys(n for rewrite in rewrites.values() for n in rewrite.touches):
             yield name, self.weights.get(name)
 
@@ -86,7 +87,7 @@ class Stream:
         self.job, self.rewrites, self.made, self.windows = job, rewrites, made, windows
         self.applied, self.layers = Applied(), dict[str, SlimLayer]()
 
-    def tensors(self, say: Callable[[str], None]) -> Generator[tuple[str, Tensor]]:
+    def tensors(self, progress: Progress) -> Generator[tuple[str, Tensor]]:
         wanted = self.windows.wanted if self.windows is not None else set()
         jobs = split_into_parts(self.job, self.rewrites, self.made, wanted)
         with closing(in_order(jobs, workers(), held_bytes, ROOM)) as items:
@@ -99,13 +100,13 @@ class Stream:
                 else:
                     self.applied.results.update(item.applied.results)
                     self.layers.update(item.layers)
-                    say(f"writing: {len(self.applied.results)} of {len(self.rewrites)} rewrites")
+                    progress(f"writing: {len(self.applied.results)} of {len(self.rewrites)} rewrites")
 
 
 def split_into_parts(
     job: ReductionJob, rewrites: Rewrites, made: Made | None, wanted: set[str]
 ) -> list[Callable[[], Iterator[Item]]]:
-    """One part for every group of rewrites with modules of its own, then one for every weight that none touches."""
+    """One part for every group of rewrites that shares no module with others, then one for every untouched weight."""
     groups, names = independent(rewrites), Names(job)
     touched = {module_of(n) for group in groups for rewrite in group.values() for n in rewrite.touches}
     rest = [n for n in job.checkpoint.names if module_of(n) not in touched]
@@ -132,7 +133,7 @@ class Names:
 
 
 def copy_untouched(job: ReductionJob, name: str) -> Iterator[Item]:
-    """A weight as it is: read once, checked for NaN, written."""
+    """Copy a weight unchanged: read it once, check it for NaN, write it."""
     yield Stored(name, require_finite(name, job.checkpoint.read(name)))
 
 
@@ -141,7 +142,7 @@ def rewrite_group(
 ) -> Iterator[Item]:
     """The modules that these rewrites touch, each as soon as all its weights are final."""
     group = ModuleGroup(job, names, Applied() if made is None else made.applied.at(rewrites))
-    weights = Weights(job.read, scale_final=rounding(job.precision))
+    weights = Weights(job.read, scale_final=scale_and_round(job.precision))
     finals = apply(rewrites, weights, group.applied) if made is None else made.finals(rewrites)
     incomplete = IncompleteModules(rewrites.values())
     for name, value in finals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
+from deadweight.progress import Progress
 from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, independent, require_finite
 from deadweight.reduce.comparison import ComparedModel, in_float64, in_own_precision, names_of, relative
 from deadweight.reduce.error_limits import FLOORS, Error, Noise, Verification, noise_floor
@@ -25,8 +26,6 @@ from deadweight.save.slim_layout import layout as slim_layout
 from deadweight.slim.layers import install
 from deadweight.source.printable import printable, reason
 from deadweight.threads import workers
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,14 @@ class Trial:
                     "checkpoint, saved by the model's own save_pretrained"
                 )
 
-    def within_noise(self, rewrites: Rewrites, say: Say) -> tuple[Tried, list[Skipped]]:
-        """The rewrites that together stay within three noise floors, and the laws that are left out for that."""
+    def within_noise(self, rewrites: Rewrites, progress: Progress) -> tuple[Tried, list[Skipped]]:
+        """The rewrites that together stay within three noise floors, and those that are left out."""
         best = self.try_rewrites(rewrites)
         if best.fits:
             return best, []
         best = self.try_rewrites({})
         for code in sorted({r.claim.code for r in rewrites.values()}):
-            say(f"measuring {code}")
+            progress(f"measuring {code}")
             mine = {n: r for n, r in rewrites.items() if r.claim.code == code}
             attempts = (self.try_rewrites(in_place_order(best.rewrites | m)) for m in with_tighter_limits(mine))
             best = next((t for t in attempts if t.fits), best)

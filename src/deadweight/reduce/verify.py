@@ -35,13 +35,13 @@ def verify(
         return compare(first, second)
 
 
-def open_both(a: ModelSpec, b: ModelSpec, say: Progress) -> tuple[ComparedModel, ComparedModel]:
+def open_both(a: ModelSpec, b: ModelSpec, progress: Progress) -> tuple[ComparedModel, ComparedModel]:
     """Both models, traced on inputs of the same length: 24 tokens, or, where one of them cannot, the default length."""
     for length in (LENGTH, None) if a.inputs is None else (None,):
         try:
-            say("loading the first model")
+            progress("loading the first model")
             first = open_one(replace(a, length=length))
-            say("loading the second model")
+            progress("loading the second model")
             return first, open_one(replace(b, length=length))
         except (DeadweightError, TraceError) as error:
             if length is None:

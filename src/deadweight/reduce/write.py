@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,34 +11,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deadweight.progress import Progress
 from deadweight.reduce.deadweight_json import manifest, model_card
 from deadweight.reduce.error_limits import require_same
 from deadweight.reduce.job import ReductionJob, summarise_applied
 from deadweight.reduce.result import Reduction
 from deadweight.reduce.stored_tensors import Stream
 from deadweight.save.atomic_folder import complete_or_absent
+from deadweight.save.how_to_load import how_to_load
 from deadweight.save.model_card import write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
-from deadweight.save.side_files import how_to_load, write_side_files
+from deadweight.save.side_files import write_side_files
 from deadweight.slim.format import SIGN, SlimSpec
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """Where the result is written: a folder, or None; and whether an existing folder may be replaced."""
 
     folder: Path | None
     overwrite: bool
 
 
-def write(stream: Stream, planned: Reduction, target: Target, say: Callable[[str], None]) -> Reduction:
+def write(stream: Stream, planned: Reduction, destination: Destination, progress: Progress) -> Reduction:
     """Write the stream's tensors while its windows compare them; OUT appears only if the comparison succeeds."""
-    job, out = stream.job, target.folder
+    job, out = stream.job, destination.folder
     assert out is not None
     numbers = Numbers(job)
     room = sum(len(n) + 2 * PER_TENSOR for n in job.checkpoint.names) * 2 + 4096
-    with complete_or_absent(out, overwrite=target.overwrite) as draft, Writer(draft, room) as writer:
-        with closing(stream.tensors(say)) as tensors:
+    with complete_or_absent(out, overwrite=destination.overwrite) as draft, Writer(draft, room) as writer:
+        with closing(stream.tensors(progress)) as tensors:
             for name, tensor in tensors:
                 numbers.count(name, tensor)
                 writer.add(job.checkpoint.outer(name), tensor)
@@ -71,10 +73,10 @@ class Numbers:
 
 
 def guard(job: ReductionJob, slim: SlimSpec) -> Iterator[tuple[str, Tensor]]:
-    """An empty tensor under the name of one weight that is stored in another form.
+    """Empty tensors that make plain transformers fail, and say why.
 
     Plain transformers initialises missing weights at random, with only a warning. This weight is there and has the
-    wrong shape, so loading fails. A second one has a name that says in the list of what failed how to load it.
+    wrong shape, so loading fails. A second tensor's name, which the error lists, says how to load the checkpoint.
     """
     if job.source.config is not None:
         for path in slim.layers_in_other_form[:1]:

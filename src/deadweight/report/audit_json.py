@@ -32,10 +32,6 @@ def to_json(audit: Audit) -> JsonObject:
     }
 
 
-def json_text(audit: Audit) -> str:
-    return as_text(to_json(audit))
-
-
 def as_text(data: JsonObject) -> str:
     """Data as ASCII text: no name in it can send control characters to a terminal or break an encoding."""
     return json.dumps(data, indent=1, allow_nan=False) + "\n"

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deadweight.audit.result import Finding, Pieces, Severity, Unknown
+from deadweight.audit.result import Finding, Pieces, Unknown
+from deadweight.audit.severity import Severity
 from deadweight.proof.verdict import Tier, Verdict
 from deadweight.report.name_pattern import Pattern, collapse, collapse_with_names, join_pieces, pieces_text
 

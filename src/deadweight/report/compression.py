@@ -34,28 +34,28 @@ def plot_compression(result: Compression | CacheCompression, file: Path) -> None
     plot_cache(result, file)
 
 
-def print_heads(found: Compression, console: Console) -> None:
+def print_heads(result: Compression, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("attention")
     for name in ("key dimensions kept", "of", "value dimensions kept", "of"):
         table.add_column(name, justify="right")
-    for path, kept in found.kept.items():
-        d_key, d_value = found.head_sizes[path]
+    for path, kept in result.kept.items():
+        d_key, d_value = result.head_sizes[path]
         table.add_row(Text(path), spread(kept.keys), f"{d_key:,}", spread(kept.values), f"{d_value:,}")
     console.print(table)
     console.print("per head; one number where all heads keep the same", style="dim", highlight=False)
     console.print(
-        f"\ncache {found.kv_before:,} → {found.kv_after:,} numbers per token "
-        f"({found.kv_after / found.kv_before:.1%})   parameters {found.parameters_before:,} → "
-        f"{found.parameters_after:,} ({found.parameters_after / found.parameters_before - 1:+.1%})",
+        f"\ncache {result.kv_before:,} → {result.kv_after:,} numbers per token "
+        f"({result.kv_after / result.kv_before:.1%})   parameters {result.parameters_before:,} → "
+        f"{result.parameters_after:,} ({result.parameters_after / result.parameters_before - 1:+.1%})",
         highlight=False,
     )
-    if found.judgement_before_healing is not None:
-        console.print(f"before healing: {outcome(found.judgement_before_healing)}", highlight=False)
-    console.print(outcome(found.judgement), highlight=False)
-    for path, why in list(found.left_alone.items())[:3]:
+    if result.judgement_before_healing is not None:
+        console.print(f"before healing: {outcome(result.judgement_before_healing)}", highlight=False)
+    console.print(outcome(result.judgement), highlight=False)
+    for path, why in list(result.left_alone.items())[:3]:
         console.print(f"left alone in {path}: {why}", highlight=False, markup=False)
-    for note in found.notes:
+    for note in result.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deadweight.audit.result import Finding, Severity, SourceLine
+from deadweight.audit.result import Finding, SourceLine
+from deadweight.audit.severity import Severity
 from deadweight.lint.check import Check, CheckedModel
 from deadweight.report.audit_rows import Group, group_findings
 from deadweight.report.text import one_line, plural
@@ -46,12 +47,12 @@ def command(level: str, title: str, message: str, line: SourceLine | None) -> st
     """A workflow command; its values are escaped as GitHub asks."""
     properties = {"file": line.path, "line": str(line.line)} if line is not None else {}
     written = ",".join(
-        f"{name}={escaped(one_line(value), ':,')}" for name, value in {**properties, "title": title}.items()
+        f"{name}={escape(one_line(value), ':,')}" for name, value in {**properties, "title": title}.items()
     )
-    return f"::{level} {written}::{escaped(one_line(message))}"
+    return f"::{level} {written}::{escape(one_line(message))}"
 
 
-def escaped(text: str, more: str = "") -> str:
+def escape(text: str, more: str = "") -> str:
     for character in "%\r\n" + more:
         text = text.replace(character, f"%{ord(character):02X}")
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from deadweight.audit.result import SEVERITIES, Finding, SourceLine
+from deadweight.audit.result import Finding, SourceLine
 from deadweight.laws.page import Page, pages
 from deadweight.lint.baseline import Entry
 from deadweight.lint.check import Check, CheckedFinding, CheckedModel
@@ -46,7 +46,7 @@ def result_of(model: CheckedModel, checked: CheckedFinding, compared: bool) -> J
     result: JsonObject = {
         "ruleId": finding.code,
         "ruleIndex": [page.code for page in pages()].index(finding.code),
-        "level": SEVERITIES[finding.verdict],
+        "level": finding.severity,
         "message": {"text": message_of(finding, model.audit.model)},
         "locations": [location_of(finding.source, model.target.model, finding.parameter)],
         "partialFingerprints": {"deadweight/v1": fingerprint(model.target.model, finding.code, place_of(finding))},

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.errors import DeadweightError
 from deadweight.graph.node import Graph, Node, Ref, Value, float64_arguments, substitute
-from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
+from deadweight.proof.operation_groups import CONVOLUTIONS, SHAPE
 
 Lookup = Callable[[str], Tensor]  # the value of a parameter or stored buffer, by its node
 IDENTITY = {"aten.dropout", "aten.alias", "aten.contiguous", "aten.clone", "aten.to", "aten._to_copy", "aten.detach"}

@@ -76,8 +76,8 @@ def parameters_read(graph: Graph, node: str, steps: set[str]) -> set[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drop(ShiftRewrite):
-    """Dead elements become zero."""
+class ZeroingRewrite(ShiftRewrite):
+    """Every element that moves becomes zero, and need not be stored."""
 
     @property
     def whole(self) -> bool:
@@ -86,6 +86,11 @@ class Drop(ShiftRewrite):
     @property
     def saves(self) -> int:
         return int(self.moving().sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop(ZeroingRewrite):
+    """Dead elements become zero."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -97,16 +102,8 @@ class Drop(ShiftRewrite):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fold(ShiftRewrite):
+class Fold(ZeroingRewrite):
     """The effect of a vector moves into its absorbers, and the vector becomes zero."""
-
-    @property
-    def whole(self) -> bool:
-        return bool(self.moving().all())
-
-    @property
-    def saves(self) -> int:
-        return int(self.moving().sum())
 
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         shift = torch.where(self.moving(), -tensors[self.target], 0.0)

@@ -23,7 +23,7 @@ from deadweight.errors import DeadweightError
 from deadweight.saturation.softmax_norm import softmax_norm
 from deadweight.slim.attention import AttentionOptions
 
-LEAST = 2.0**-24  # the resolution of a weight in float32: the logarithm of a smaller norm is that of this
+LEAST = 2.0**-24  # the resolution of a weight in float32: smaller norms are replaced by it before the logarithm
 
 
 class Column(IntEnum):

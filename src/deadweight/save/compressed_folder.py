@@ -1,4 +1,4 @@
-"""Writing a compressed model: its weights, the code that builds it, what was done and what it costs."""
+"""Writing a compressed model: its weights, the code that builds it, its model card and its deadweight.json."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.save.atomic_folder import check_space, complete_or_absent
+from deadweight.save.how_to_load import how_to_load
 from deadweight.save.model_card import Card, write_card
 from deadweight.save.safetensors_writer import PER_TENSOR, Writer
-from deadweight.save.side_files import how_to_load, write_side_files
+from deadweight.save.side_files import write_side_files
 from deadweight.slim.format import SIGN, SlimSpec
 from deadweight.source.checkpoint import ModuleCheckpoint
 from deadweight.source.checkpoint_files import read_json
@@ -22,7 +23,7 @@ from deadweight.source.type_aliases import Config, JsonObject
 
 @dataclass(frozen=True)
 class CompressedModel:
-    """A model as it is to be written, and what is needed to load it again."""
+    """A model to write, and what is needed to load it again."""
 
     module: nn.Module
     cls: type[nn.Module]  # of the original
@@ -41,7 +42,7 @@ def write_compressed(
     card: Card,
     overwrite: bool,
 ) -> None:
-    """OUT with everything, or nothing; `folder` is the original's."""
+    """Write the complete OUT, or nothing; `folder` is that of the original."""
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in named_tensors(model)}
     check_space(out, sum(sizes.values()))
     with complete_or_absent(out, overwrite=overwrite) as draft:
@@ -58,7 +59,7 @@ def write_compressed(
 
 
 def change_config(file: Path, changes: JsonObject) -> None:
-    """The config with other heads; what says the same in older words goes."""
+    """The config with other heads; older settings of the same meaning are removed."""
     raw = {k: v for k, v in read_json(file).items() if k not in ("rope_theta", "rope_scaling")}
     file.write_text(json.dumps(raw | changes, indent=2) + "\n", encoding="utf-8")
 

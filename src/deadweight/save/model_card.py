@@ -223,7 +223,7 @@ def card_text(card: Card, original: OriginalCard, loading: str, *, custom_code: 
     tags = (*card.tags, *(("custom_code",) if custom_code else ()))
     front = add_metadata(original, card.source, tags, exact=card.exact)
     name = shown_source(card.source).rpartition("/")[2]
-    ours = [f"# {name}, {card.title}", "", *card.summary(), *how_to_load_section(loading), *card.details()]
+    ours = [f"# {name}, {card.title}", "", *card.summary(), *loading_section(loading), *card.details()]
     return front + "\n".join([*ours, *original_section(original)]) + "\n"
 
 
@@ -235,7 +235,8 @@ def original_section(original: OriginalCard) -> Sequence[str]:
     return ("", "---", "", "# Card of the original", "", kept, "", original.body.strip())
 
 
-def how_to_load_section(loading: str) -> list[str]:
+def loading_section(loading: str) -> list[str]:
+    """The section with the lines of Python from `how_to_load`."""
     return ["", "## Loading", "```python", loading, "```"]
 
 

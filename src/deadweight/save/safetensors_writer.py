@@ -1,4 +1,8 @@
-"""Safetensors written one tensor at a time: space for the header is reserved, and filled when the file is complete."""
+"""Safetensors written one tensor at a time: space for the header is reserved, and filled when the file is complete.
+
+Why not a library: `safetensors.torch.save_file` takes all tensors of a file at once, so a whole shard would be in
+memory.
+"""
 
 from __future__ import annotations
 

@@ -138,18 +138,3 @@ def modeling_code(cls: type[nn.Module], slim: SlimSpec) -> str:
             "",
         ]
     )
-
-
-def how_to_load(name: str, cls: type[nn.Module], config: Config, *, slim: bool) -> str:
-    if config is None:
-        return f'import deadweight\nmodel = deadweight.load("{name}", build())  # build() makes the original module'
-    auto = autos_of(cls, config)[0]
-    trust = ", trust_remote_code=True" if slim else ""
-    lines = [f"from transformers import {auto}", f'model = {auto}.from_pretrained("{name}"{trust})']
-    if slim:
-        lines += [
-            "# or, without running code from the folder:",
-            "import deadweight",
-            f'model = deadweight.load("{name}")',
-        ]
-    return "\n".join(lines)

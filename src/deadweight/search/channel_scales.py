@@ -11,7 +11,7 @@ import torch
 from deadweight.claims.claim import Title
 from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.graph.node import Graph, Node, Ref
-from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.operation_groups import CONVOLUTIONS
 from deadweight.proof.steps import Blocked, Step
 from deadweight.proof.weights import WeightView, numbered, uses_of, weight_view
 from deadweight.search.spaces import gain_site

@@ -17,7 +17,7 @@ from torch import Tensor
 from deadweight.claims.claim import Claim, Title, normal
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph, Node, Ref, Value
-from deadweight.proof.opsets import INDEXED, SHAPE
+from deadweight.proof.operation_groups import INDEXED, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, Step
 from deadweight.proof.weights import uses_of, weight_view

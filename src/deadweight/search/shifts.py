@@ -13,7 +13,7 @@ from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Graph, Node, Ref, is_vector
 from deadweight.proof.labels import compact
-from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.operation_groups import CONVOLUTIONS
 from deadweight.proof.shift import Absorbers, Outcome
 from deadweight.proof.verdict import Verdict
 from deadweight.search.prover import Prover

@@ -11,7 +11,7 @@ from torch import Tensor
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof import basis_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.basis import NeedsWriters, Site, Turned, TurnWalk, WalkOptions
-from deadweight.proof.opsets import CONVOLUTIONS, SHAPE
+from deadweight.proof.operation_groups import CONVOLUTIONS, SHAPE
 from deadweight.proof.readers import KEEPS_LAST_AXIS, peel, skip_shape
 from deadweight.proof.steps import Blocked, Step
 from deadweight.proof.weights import numbered, uses_of, weight_view

@@ -12,7 +12,7 @@ from deadweight.claims.claim import Title
 from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph, Node
 from deadweight.proof.basis import Site, Turned, expert_of
-from deadweight.proof.opsets import CONVOLUTIONS
+from deadweight.proof.operation_groups import CONVOLUTIONS
 from deadweight.proof.steps import Blocked
 from deadweight.proof.weights import uses_of, weight_view
 from deadweight.search.prover import Prover

@@ -1,6 +1,6 @@
 """Softmax attention as the models of deadweight compute it, and the options with which transformers calls it.
 
-It needs torch and transformers alone, so that it can travel with a checkpoint.
+It imports only torch and transformers, so that it can travel with a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME = "deadweight"  # of this attention among those of transformers
+NAME = "deadweight"  # of this attention implementation in transformers
 ALIGNED = 8  # torch's fast attention takes head dimensions that are multiples of this
 HARMLESS = {  # arguments of attention that do not change its result
     "position_ids",
@@ -28,7 +28,7 @@ HARMLESS = {  # arguments of attention that do not change its result
 
 
 class AttentionOptions(NamedTuple):
-    """All that attention depends on besides queries, keys and values."""
+    """Everything that attention depends on besides queries, keys and values."""
 
     mask: Tensor | None = None
     scaling: float | None = None  # None: one over the square root of the head dimension
@@ -37,7 +37,7 @@ class AttentionOptions(NamedTuple):
     softcap: float | None = None
 
     def scale_of(self, query: Tensor) -> float:
-        """What products of these queries with keys are multiplied by."""
+        """The factor of the products of these queries with keys."""
         return float(query.shape[-1] ** -0.5) if self.scaling is None else self.scaling
 
     def with_scale(self, scaling: float) -> AttentionOptions:
@@ -48,11 +48,11 @@ class AttentionOptions(NamedTuple):
 
 
 def options_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dict[str, Any]) -> AttentionOptions:
-    """The options of one call by transformers; NotImplementedError for arguments that are not known here."""
+    """The options of one call by transformers; raises NotImplementedError for unknown arguments."""
     extra = {n: v for n, v in given.items() if v is not None and v is not False}
     known = {"scaling", "dropout", "is_causal", "softcap"} | HARMLESS
     if strange := sorted(set(extra) - known):
-        raise NotImplementedError(f"attention with {', '.join(strange)}, which compressed heads do not know")
+        raise NotImplementedError(f"attention with {', '.join(strange)}, which compressed heads do not support")
     causal = given.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return AttentionOptions(
@@ -65,7 +65,7 @@ def options_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dic
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-    """softmax(scaling · Q Kᵀ + mask) V. Keys, and values, may each be shared by groups of query heads of their own."""
+    """softmax(scaling · Q Kᵀ + mask) V. Groups of query heads may share keys, and other groups may share values."""
     if options.softcap is not None or (query.shape[2] == 1 and options.dropout == 0):
         return spelled_out(query, key, value, options)
     heads, size, scaling = query.shape[1], value.shape[-1], options.scale_of(query)
@@ -82,14 +82,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions)
 
 
 def padded_alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All three padded with zeros to one aligned head dimension: torch's fast attention takes no other."""
+    """Queries, keys and values padded with zeros to one aligned head dimension, which torch's fast attention needs."""
     size = -(-max(key.shape[-1], value.shape[-1]) // ALIGNED) * ALIGNED
     query, key, value = (F.pad(z, (0, size - z.shape[-1])) if z.shape[-1] < size else z for z in (query, key, value))
     return query, key, value
 
 
 def spelled_out(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-    """The same in two products that read each key and each value once for all the query heads that share it."""
+    """Attention as two matrix products, each of which reads keys or values once for all query heads that share them."""
     b, h, t, _ = query.shape
     mask, softcap = options.mask, options.softcap
     shared = query.reshape(b, key.shape[1], -1, query.shape[-1])  # the query heads of a key head as rows
@@ -107,7 +107,7 @@ def spelled_out(query: Tensor, key: Tensor, value: Tensor, options: AttentionOpt
 
 
 def side_by_side(states: Tensor, count: int) -> Tensor:
-    """(b, g, t, d) as (b, g / count, t, count·d): neighbouring heads as one."""
+    """(b, g, t, d) as (b, g / count, t, count·d): concatenate neighbouring heads."""
     return states.unflatten(1, (-1, count)).transpose(2, 3).flatten(3)
 
 

@@ -1,9 +1,9 @@
 """A coded key-value cache: rows of bytes for each token, in the cache layers of transformers.
 
-It needs torch and transformers alone, so that it can travel with the checkpoint. The model's code goes on to see keys
-and values of their usual shape. What it hands to its cache is encoded (`coder.py`) and stored by a `CodedLayer`, which
-leaves the storing to a cache layer of transformers (dynamic, static, sliding): rows of units in place of keys, scales
-in place of values. Attention reads both (`coded_attention.py`).
+It imports only torch and transformers, so that it can travel with the checkpoint. The model's code still sees keys and
+values of their usual shape. What it passes to its cache is encoded (`coder.py`) and stored by a `CodedLayer`. That
+wraps a cache layer of transformers (dynamic, static, sliding), which holds rows of units in place of keys and scales in
+place of values. Attention reads both (`coded_attention.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .kernels import encode_token, fitting
 
 @dataclass
 class Call:
-    """One call of an attention module: its mask, and what its cache did with the new tokens."""
+    """One call of an attention module: its mask, and the new tokens in its cache."""
 
     coder: Coder
     mask: Tensor | None
@@ -34,7 +34,7 @@ class Call:
 
 
 class Current(threading.local):
-    """What the attention module is being called with, which the interface of transformers hides; for each thread."""
+    """The current call of an attention module, which transformers' attention interface does not pass on; per thread."""
 
     call: Call | None = None
 
@@ -46,9 +46,9 @@ CURRENT = Current()
 
 
 class CodedLayer(CacheLayerMixin):
-    """A cache layer that stores rows of bytes in another one, and beside it the first tokens of every sequence.
+    """A cache layer that stores rows of bytes in another cache layer, and the first tokens of every sequence uncoded.
 
-    `start` is the place of the first token that is no padding; positions count from there.
+    `start` is the index of the first token that is not padding; positions are counted from there.
     """
 
     def __init__(self, inner: CacheLayerMixin, coder: Coder) -> None:
@@ -61,12 +61,12 @@ class CodedLayer(CacheLayerMixin):
         self.first: tuple[Tensor, Tensor] | None = None  # keys and values, (b, g, first, d)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("inner", "coder"):  # before they are set, as while copying
+        if name in ("inner", "coder"):  # before they are set, for example during a copy
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CodedLayer:
-        """A copy of a cache, as of a prompt that many texts begin with, is for the same model."""
+        """A copy of a cache (of a shared prompt, for example) belongs to the same model."""
         twin = CodedLayer(copy.deepcopy(self.inner, memo), self.coder)
         memo[id(self)] = twin
         twin.start, twin.started, twin.first = copy.deepcopy((self.start, self.started, self.first), memo)
@@ -97,9 +97,9 @@ class CodedLayer(CacheLayerMixin):
         self.inner.lazy_initialization(*rows)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Encode and store new keys and values; what is returned are the rows and scales of all tokens."""
+        """Encode and store new keys and values; returns the rows and scales of all tokens."""
         past = self.inner.get_seq_length()
-        past = past.clone() if isinstance(past, Tensor) else past  # a static layer goes on counting in it
+        past = past.clone() if isinstance(past, Tensor) else past  # a static layer keeps counting in it
         call = CURRENT.of(self.coder)
         self.note(key_states, value_states, past, None if call is None else call.mask)
         new = past + torch.arange(key_states.shape[2], device=key_states.device)
@@ -183,7 +183,7 @@ class CodedLayer(CacheLayerMixin):
 
 
 def real_tokens(mask: Tensor | None, batch: int, new: int, past: Any, device: torch.device) -> Tensor:
-    """Which new tokens are no padding, (b, t): those that see themselves."""
+    """Which new tokens are not padding, (b, t): those that attend to themselves."""
     if mask is None or mask.ndim != 4:
         return torch.ones(batch, new, dtype=torch.bool, device=device)
     rows = torch.arange(new, device=device)
@@ -194,7 +194,7 @@ def real_tokens(mask: Tensor | None, batch: int, new: int, past: Any, device: to
 
 
 class CodedCache:
-    """A cache that is given keys and values and stores codes."""
+    """A cache that takes keys and values and stores codes."""
 
     def __init__(self, cache: Any, coder: Coder) -> None:
         self._cache, self._coder = cache, coder
@@ -221,7 +221,7 @@ class CodedCache:
 
 
 def coded_layer(layer: Any, coder: Coder) -> CodedLayer:
-    """A layer of a cache as one that stores codes of this coder; ValueError where another model has written to it."""
+    """Wrap a cache layer to store codes of this coder; raises ValueError if another model has written to it."""
     if isinstance(layer, CodedLayer):
         if not layer.coder.is_like(coder):
             raise ValueError(
@@ -236,12 +236,12 @@ def coded_layer(layer: Any, coder: Coder) -> CodedLayer:
     if layer.is_initialized:
         if int(layer.get_seq_length()):
             raise ValueError("found a cache that holds keys of another model; expected one of this model, or a new one")
-        layer.is_initialized = False  # memory was taken early, for keys in place of codes
+        layer.is_initialized = False  # its memory was allocated early, for keys instead of codes
     return CodedLayer(layer, coder)
 
 
 def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Every cache that an attention module is called with stores codes."""
+    """A hook before an attention module: make its cache store codes."""
     mask = kwargs.get("attention_mask")
     if mask is None:
         mask = next((a for a in args if isinstance(a, Tensor) and a.ndim == 4), None)

@@ -1,7 +1,7 @@
 """Attention on rows of codes, as transformers calls it.
 
-Tokens of the current call are used as they are, and so are the first ones of a sequence. Without a cache, attention is
-computed as if every token had been decoded one by one: each query sees its own key and value, and codes of the others.
+Tokens of the current call and the first tokens of a sequence are used uncoded. Without a cache, attention is computed
+as if tokens were decoded one by one: each query sees its own key and value uncoded, and the codes of all others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .coder import Coder, Codes
 from .format import CacheSpec
 from .kernels import decode_token, decodes
 
-NAME = "deadweight_coded"  # of this attention among those of transformers
+NAME = "deadweight_coded"  # of this attention implementation in transformers
 
 
 def coded_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention, on rows of bytes where the module has a coder."""
+    """transformers' attention; on rows of bytes if the module has a coder."""
     options = options_of(module, query, attention_mask, given)
     coder: Coder | None = getattr(module, "coder", None)
     if coder is None:
@@ -43,7 +43,7 @@ def coded_attention(
 
 
 def as_if_decoded(coder: Coder, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-    """Attention without a cache: every query sees itself and the first tokens as they are, and codes of the others."""
+    """Attention without a cache: every query sees itself and the first tokens uncoded, and the codes of all others."""
     batch, new = len(key), key.shape[2]
     real = real_tokens(options.mask, batch, new, 0, key.device)
     start = torch.where(real.any(1), real.int().argmax(1), 0)
@@ -69,7 +69,7 @@ def with_own_token(
 
 def softmax(scores: Tensor, options: AttentionOptions) -> Tensor:
     """Weights from products of queries and keys: scaled, capped, masked."""
-    assert options.scaling is not None  # it depends on the head dimension, which scores do not have
+    assert options.scaling is not None  # it depends on the head dimension, which the scores do not show
     scores = scores * options.scaling
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
@@ -88,7 +88,7 @@ def on_rows(
 ) -> Tensor:
     """Attention on the rows of a cache, in which the tokens of this call are the last."""
     if call is None or call.layer is None or call.key is None or call.value is None:
-        raise NotImplementedError("attention on codes that another layer has cached, which coded caches do not know")
+        raise NotImplementedError("attention on codes that another layer has cached, which coded caches do not support")
     new = call.key.shape[2]
     if isinstance(call.past, int) and call.past == 0:  # nothing is read from the cache
         mask = None if options.mask is None else options.mask[..., :new]
@@ -118,7 +118,7 @@ def on_rows(
 
 @dataclass(frozen=True)
 class Exact:
-    """What one query reads as it is: the first tokens of its sequence, and its own token."""
+    """What one query reads uncoded: the first tokens of its sequence, and its own token."""
 
     layer: CodedLayer
     value: Tensor  # of the new token
@@ -129,7 +129,7 @@ class Exact:
 def of_one_token(
     coder: Coder, query: Tensor, key: Tensor, codes: Codes, exact: Exact, options: AttentionOptions
 ) -> Tensor:
-    """Attention of one query: it gathers the coordinates of values, and makes one vector of what was gathered."""
+    """Attention of one query: sum the coordinates of values first, then decode the one sum."""
     layer, value = exact.layer, exact.value
     assert layer.first is not None
     batch, heads = query.shape[:2]
@@ -151,8 +151,8 @@ def of_one_token(
 class FirstRows:
     """Where the first tokens of every sequence lie among the rows of a cache, (b, first) each.
 
-    A token that has left a sliding window, or has not come yet, is given the nearest row. Then a row occurs several
-    times, and what is written to it must not depend on the order.
+    A token that has left a sliding window, or has not come yet, gets the nearest row. Then a row occurs several times,
+    and the result must not depend on the order of writes.
     """
 
     at: Tensor
@@ -171,7 +171,7 @@ def first_rows(layer: CodedLayer, away: Tensor, rows: int) -> FirstRows:
 
 
 def with_first(states: Tensor, layer: CodedLayer, first: Tensor, away: Tensor) -> Tensor:
-    """Keys or values of all rows, with the first tokens of every sequence as they were."""
+    """Keys or values of all rows, with the first tokens of every sequence uncoded."""
     if not first.shape[2]:
         return states
     rows = first_rows(layer, away, states.shape[2])
@@ -184,7 +184,7 @@ def with_first(states: Tensor, layer: CodedLayer, first: Tensor, away: Tensor) -
 
 
 def install_caches(model: Any, specs: dict[str, CacheSpec]) -> None:
-    """Give every attention module that the checkpoint describes its coder."""
+    """Give each attention module with a coded cache its coder."""
     AttentionInterface.register(NAME, coded_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     for path, spec in specs.items():

@@ -1,9 +1,9 @@
 """From keys and values to rows of units, and back.
 
 The key heads of an attention are divided into sets, and each set is coded on its own, in two stages. The first
-transforms the keys of the set, before rotary positions, to coordinates and rounds each to as many bits as its width
-says. Keys are read from these codes. Values are predicted from them, because keys and values are made of the same
-hidden state; the second stage codes what the prediction misses. If keys and values are coded jointly, the first stage
+transforms the pre-RoPE keys of the set to coordinates and rounds each to its bit width. Keys are decoded from these
+codes. Values are predicted from them, because keys and values are computed from the same hidden state; the second stage
+codes the residual. If keys and values are coded jointly, the first stage
 transforms both as one vector, and there is no second.
 
     keys   = mean + key_decode · z
@@ -66,7 +66,7 @@ class Coder(nn.Module):
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__()
         self.spec = spec
-        widths = torch.tensor(spec.widths, dtype=torch.long, device="cpu")  # also while a model is built without memory
+        widths = torch.tensor(spec.widths, dtype=torch.long, device="cpu")  # also for models on the meta device
         self.layout = Layout(spec, Units.of(widths.transpose(1, 2).contiguous(), spec.key_fields))
         sets, keys, values = spec.n_sets, spec.n_units * spec.key_fields, spec.n_units * spec.value_fields
         for name, *shape in (
@@ -80,13 +80,13 @@ class Coder(nn.Module):
         ):
             self.register_buffer(name, torch.zeros(shape))
         self.enlist()
-        self.rounds = True  # False: coordinates are kept as they are, to test all but the rounding
+        self.rounds = True  # False: coordinates are not rounded, to test everything else
         if spec.pairs:
             self.register_buffer("pair_places", torch.zeros(2 * spec.pairs, dtype=torch.int32))
             self.register_buffer("rates", torch.zeros(spec.pairs, dtype=torch.int32))  # bits of float32: no cast harms
 
     def enlist(self) -> None:
-        """Operators of torch take numbers and tensors: there a coder is found by its number."""
+        """Register this coder under a number: torch operators take only numbers and tensors."""
         self.number = next(NUMBERS)
         CODERS[self.number] = self
 
@@ -96,7 +96,7 @@ class Coder(nn.Module):
         self.enlist()
 
     def is_like(self, other: Coder) -> bool:
-        """Whether the other one reads what this one has written, as a copy does."""
+        """Whether the other coder can read what this one has written; true for a copy."""
         if self.spec != other.spec:
             return False
         pairs = zip(self.buffers(), other.buffers(), strict=True)
@@ -111,11 +111,11 @@ class Coder(nn.Module):
         return torch.cat([turned, rest])
 
     def paired(self, states: Tensor) -> Tensor:
-        """Queries or keys (…, d) with the dimensions of rotary pairs first: products of the two stay what they are."""
+        """Queries or keys (…, d) with the dimensions of rotary pairs first; their products do not change."""
         return states.index_select(-1, self.order) if self.spec.pairs else states
 
     def turn(self, keys: Tensor, positions: Tensor, *, back: bool = False) -> Tensor:
-        """Paired keys (b, g, t, d) turned as at these positions, (b or 1, t), or turned back."""
+        """Paired keys (b, g, t, d) rotated to these positions, (b or 1, t), or rotated back."""
         pairs = self.spec.pairs
         if not pairs:
             return keys
@@ -142,12 +142,12 @@ class Coder(nn.Module):
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all pairs at positions, (b or 1, 1, t, pairs); a table holds them on a CPU.
 
-        Angles are exact to float64 before they are rounded: a kernel that adds them up tile by tile comes to the same.
+        Angles are computed in float64 and then rounded: a kernel that adds them up tile by tile gets the same.
         """
         rates = self.rates.view(torch.float32)
         if positions.device.type != "cpu" or torch.compiler.is_compiling():
             return cos_and_sin(positions[:, None, :, None].double() * rates.double(), dtype)
-        at = positions.clamp(min=0)  # before the start lies padding, which nobody sees
+        at = positions.clamp(min=0)  # before the start there is padding, which no query sees
         rows = (int(at.max()) // TABLE + 1) * TABLE if at.numel() else TABLE
         cos, sin = (x[at].unsqueeze(1) for x in turns(tuple(rates.tolist()), rows, dtype))
         return cos, sin
@@ -162,7 +162,7 @@ class Coder(nn.Module):
         return numbers.unflatten(3, (heads, -1)).transpose(2, 3).flatten(1, 2)
 
     def centred(self, key: Tensor, value: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys before positions and values of every set, without their means."""
+        """Pre-RoPE keys and values of every set, without their means."""
         keys = self.by_sets(self.turn(self.paired(key), positions, back=True))
         return keys - self.mean_of(self.key_mean, keys), self.by_sets(value) - self.mean_of(self.value_mean, value)
 
@@ -175,7 +175,7 @@ class Coder(nn.Module):
         return (inputs @ self.key_encode.to(keys.dtype).mT).to(precise(keys.dtype))
 
     def missed(self, values: Tensor, z: Tensor) -> Tensor:
-        """Coordinates of what centred values are beside what the coordinates of keys predict."""
+        """Coordinates of the residual: centred values less what the coordinates of keys predict."""
         missed = (values - z @ self.predict.to(z.dtype)) @ self.value_encode.to(z.dtype).mT
         return missed.to(precise(z.dtype))
 
@@ -193,7 +193,7 @@ class Coder(nn.Module):
         return quantisers_of(self.layout, precise(like.dtype), like.device)
 
     def read(self, rows: Tensor, exponents: Tensor, dtype: torch.dtype) -> Codes:
-        """What the rows of a cache hold."""
+        """Unpack the rows of a cache."""
         numbers = unpack_units(rows, masks_of(self.layout, rows.device), self.layout.units.low, dtype)
         n = self.spec.n_units * self.spec.key_fields
         return Codes(
@@ -201,7 +201,7 @@ class Coder(nn.Module):
         )
 
     def map_of(self, decode: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A map of coordinates as one of the numbers that rows hold: x ↦ x · map + constant."""
+        """A transform of coordinates as one of the unpacked numbers of rows: x ↦ x · map + constant."""
         first = 0 if decode is not self.value_decode else self.spec.key_fields
         scale, centre = folds_of(self.layout, dtype, decode.device)
         at = slice(first * self.spec.n_units, first * self.spec.n_units + decode.shape[1])
@@ -209,7 +209,7 @@ class Coder(nn.Module):
         return folded, -(centre[:, at] * folded).sum(1, keepdim=True)
 
     def keys_of(self, codes: Codes, positions: Tensor) -> Tensor:
-        """Paired keys as queries meet them, (b, g, t, d)."""
+        """Paired keys after RoPE, (b, g, t, d)."""
         to_keys, constant = self.map_of(self.key_decode, codes.keys.dtype)
         keys = codes.keys @ to_keys
         mean = self.mean_of(self.key_mean, keys)
@@ -228,7 +228,7 @@ class Coder(nn.Module):
         return self.by_heads(values + self.mean_of(self.value_mean, values))
 
     def gathered(self, weights: Tensor, codes: Codes) -> Tensor:
-        """The values that one query of each head gathers by weights, (b, h, 1, t) → (b, h, 1, d)."""
+        """The weighted sum of values for one query of each head, (b, h, 1, t) → (b, h, 1, d)."""
         sets, heads = self.spec.n_sets, self.spec.key_heads // self.spec.n_sets
         share = weights.squeeze(2).unflatten(1, (sets, -1))  # b sets queries t
         stages = [(codes.keys, codes.key_scale, self.predict)]
@@ -247,7 +247,7 @@ class Coder(nn.Module):
     def simulate(self, key: Tensor, value: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Paired keys and values, (b, g, t, d), as they would come back from the cache.
 
-        Gradients pass as if nothing had been rounded.
+        Gradients pass through rounding unchanged.
         """
         keys, values = self.centred(key, value, positions)
         quantise_keys, quantise_values = self.quantisers(keys)
@@ -271,7 +271,7 @@ CODERS: weakref.WeakValueDictionary[int, Coder] = weakref.WeakValueDictionary()
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """What coordinates are rounded in: half precision would decide between neighbouring codes by its own rounding."""
+    """The precision for rounding coordinates: in half precision, rounding errors would change codes."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -291,7 +291,7 @@ def quantisers_of(layout: Layout, dtype: torch.dtype, device: torch.device) -> t
 @lru_cache(maxsize=1024)
 @torch.inference_mode(False)
 def folds_of(layout: Layout, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of every slot, (sets, slots, 1): what the number of a row is multiplied by for a code, and its middle."""
+    """For every slot, (sets, slots, 1): the factor from the number in a row to its code, and the middle code."""
     scale, centre = torch.exp2(-layout.units.shifts.double()), layout.units.masks.double() / 2
     return tuple(x.flatten(1).unsqueeze(2).to(device, dtype) for x in (scale, centre))  # type: ignore[return-value]
 
@@ -299,7 +299,7 @@ def folds_of(layout: Layout, dtype: torch.dtype, device: torch.device) -> tuple[
 @lru_cache(maxsize=4)
 @torch.inference_mode(False)
 def turns(rates: tuple[float, ...], rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines at positions 0, 1, …, (rows, pairs): layers turn alike, so one table serves them all."""
+    """Cosines and sines at positions 0, 1, …, (rows, pairs); layers with equal frequencies share one table."""
     return cos_and_sin(torch.arange(rows).double()[:, None] * torch.tensor(rates).double(), dtype)
 
 

@@ -3,13 +3,13 @@
 A coordinate is given in steps of its quantiser. With w bits its code is one of 0 … 2ʷ − 1 and stands for the value
 scale · (code − (2ʷ − 1) / 2): a uniform quantiser, so that a decoder is a matrix product with the codes themselves.
 
-The scale belongs to a token and is 1 for most. It is 2^(e² / 32) for an exponent e from 0 to 15: fine near 1, and wide
+Every token has a scale; for most it is 1. It is 2^(e² / 32) for an exponent e from 0 to 15: fine near 1, and wide
 enough for a token that is a hundred times larger than the others. An exponent takes four bits.
 
 A row of a token is a number of 16-bit units, each shared by several codes. The codes of a unit are in two halves. The
 lower half takes the bits from 0, ten at most; the upper half starts behind it, at bit 6 at the earliest. Then both
-halves fit into the ten bits of a float16 mantissa, the upper one after a shift by 6, and a GPU makes numbers of codes
-by a mask.
+halves fit into the ten bits of a float16 mantissa, the upper one after a shift by 6, and a GPU turns codes into numbers
+with a mask.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Units:
 
     @property
     def shifts(self) -> Tensor:
-        """By how many bits a code is shifted up where a mask picks it: the upper half is shifted down first."""
+        """The bits by which a code is shifted up when a mask selects it; the upper half is shifted down first."""
         low = torch.tensor(self.low, device=self.widths.device)[:, None]
         return torch.where(low | (self.widths == 0), self.offsets, self.offsets - SHIFT) * (self.widths > 0)
 
@@ -83,11 +83,11 @@ class Units:
 class Quantiser:
     """Rounds the coordinates of one stage; its tensors are (sets, 1, slots), to go with (…, sets, tokens, slots).
 
-    Slots are the codes of a row: all units of the first field, then of the second … A slot of no bits is no code.
+    Slots are the codes of a row: all units of the first field, then of the second … A slot without bits is not stored.
     """
 
     levels: Tensor  # 2ʷ
-    reach: Tensor  # the largest coordinate that is not clipped; infinite where one bit tells the side alone
+    reach: Tensor  # the largest coordinate that is not clipped; infinite where one bit stores only the sign
 
     @classmethod
     def of(cls, widths: Tensor, like: Tensor) -> Quantiser:
@@ -98,7 +98,7 @@ class Quantiser:
         return cls(levels.to(like.device, like.dtype), reach.to(like.device, like.dtype))
 
     def exponent(self, coordinates: Tensor) -> Tensor:
-        """The least exponent of every token for which nothing is clipped, (…, tokens, 1) as uint8."""
+        """The smallest exponent of every token that clips nothing, (…, tokens, 1) as uint8."""
         largest = (coordinates.abs() / self.reach).amax(-1, keepdim=True) if coordinates.shape[-1] else None
         if largest is None:
             return torch.zeros(*coordinates.shape[:-1], 1, dtype=torch.uint8, device=coordinates.device)
@@ -115,7 +115,7 @@ class Quantiser:
         return (codes - (self.levels - 1) / 2) * scale
 
     def rounded(self, coordinates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes and exponents of coordinates, and the coordinates as they will be read."""
+        """Codes and exponents of coordinates, and the coordinates as they will be decoded."""
         exponent = self.exponent(coordinates)
         scale = scale_of(exponent, coordinates.dtype)
         codes = self.codes(coordinates, scale)

@@ -1,4 +1,4 @@
-"""What a slim checkpoint holds, as values: read from its config, written to it."""
+"""The contents of a slim checkpoint as frozen values, read from its config and written to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Union
 from .codes import LOW_BITS, SHIFT, UNIT, WIDEST, in_low_half
 
 VERSION = 5
-SIGN = "deadweight_slim_checkpoint__load_it_with_trust_remote_code"  # an empty tensor, for those who load it without
+SIGN = "deadweight_slim_checkpoint__load_it_with_trust_remote_code"  # an empty tensor's name, for error messages
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
-MOST_FIRST = 1024  # tokens at the start of a sequence that are not coded
+MOST_FIRST = 1024  # uncoded tokens at the start of a sequence
 MOST_FIELDS = 8  # codes in a unit
 
 
@@ -30,7 +30,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear layer whose rows are stored in groups; `shuffled` rows are put in order behind them.
+    """A linear layer whose rows are stored in groups; `shuffled` rows are put in order afterwards.
 
     `transposed` is the weight of transformers' Conv1D.
     """
@@ -59,7 +59,7 @@ class PlainLinearSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """A table without the one column, at `place`, that is zero."""
+    """An embedding table without its one zero column, at `place`."""
 
     kind: ClassVar = "embedding"
     rows: int
@@ -70,14 +70,14 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True)
 class IdentitySpec:
-    """A layer that does nothing any more."""
+    """A layer that is now the identity."""
 
     kind: ClassVar = "identity"
 
 
 @dataclass(frozen=True)
 class BiasSpec:
-    """A layer with a bias that its class does not give it: a norm's shift, or the means of values that are dropped."""
+    """A layer with a bias that its class does not have: a norm's shift, or the means of dropped values."""
 
     kind: ClassVar = "bias"
     outputs: int
@@ -98,7 +98,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 def expect_counts(**numbers: Any) -> None:
-    """Raises ValueError for what is no number of things: a file may say anything."""
+    """Raise ValueError unless all numbers are counts: the file may come from anywhere."""
     for name, number in numbers.items():
         if type(number) is not int or not 0 <= number < LARGEST_COUNT:
             raise ValueError(f"found {name} = {number!r}; expected a whole number from 0 on")
@@ -106,7 +106,7 @@ def expect_counts(**numbers: Any) -> None:
 
 @dataclass(frozen=True)
 class UnitRun:
-    """Neighbouring 16-bit units of a row that are divided alike: the bits of each of their codes."""
+    """Neighbouring 16-bit units of a row with the same bit widths of their codes."""
 
     count: int
     widths: tuple[int, ...]
@@ -120,11 +120,11 @@ class UnitRun:
 class CacheSpec:
     """The coded cache of one attention: for every token, each set of key heads has a row of units and a scale.
 
-    A unit holds `key_fields` codes of keys, and then `value_fields` codes that correct the values which codes of keys
-    predict. If the attention is `joint`, its keys and values are coded as one vector, and there are no codes of values.
-    `sets` describes the units of a row, which are equally many for every set of heads.
-    `pairs` pairs of dimensions of every key head are turned by rotary positions: keys are coded before that. The first
-    `first` tokens of a sequence are kept as they are.
+    A unit holds `key_fields` codes of keys, and then `value_fields` codes that correct the values predicted from the
+    codes of keys. If the attention is `joint`, its keys and values are coded as one vector, and there are no codes of
+    values. `sets` describes the units of a row, which are equally many for every set of heads. `pairs` pairs of
+    dimensions of every key head are rotated by RoPE; keys are coded before that. The first `first` tokens of a sequence
+    are not coded.
     """
 
     heads: int
@@ -151,7 +151,7 @@ class CacheSpec:
             raise ValueError(f"found a cache at {path} that does not fit its format ({error})") from error
 
     def expect_fitting(self) -> None:
-        """Raises ValueError where the numbers of an attention do not fit together."""
+        """Raise ValueError if the numbers of an attention are inconsistent."""
         expect_counts(
             heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v, pairs=self.pairs, first=self.first
         )
@@ -187,7 +187,7 @@ class CacheSpec:
 
     @property
     def n_units(self) -> int:
-        """Units of the row of a set."""
+        """Units per row."""
         return sum(run.count for run in self.sets[0])
 
     @property
@@ -197,7 +197,7 @@ class CacheSpec:
 
     @property
     def set_keys(self) -> int:
-        """Numbers in the keys of a set."""
+        """Key dimensions of a set, over all its heads."""
         return self.key_heads * self.d_qk // self.n_sets
 
     @property
@@ -206,16 +206,16 @@ class CacheSpec:
 
     @property
     def inputs(self) -> int:
-        """Numbers that the first stage transforms."""
+        """Dimensions that the first stage transforms."""
         return self.set_keys + (self.set_values if self.joint else 0)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token: the units of every set, and one byte for its scale."""
+        """Bytes per token: the units of every set, and one byte for its scale."""
         return self.n_sets * (2 * self.n_units + 1)
 
     def bytes_at(self, tokens: int, precision: int = 2) -> int:
-        """Bytes that a sequence of so many tokens takes, what is not coded included."""
+        """Bytes of a sequence of this many tokens, uncoded ones included."""
         kept = min(self.first, tokens) * self.key_heads * (self.d_qk + self.d_v) * precision
         return tokens * self.token_bytes + kept
 
@@ -225,9 +225,9 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class HeadsSpec:
-    """Smaller heads of one attention: how many dimensions of its keys and of its values every key head keeps.
+    """Smaller heads of one attention: the number of key and value dimensions that every key head keeps.
 
-    Kept are the first dimensions, unless those of keys are `listed`: then a tensor says which.
+    The first dimensions are kept, unless those of keys are `listed`: then a tensor lists them.
     """
 
     heads: int
@@ -248,7 +248,7 @@ class HeadsSpec:
             raise ValueError(f"found heads at {path} that do not fit their format ({error})") from error
 
     def expect_fitting(self) -> None:
-        """Raises ValueError where the numbers of an attention do not fit together."""
+        """Raise ValueError if the numbers of an attention are inconsistent."""
         expect_counts(heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v)
         if not self.key_heads or self.heads % self.key_heads:
             raise ValueError(f"{self.heads} heads that share {self.key_heads} of keys")
@@ -262,7 +262,7 @@ class HeadsSpec:
 
 @dataclass(frozen=True)
 class SlimSpec:
-    """How a model is built: its layers, and of a compressed one the heads or coded caches of attentions, by path."""
+    """How a slim model is built: its layers, smaller heads and coded caches, by module path."""
 
     layers: dict[str, LayerSpec] = field(default_factory=dict)
     heads: dict[str, HeadsSpec] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class SlimSpec:
 
     @property
     def layers_in_other_form(self) -> list[str]:
-        """Layers whose weight is stored in another form, under other names."""
+        """Layers whose weights are stored in another form, under other names."""
         return [path for path, spec in self.layers.items() if isinstance(spec, (LinearSpec, EmbeddingSpec))]
 
     def to_json(self) -> dict[str, Any]:
@@ -282,10 +282,10 @@ class SlimSpec:
 
     @classmethod
     def from_json(cls, data: Any) -> SlimSpec:
-        """Raises ValueError, with what is wrong, for anything that this version did not write."""
+        """Raises ValueError, with the reason, for anything that this version did not write."""
         if not isinstance(data, dict) or data.get("format") != VERSION:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"found a slim checkpoint of format {found!r}; expected {VERSION}: write it again")
+            version = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"found a slim checkpoint of format {version!r}; expected {VERSION}: write it again")
         layers = {path: layer_from_json(path, raw) for path, raw in data["layers"].items()}
         heads = {path: HeadsSpec.from_json(path, raw) for path, raw in data.get("heads", {}).items()}
         caches = {path: CacheSpec.from_json(path, raw) for path, raw in data.get("caches", {}).items()}

@@ -1,7 +1,7 @@
-"""Smaller heads: of every key head's keys and values only the kept dimensions are cached and multiplied.
+"""Smaller heads: only the kept dimensions of every key head's keys and values are cached and multiplied.
 
-The model's own code still sees heads of their old size: dimensions that were dropped hold zeros. A `HeadPacking` stands
-between it and the cache and removes them.
+The model's own code still sees heads of their old size, with zeros in the dropped dimensions. A `HeadPacking` removes
+these before they reach the cache.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from .attention import AttentionOptions, attend, options_of
 from .format import HeadsSpec
 
-NAME = "deadweight_heads"  # of this attention among those of transformers
+NAME = "deadweight_heads"  # of this attention implementation in transformers
 
 
 class HeadPacking(nn.Module):
     """Keys and values of one attention without the dimensions that are not kept.
 
-    Of values the first dimensions are kept. Of keys too, unless the spec says that they are listed: a rotary position
-    binds a dimension to its frequency. Packed, keys and values are (batch, key heads, tokens, kept) if all key heads
-    keep the same number, else (batch, 1, tokens, all kept), side by side: both in the same way, because a static cache
-    gives them the same number of heads.
+    The first dimensions of values are kept. So are those of keys, unless the spec says that they are listed: RoPE ties
+    a dimension to its frequency. Packed, keys and values are (batch, key heads, tokens, kept) if all key heads keep the
+    same number, else (batch, 1, tokens, all kept), side by side: both in the same way, because a static cache gives
+    them the same number of heads.
     """
 
     key_dimensions: Tensor
@@ -77,7 +77,7 @@ class HeadPacking(nn.Module):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
     def queries_of(self, query: Tensor, first: int, last: int) -> Tensor:
-        """What meets the packed keys of some key heads, (b, heads, t, kept), from queries of whole heads."""
+        """The queries for the packed keys of some key heads, (b, heads, t, kept), from queries of whole heads."""
         groups = self.spec.heads // self.spec.key_heads
         parts = [self.kept_of(query[:, i * groups : (i + 1) * groups], i) for i in range(first, last)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -112,7 +112,7 @@ def packed_attention(
 
 
 class PackedCache:
-    """A cache that is given whole keys and values and stores packed ones."""
+    """A cache that takes whole keys and values and stores packed ones."""
 
     def __init__(self, cache: Any, packing: HeadPacking) -> None:
         self._cache, self._packing = cache, packing
@@ -130,7 +130,7 @@ class PackedCache:
 
 
 def pack_caches(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Every cache that an attention module is called with stores packed keys and values."""
+    """A hook before an attention module: make its cache store packed keys and values."""
 
     def wrapped(value: Any) -> Any:
         plain = isinstance(value, Cache) and type(value) is not PackedCache
@@ -140,7 +140,7 @@ def pack_caches(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 def install_heads(model: Any, specs: dict[str, HeadsSpec]) -> None:
-    """Give every attention module that the checkpoint describes its packing."""
+    """Give each attention module with smaller heads its packing."""
     AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     for path, spec in specs.items():

@@ -1,7 +1,7 @@
 """The layers of a slim checkpoint.
 
-A slim layer computes what its original computes, with fewer numbers: rows and columns that are zero are not stored,
-identity blocks pass their input through, and norms whose gain is one have none.
+A slim layer computes the same as its original with fewer numbers: zero rows and columns are not stored, identity blocks
+pass their input through, and norms with a gain of one store none.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SlimLinear(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """The whole bias, for code that looks at it; None where there is none."""
+        """The whole bias, for code that reads it; None if there is none."""
         if not any(group.bias for group in self.spec.groups):
             return None
         like = self.like()
@@ -85,7 +85,7 @@ class SlimLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The whole matrix, for code that looks at it: made when asked for."""
+        """The whole matrix, for code that reads it; computed on access."""
         like = self.like()
         eye = torch.eye(self.in_features, dtype=like.dtype, device=like.device)
         bias = self.bias
@@ -105,7 +105,7 @@ class SlimLinear(nn.Module):
 
 
 class SlimEmbedding(nn.Module):
-    """A table without the one column that is zero."""
+    """An embedding table without its one zero column."""
 
     def __init__(self, spec: EmbeddingSpec) -> None:
         super().__init__()
@@ -116,16 +116,16 @@ class SlimEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         return self.widened(embedding(ids, self.table, self.padding_idx))
 
-    def widened(self, found: Tensor) -> Tensor:
-        before, after = found[..., : self.place], found[..., self.place :]
-        return torch.cat([before, found.new_zeros(*found.shape[:-1], 1), after], -1)
+    def widened(self, rows: Tensor) -> Tensor:
+        before, after = rows[..., : self.place], rows[..., self.place :]
+        return torch.cat([before, rows.new_zeros(*rows.shape[:-1], 1), after], -1)
 
     @property
     def weight(self) -> Tensor:
         return self.widened(self.table)
 
 
-def replaced(module: nn.Module, spec: LayerSpec) -> nn.Module:
+def make_slim_layer(module: nn.Module, spec: LayerSpec) -> nn.Module:
     """The slim form of one layer."""
     if isinstance(spec, LinearSpec):
         return SlimLinear(spec)
@@ -145,7 +145,7 @@ def replaced(module: nn.Module, spec: LayerSpec) -> nn.Module:
 
 
 def without(module: nn.Module, name: str, value: float) -> None:
-    """Take a constant parameter out of a module; one that computes with it finds the number in its place."""
+    """Remove a constant parameter from a module, and put a number in its place for code that reads it."""
     takes_none = isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
     del module._parameters[name]
     if takes_none:
@@ -162,7 +162,7 @@ def install(model: nn.Module, slim: SlimSpec) -> None:
     for path, spec in slim.layers.items():
         old = model.get_submodule(path)
         like = next(old.parameters(), None)
-        new = replaced(old, spec)
+        new = make_slim_layer(old, spec)
         if new is not old:
             new.to(torch.get_default_dtype() if like is None else like.dtype)
             new.requires_grad_(like is None or any(p.requires_grad for p in old.parameters()))

@@ -33,7 +33,7 @@ def new_slim_class(base: type[Any]) -> type[Any]:
         if slim.caches:
             install_caches(self, slim.caches)
 
-    def __reduce__(self: Any) -> tuple[Any, ...]:  # a class that is made here has no name to be found by
+    def __reduce__(self: Any) -> tuple[Any, ...]:  # a class that is made here cannot be imported by name
         return without_state, (base,), self.__dict__
 
     mine = {"__init__": __init__, "__reduce__": __reduce__, "__module__": __name__}
@@ -42,6 +42,6 @@ def new_slim_class(base: type[Any]) -> type[Any]:
 
 
 def without_state(base: type[Any]) -> Any:
-    """A slim model that is about to be given its state, as when it is unpickled."""
+    """A slim model without state, for unpickling."""
     cls: Any = slim_class(base)
     return cls.__new__(cls)

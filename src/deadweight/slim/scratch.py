@@ -1,4 +1,4 @@
-"""Memory that every layer uses again: on a CPU, asking for a megabyte takes longer than filling it."""
+"""Buffers that all layers reuse: on a CPU, allocating a megabyte takes longer than filling it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import threading
 import torch
 from torch import Tensor
 
-LARGEST = 1 << 23  # numbers that are kept for the next call; more are asked for each time
+LARGEST = 1 << 23  # numbers that are kept for the next call; larger tensors are allocated each time
 
 
 class Scratch(threading.local):
-    """Tensors by name, one set for each thread. What is taken holds until the same name is taken again."""
+    """Tensors by name, per thread. A tensor is valid until the same name is taken again."""
 
     def __init__(self) -> None:
         self.known: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-        """An empty tensor on the device of another one; a new one wherever someone may keep it."""
+        """An empty tensor on the device of another one; newly allocated wherever autograd may keep it."""
         size = math.prod(shape)
         fresh = like.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
         if fresh or size > LARGEST:

@@ -33,7 +33,7 @@ NORMED = {"query_norm": "layers.0.attention.query_norm", "key_norm": "layers.0.a
 
 
 @dataclass(frozen=True)
-class Origin:
+class SourceModule:
     """The module of theirs that holds one of ours: all of it, or one of `parts` equal parts of its output rows."""
 
     path: str
@@ -58,7 +58,7 @@ class Family:
     base: str
     causal: str | None
     prefix: str  # of the base model's parameters in the causal model
-    names: Mapping[str, Origin]
+    names: Mapping[str, SourceModule]
     settings: Mapping[str, Setting]
     fixed: Mapping[str, Value]
     activations: Mapping[str, str]
@@ -83,17 +83,17 @@ GPT2 = Family(
     causal="GPT2LMHeadModel",
     prefix="transformer.",
     names={
-        "tokens": Origin("wte"),
-        "places": Origin("wpe"),
-        "layers.{i}.attention_norm": Origin("h.{i}.ln_1"),
-        "layers.{i}.attention.query": Origin("h.{i}.attn.c_attn", 0, 3, transposed=True),
-        "layers.{i}.attention.key": Origin("h.{i}.attn.c_attn", 1, 3, transposed=True),
-        "layers.{i}.attention.value": Origin("h.{i}.attn.c_attn", 2, 3, transposed=True),
-        "layers.{i}.attention.output": Origin("h.{i}.attn.c_proj", transposed=True),
-        "layers.{i}.mlp_norm": Origin("h.{i}.ln_2"),
-        "layers.{i}.mlp.up": Origin("h.{i}.mlp.c_fc", transposed=True),
-        "layers.{i}.mlp.down": Origin("h.{i}.mlp.c_proj", transposed=True),
-        "norm": Origin("ln_f"),
+        "tokens": SourceModule("wte"),
+        "places": SourceModule("wpe"),
+        "layers.{i}.attention_norm": SourceModule("h.{i}.ln_1"),
+        "layers.{i}.attention.query": SourceModule("h.{i}.attn.c_attn", 0, 3, transposed=True),
+        "layers.{i}.attention.key": SourceModule("h.{i}.attn.c_attn", 1, 3, transposed=True),
+        "layers.{i}.attention.value": SourceModule("h.{i}.attn.c_attn", 2, 3, transposed=True),
+        "layers.{i}.attention.output": SourceModule("h.{i}.attn.c_proj", transposed=True),
+        "layers.{i}.mlp_norm": SourceModule("h.{i}.ln_2"),
+        "layers.{i}.mlp.up": SourceModule("h.{i}.mlp.c_fc", transposed=True),
+        "layers.{i}.mlp.down": SourceModule("h.{i}.mlp.c_proj", transposed=True),
+        "norm": SourceModule("ln_f"),
     },
     settings=COMMON
     | {
@@ -110,19 +110,19 @@ LLAMA = Family(
     causal="LlamaForCausalLM",
     prefix="model.",
     names={
-        "tokens": Origin("embed_tokens"),
-        "layers.{i}.attention_norm": Origin("layers.{i}.input_layernorm"),
-        "layers.{i}.attention.query": Origin("layers.{i}.self_attn.q_proj"),
-        "layers.{i}.attention.key": Origin("layers.{i}.self_attn.k_proj"),
-        "layers.{i}.attention.value": Origin("layers.{i}.self_attn.v_proj"),
-        "layers.{i}.attention.output": Origin("layers.{i}.self_attn.o_proj"),
-        "layers.{i}.attention.query_norm": Origin("layers.{i}.self_attn.q_norm"),
-        "layers.{i}.attention.key_norm": Origin("layers.{i}.self_attn.k_norm"),
-        "layers.{i}.mlp_norm": Origin("layers.{i}.post_attention_layernorm"),
-        "layers.{i}.mlp.gate": Origin("layers.{i}.mlp.gate_proj"),
-        "layers.{i}.mlp.up": Origin("layers.{i}.mlp.up_proj"),
-        "layers.{i}.mlp.down": Origin("layers.{i}.mlp.down_proj"),
-        "norm": Origin("norm"),
+        "tokens": SourceModule("embed_tokens"),
+        "layers.{i}.attention_norm": SourceModule("layers.{i}.input_layernorm"),
+        "layers.{i}.attention.query": SourceModule("layers.{i}.self_attn.q_proj"),
+        "layers.{i}.attention.key": SourceModule("layers.{i}.self_attn.k_proj"),
+        "layers.{i}.attention.value": SourceModule("layers.{i}.self_attn.v_proj"),
+        "layers.{i}.attention.output": SourceModule("layers.{i}.self_attn.o_proj"),
+        "layers.{i}.attention.query_norm": SourceModule("layers.{i}.self_attn.q_norm"),
+        "layers.{i}.attention.key_norm": SourceModule("layers.{i}.self_attn.k_norm"),
+        "layers.{i}.mlp_norm": SourceModule("layers.{i}.post_attention_layernorm"),
+        "layers.{i}.mlp.gate": SourceModule("layers.{i}.mlp.gate_proj"),
+        "layers.{i}.mlp.up": SourceModule("layers.{i}.mlp.up_proj"),
+        "layers.{i}.mlp.down": SourceModule("layers.{i}.mlp.down_proj"),
+        "norm": SourceModule("norm"),
     },
     settings=COMMON
     | {
@@ -141,18 +141,18 @@ BERT = Family(
     causal=None,
     prefix="",
     names={
-        "tokens": Origin("embeddings.word_embeddings"),
-        "places": Origin("embeddings.position_embeddings"),
-        "types": Origin("embeddings.token_type_embeddings"),
-        "embedding_norm": Origin("embeddings.LayerNorm"),
-        "layers.{i}.attention.query": Origin("encoder.layer.{i}.attention.self.query"),
-        "layers.{i}.attention.key": Origin("encoder.layer.{i}.attention.self.key"),
-        "layers.{i}.attention.value": Origin("encoder.layer.{i}.attention.self.value"),
-        "layers.{i}.attention.output": Origin("encoder.layer.{i}.attention.output.dense"),
-        "layers.{i}.attention_norm": Origin("encoder.layer.{i}.attention.output.LayerNorm"),
-        "layers.{i}.mlp.up": Origin("encoder.layer.{i}.intermediate.dense"),
-        "layers.{i}.mlp.down": Origin("encoder.layer.{i}.output.dense"),
-        "layers.{i}.mlp_norm": Origin("encoder.layer.{i}.output.LayerNorm"),
+        "tokens": SourceModule("embeddings.word_embeddings"),
+        "places": SourceModule("embeddings.position_embeddings"),
+        "types": SourceModule("embeddings.token_type_embeddings"),
+        "embedding_norm": SourceModule("embeddings.LayerNorm"),
+        "layers.{i}.attention.query": SourceModule("encoder.layer.{i}.attention.self.query"),
+        "layers.{i}.attention.key": SourceModule("encoder.layer.{i}.attention.self.key"),
+        "layers.{i}.attention.value": SourceModule("encoder.layer.{i}.attention.self.value"),
+        "layers.{i}.attention.output": SourceModule("encoder.layer.{i}.attention.output.dense"),
+        "layers.{i}.attention_norm": SourceModule("encoder.layer.{i}.attention.output.LayerNorm"),
+        "layers.{i}.mlp.up": SourceModule("encoder.layer.{i}.intermediate.dense"),
+        "layers.{i}.mlp.down": SourceModule("encoder.layer.{i}.output.dense"),
+        "layers.{i}.mlp_norm": SourceModule("encoder.layer.{i}.output.LayerNorm"),
     },
     settings=COMMON
     | {

@@ -16,7 +16,7 @@ from deadweight.source import factory, hugging_face
 from deadweight.source.blocks import Blocks, Record, collapse
 from deadweight.source.checkpoint_files import refuse_pickle
 from deadweight.source.examples import example_inputs, left_out, run
-from deadweight.source.guess import guess_inputs
+from deadweight.source.guessed_inputs import guess_inputs
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.module_copies import copy_tensors, share_tensors
 from deadweight.source.printable import printable, reason

@@ -22,29 +22,11 @@ from deadweight.source.hugging_face import build
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.narrow_config import shallow, shrink
-from deadweight.source.narrow_sizes import Size
+from deadweight.source.narrow_sizes import AFFORDABLE, LARGEST, LONGEST, PARTLY, SIZES, SMALL, Size
 from deadweight.source.narrow_trials import loosen
 from deadweight.source.printable import printable, reason
 from deadweight.source.randomise import randomise
 from deadweight.source.type_aliases import Config, RawConfig
-
-SMALL = 20_000  # parameters: up to here a model is its own narrow clone
-LONGEST = 16  # positions: a small model with more of them is run on fewer
-SIZES = (
-    Size(8),
-    Size(8, spare=2),
-    Size(8, repeat=2),
-    Size(8, sections=True),
-    Size(8, spare=8),
-    Size(16, spare=2),
-    Size(32, spare=2),
-    Size(64, spare=2),
-)
-
-
-PARTLY = (Size(64, spare=2), Size(8, spare=2))  # sizes for single settings, where the model runs with them
-AFFORDABLE = 1_000_000  # parameters: up to here a trial is run with values, larger ones on fake tensors
-LARGEST = 20_000_000  # parameters: the gradients of a larger clone take too long
 
 
 def narrow(source: Source, *, seed: int = 0, hidden: int | None = None, vocabulary: int | None = None) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from deadweight.source.narrow_sizes import (
+from deadweight.source.narrow_settings import (
     DEPTH,
     DERIVED,
     EXCEPTIONS,
@@ -15,10 +15,9 @@ from deadweight.source.narrow_sizes import (
     NOT_BY_LAYER,
     OR_BY_LAYER,
     TABLE,
-    VOCABULARY,
     Shrunk,
-    Size,
 )
+from deadweight.source.narrow_sizes import VOCABULARY, Size
 from deadweight.source.type_aliases import RawConfig, Setting
 
 

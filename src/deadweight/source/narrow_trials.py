@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from deadweight.source.narrow_sizes import TABLE
+from deadweight.source.narrow_settings import TABLE
 from deadweight.source.type_aliases import RawConfig, Setting
 
 Path = tuple[str, ...]

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 from deadweight.errors import DeadweightError
-from deadweight.source.families import BIASED, FAMILIES, NORMED, REQUIRED_SETTINGS, Family, Origin
+from deadweight.source.families import BIASED, FAMILIES, NORMED, REQUIRED_SETTINGS, Family, SourceModule
 from deadweight.source.hugging_face_config import locate, read_config
 from deadweight.source.type_aliases import Config, Options, PreTrained
 from deadweight.transformer.configuration import TransformerConfig
@@ -50,7 +50,7 @@ def import_model(model: nn.Module | str | Path) -> TransformerForCausalLM | Tran
     return ours.train(theirs.training)
 
 
-def origins(ours: nn.Module, theirs: PreTrained) -> dict[str, tuple[str, Origin]]:
+def origins(ours: nn.Module, theirs: PreTrained) -> dict[str, tuple[str, SourceModule]]:
     """For each parameter of ours, the parameter of theirs that holds it, and which part of it."""
     family = family_of(theirs)
     causal = type(theirs).__name__ == family.causal
@@ -62,10 +62,10 @@ def origins(ours: nn.Module, theirs: PreTrained) -> dict[str, tuple[str, Origin]
     return result
 
 
-def origin_of(family: Family, module: str, config: Config, causal: bool) -> Origin:
+def origin_of(family: Family, module: str, config: Config, causal: bool) -> SourceModule:
     """The origin of one module of ours, by its full path in theirs."""
     if module == "readout":
-        return Origin("lm_head")
+        return SourceModule("lm_head")
     index = re.search(r"\.(\d+)\.", module)
     row = family.names[re.sub(r"\.\d+\.", ".{i}.", module)]
     path = (family.prefix if causal else "") + row.path.replace("{i}", index[1] if index else "")
@@ -127,7 +127,7 @@ def refusal(given: str, expected: str, why: str) -> DeadweightError:
 
 
 def refuse_leftovers(
-    family: Family, theirs: nn.Module, tensors: Mapping[str, Tensor], sources: Mapping[str, tuple[str, Origin]]
+    family: Family, theirs: nn.Module, tensors: Mapping[str, Tensor], sources: Mapping[str, tuple[str, SourceModule]]
 ) -> None:
     """Raise if a parameter of theirs would be lost, or if one of ours is missing."""
     used = {name for name, _ in sources.values()}

@@ -47,7 +47,7 @@ def tokenizer_of(folder: str) -> Tokenizer | None:
         raise DeadweightError(f"the tokenizer of {printable(folder)} cannot be read ({reason(error)})") from error
 
 
-def encoded(text: bytes, tokenizer: Tokenizer, vocabulary: int, name: str) -> list[int]:
+def encode_text(text: bytes, tokenizer: Tokenizer, vocabulary: int, name: str) -> list[int]:
     """The token ids of a text for the model `name`; without a tokenizer, the bytes of the text."""
     if tokenizer is None:
         return byte_ids(text, vocabulary, name)

@@ -70,11 +70,11 @@ def token_dtype(vocabulary: int) -> type[np.unsignedinteger]:
     return np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
-def prepare(data: Data, cache: Path, *, context: int, say: Progress = silent) -> Corpus:
+def prepare(data: Data, cache: Path, *, context: int, progress: Progress = silent) -> Corpus:
     """The corpus, tokenized once: a second run with the same text and tokenizer reads the tokens from disk."""
-    text = read_text(data.text, say)
+    text = read_text(data.text, progress)
     check_text(text, data.text)
-    valid = read_text(data.valid, say) if data.valid else None
+    valid = read_text(data.valid, progress) if data.valid else None
     if valid is not None:
         check_text(valid, str(data.valid))
     else:
@@ -84,7 +84,7 @@ def prepare(data: Data, cache: Path, *, context: int, say: Progress = silent) ->
     folder = cache / key
     if not (folder / "corpus.json").is_file():
         try:
-            write_whole(folder, data, text, valid, say)
+            write_whole(folder, data, text, valid, progress)
         except OSError as error:
             raise DeadweightError(f"{printable(folder)} cannot be written ({reason(error)})") from error
     tokenizer = folder / "tokenizer.json"
@@ -111,11 +111,11 @@ def stamp(tokenizer: str) -> bytes:
     return b"" if file is None else hashlib.sha256(file.read_bytes()).digest()
 
 
-def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, say: Progress) -> None:
+def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, progress: Progress) -> None:
     """Write the corpus under another name, then rename it: other runs of a sweep may use the same tokens meanwhile."""
     draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
-        write_corpus(draft, data, text, valid, say)
+        write_corpus(draft, data, text, valid, progress)
         draft.rename(folder)
     except OSError:
         if not (folder / "corpus.json").is_file():
@@ -124,27 +124,27 @@ def write_whole(folder: Path, data: Data, text: bytes, valid: bytes, say: Progre
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, say: Progress) -> None:
+def write_corpus(folder: Path, data: Data, text: bytes, valid: bytes, progress: Progress) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    encode, vocabulary = tokenizer_for(data.tokenizer, text, folder, say)
+    encode, vocabulary = tokenizer_for(data.tokenizer, text, folder, progress)
     for name, part in (("train", text), ("valid", valid)):
         with (folder / f"{name}.bin").open("wb") as file:
             for done, ids in encode(part):
                 file.write(np.asarray(ids, dtype=token_dtype(vocabulary)).tobytes())
-                say(f"tokenizing {name}: {done / max(len(part), 1):.0%}")
+                progress(f"tokenizing {name}: {done / max(len(part), 1):.0%}")
     (folder / "corpus.json").write_text(json.dumps({"vocabulary": vocabulary}), encoding="utf-8")
 
 
 Encode = Callable[[bytes], Iterator[tuple[int, Iterable[int]]]]
 
 
-def tokenizer_for(name: str, text: bytes, folder: Path, say: Progress) -> tuple[Encode, int]:
+def tokenizer_for(name: str, text: bytes, folder: Path, progress: Progress) -> tuple[Encode, int]:
     if name == "bytes":
         return lambda part: iter([(len(part), np.frombuffer(part, dtype=np.uint8))]), 256
     from tokenizers import Tokenizer
 
     if name.startswith("bpe:"):
-        tokenizer = train_bpe(name, text, say)
+        tokenizer = train_bpe(name, text, progress)
     else:
         file = tokenizer_file(name)
         if file is None:
@@ -178,14 +178,14 @@ def tokenizer_file(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def train_bpe(name: str, text: bytes, say: Progress) -> Tokenizer:
-    """A byte-level BPE tokenizer of the asked size, trained on the text."""
+def train_bpe(name: str, text: bytes, progress: Progress) -> Tokenizer:
+    """A byte-level BPE tokenizer of this size, trained on the text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     size = name.removeprefix("bpe:")
     if not size.isdigit() or int(size) < 257:
         raise DeadweightError(f"found tokenizer = {printable(name)}; expected bpe:SIZE with a size of 257 or more")
-    say(f"training a tokenizer of {int(size):,} tokens")
+    progress(f"training a tokenizer of {int(size):,} tokens")
     tokenizer = Tokenizer(models.BPE(continuing_subword_prefix="", end_of_word_suffix=""))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -143,7 +143,7 @@ class Ensemble:
         return (total / count).tolist()
 
 
-def train_together(ensemble: Ensemble, tokens: TokenSplit, say: Progress = silent) -> list[Curve]:
+def train_together(ensemble: Ensemble, tokens: TokenSplit, progress: Progress = silent) -> list[Curve]:
     """Train all members for the same steps; those with the same seed see the same text in the same order."""
     members, train, device, context = ensemble.members, ensemble.train, ensemble.device, ensemble.config.context
     every, logged = torch.zeros(len(members), device=device), []
@@ -161,7 +161,7 @@ def train_together(ensemble: Ensemble, tokens: TokenSplit, say: Progress = silen
             every = torch.zeros_like(every)
             speed = (number + 1) * stacked[..., 1:].numel() / (time.perf_counter() - start)
             finite = [v for v in logged[-1][1] if math.isfinite(v)]
-            say(f"step {number + 1}: loss {sum(finite) / max(len(finite), 1):.3f}, {speed:,.0f} tokens/s in total")
+            progress(f"step {number + 1}: loss {sum(finite) / max(len(finite), 1):.3f}, {speed:,.0f} tokens/s in total")
     ends = ensemble.valid_losses(windows(tokens.valid, context, train.evaluate_tokens), train.batch)
     first_bad = broken.tolist()
     return [

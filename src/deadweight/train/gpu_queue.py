@@ -109,8 +109,10 @@ class Queue:
     `at_once` says how many runs share the GPU; by default two share it if a trial shows that this is faster.
     """
 
-    def __init__(self, agenda: Agenda, *, seconds: float, at_once: int | None = None, say: Progress = silent) -> None:
-        self.agenda, self.say = agenda, say
+    def __init__(
+        self, agenda: Agenda, *, seconds: float, at_once: int | None = None, progress: Progress = silent
+    ) -> None:
+        self.agenda, self.progress = agenda, progress
         self.end = time.perf_counter() + seconds
         self.workers: dict[str, Worker] = {}
         self.failed: set[str] = set()
@@ -185,9 +187,9 @@ class Queue:
         gone = time.perf_counter() - worker.started
         if message is None:
             worker.ready = True
-            self.say(f"{name}: ready after {gone:.0f} s")
+            self.progress(f"{name}: ready after {gone:.0f} s")
         elif isinstance(message, str):
-            self.say(f"{name}: given up\n{message}")
+            self.progress(f"{name}: given up\n{message}")
             self.failed.add(name)
             del self.workers[name]
         else:
@@ -195,7 +197,7 @@ class Queue:
             job, worker.job = worker.job, None
             self.learn(job, message, worker.beside)
             self.agenda.keep(job, message, worker.beside)
-            self.say(f"{name}, {job.member}, {job.steps} steps: {message.curve.valid_loss:.4f} after {gone:.1f} s")
+            self.progress(f"{name}, {job.member}, {job.steps} steps: {message.curve.valid_loss:.4f} after {gone:.1f} s")
 
     def learn(self, job: TrainingJob, result: TimedCurve, beside: bool) -> None:
         """Update the time per step; after the trial decide whether two runs share the GPU."""
@@ -207,4 +209,4 @@ class Queue:
             self.gains.append(result.tokens_per_second / self.alone[job.graph])
             if len(self.gains) == 2:
                 self.slots = 2 if sum(self.gains) > WORTH_IT else 1
-                self.say(f"two runs at a time: {sum(self.gains):.3f} times the speed of one")
+                self.progress(f"two runs at a time: {sum(self.gains):.3f} times the speed of one")

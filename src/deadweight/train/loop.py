@@ -1,4 +1,8 @@
-"""The training loop: one process or many, from the first step or from the last saved state."""
+"""The training loop: one process or many, from the first step or from the last saved state.
+
+accelerate starts the processes, distributes and casts. The loop itself is ours, because a run that is resumed or
+distributed must read exactly the batches of a single uninterrupted process (`data.batch`).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ def train(
     context = run.shape().context
     try:
         with accelerator.main_process_first():
-            corpus = prepare(run.data, cache or folder / DATA, context=context, say=listener.say)
+            corpus = prepare(run.data, cache or folder / DATA, context=context, progress=listener.progress)
     except DeadweightError:
         if main and new:
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +97,7 @@ class Trainer:
         self.expect_same_text()
         self.step = load_state(out, self.objective, self.own_optimizer)
         if self.step:
-            listener.say(f"resuming at step {self.step}")
+            listener.progress(f"resuming at step {self.step}")
         self.metrics = Metrics(out / "metrics.jsonl", self.step) if accelerator.is_main_process else None
         self.board = tensorboard(out) if run.train.tensorboard and accelerator.is_main_process else None
         self.begin = time.perf_counter()

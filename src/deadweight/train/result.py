@@ -66,7 +66,7 @@ class Listener:
     """Functions that a run calls: `tell` with every measurement, `say` with what is being done."""
 
     tell: Callable[[Update], None] = ignore
-    say: Progress = silent
+    progress: Progress = silent
 
 
 class Metrics:

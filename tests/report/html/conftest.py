@@ -11,7 +11,7 @@ import pytest
 
 import deadweight
 from deadweight.audit.result import Audit, Unknown
-from deadweight.report.audit_json import json_text
+from deadweight.report.audit_json import as_text, to_json
 from deadweight.report.html.audit_page import render_audit
 
 from .parts import HOSTILE, hostile_finding, many_findings
@@ -41,7 +41,7 @@ def many_alike() -> str:
 def many_different() -> str:
     """The page of 20,000 findings of which no two are alike: 10 MB of JSON."""
     audit = many_findings(20_000, alike=False)
-    assert len(json_text(audit)) > 10_000_000
+    assert len(as_text(to_json(audit))) > 10_000_000
     return render_audit(audit)
 
 

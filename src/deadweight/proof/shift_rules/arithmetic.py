@@ -20,7 +20,7 @@ from deadweight.proof.labels import (
     scramble,
     varying_along,
 )
-from deadweight.proof.opsets import CONVOLUTIONS, POINTWISE
+from deadweight.proof.operation_groups import CONVOLUTIONS, POINTWISE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, unknown_labels, with_label
 from deadweight.proof.shift_rules.scores import refuse_at_softmax
 from deadweight.proof.steps import Blocked, refuse_large

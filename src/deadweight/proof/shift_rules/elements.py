@@ -9,7 +9,7 @@ import torch
 from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.labels import compact, constant_along, fold, mix, plus
-from deadweight.proof.opsets import INDEXED, MINUS_INFINITY, SHAPE
+from deadweight.proof.operation_groups import INDEXED, MINUS_INFINITY, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule, unknown_labels, with_label
 from deadweight.proof.steps import Blocked, refuse_large

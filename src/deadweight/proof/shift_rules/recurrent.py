@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deadweight.graph.node import Node
 from deadweight.proof.labels import constant_along
-from deadweight.proof.opsets import RECURRENT
+from deadweight.proof.operation_groups import RECURRENT
 from deadweight.proof.shift import Shift, ShiftWalk, shift_rule, unknown_labels
 from deadweight.proof.steps import Blocked
 

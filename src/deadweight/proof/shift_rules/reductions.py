@@ -6,7 +6,7 @@ import torch
 
 from deadweight.graph.node import Node
 from deadweight.proof.labels import constant_along, fold, key, mix
-from deadweight.proof.opsets import SOFTMAXES
+from deadweight.proof.operation_groups import SOFTMAXES
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule
 from deadweight.proof.shift_rules.scores import softmax_reason
 from deadweight.proof.steps import Blocked

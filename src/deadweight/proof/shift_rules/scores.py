@@ -9,7 +9,7 @@ import torch
 from deadweight.graph.node import Node, Ref
 from deadweight.proof.identity_labels import LARGE
 from deadweight.proof.labels import Labels, compact
-from deadweight.proof.opsets import SOFTMAXES
+from deadweight.proof.operation_groups import SOFTMAXES
 from deadweight.proof.shift import ShiftWalk
 from deadweight.proof.steps import Blocked
 

@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Level:
+class DetailLevel:
     """How much is kept: findings with a proof, findings listed one by one, rows."""
 
     proofs: int
@@ -57,7 +57,7 @@ class Level:
     rows: int
 
 
-LEVELS = tuple(Level(*(n or 10**9 for n in numbers)) for numbers in (
+LEVELS = tuple(DetailLevel(*(n or 10**9 for n in numbers)) for numbers in (
     (0, 0, 0), (4000, 0, 0), (1000, 0, 0), (200, 20_000, 0), (50, 5000, 20_000), (20, 1000, 5000), (5, 200, 1000),
 ))  # fmt: skip
 
@@ -117,7 +117,7 @@ def make_row(g: Group, model: str) -> Row:
     )
 
 
-def build_data(groups: Sequence[Group], rows: Sequence[Row], level: Level) -> tuple[object, int, int]:
+def build_data(groups: Sequence[Group], rows: Sequence[Row], level: DetailLevel) -> tuple[object, int, int]:
     """The data of the page, how many proofs it holds, and how many findings."""
     strings, walks, with_proof, listed = Strings(), dict[Walk, int](), 0, 0
     proved = set(map(id, first_of_each_row(groups, level.proofs)))

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from deadweight.audit.account import Account
+from deadweight.audit.account import COUNTABLE, Account
 from deadweight.audit.best_account import FIRST, CloneChoice, best_account, surplus
 from deadweight.audit.checker import replay
 from deadweight.audit.claim_matching import ClaimIdentity, Role, identities, roles
@@ -30,7 +30,7 @@ from deadweight.graph.norm_cores import without_epsilon
 from deadweight.graph.pieces import stored_part
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import Catalogue
-from deadweight.proof.opsets import POSITIVELY_HOMOGENEOUS
+from deadweight.proof.operation_groups import POSITIVELY_HOMOGENEOUS
 from deadweight.search.prover import Prover
 from deadweight.source.model import Source
 from deadweight.source.narrow_clone import narrow
@@ -38,7 +38,6 @@ from deadweight.source.randomise import randomise
 
 T = TypeVar("T")
 AFFORDABLE = 200_000_000  # parameters: a larger model without a config, hence without a narrow clone, is not measured
-COUNTABLE = 20_000  # parameters: an account of a larger clone takes too much memory and time
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,9 @@ tanh threshold true_divide
 # They run over time: each step reads the state before it through a weight, behind tanh, sigmoid or ReLU.
 RECURRENT = {"recurrent.lstm", "recurrent.gru", "recurrent.rnn_tanh", "recurrent.rnn_relu"}
 
-# f(s·x) = s·f(x) for s > 0.
-POSITIVELY_HOMOGENEOUS = {"aten.relu", "aten.leaky_relu", "aten.abs", "aten.prelu", "recurrent.rnn_relu"}
+# f(s·x) = s·f(x) for s > 0. The activations have one tensor as their operand; PReLU has two.
+HOMOGENEOUS_ACTIVATIONS = names("abs leaky_relu relu")
+POSITIVELY_HOMOGENEOUS = HOMOGENEOUS_ACTIVATIONS | {"aten.prelu", "recurrent.rnn_relu"}
 
 CONVOLUTIONS = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
 

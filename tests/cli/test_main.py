@@ -1,3 +1,5 @@
+"""The command line: options reach the library, a user's mistake is one line, and JSON output is nothing but JSON."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""What strangers and mistakes bring: each is one clear line on standard error and exit status 2, and runs no code.
+"""Mistaken and hostile input gives one clear line on standard error and exit status 2, and runs no code.
 
 Odd but legal models are audited, or refused by such a line; none of them ends in a traceback.
 """
@@ -99,7 +99,7 @@ def config_file(tmp_path: Path, text: str) -> str:
         ("nul\0byte", []),
     ],
 )
-def test_a_model_that_is_not_there(run, model: str, words: list[str]) -> None:
+def test_a_missing_model_is_refused(run, model: str, words: list[str]) -> None:
     refused(run("audit", model), *words)
 
 
@@ -132,32 +132,32 @@ def test_a_model_that_is_not_there(run, model: str, words: list[str]) -> None:
         ('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}', ["trust-remote-code"]),
     ],
 )
-def test_a_config_that_is_none(run, tmp_path: Path, text: str, words: list[str]) -> None:
+def test_a_config_that_is_no_config_is_refused(run, tmp_path: Path, text: str, words: list[str]) -> None:
     refused(run("audit", config_file(tmp_path, text)), *words)
 
 
-def test_a_config_that_is_not_text(run, tmp_path: Path) -> None:
+def test_a_config_that_is_not_text_is_refused(run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{")
     refused(run("audit", "config.json"), "config.json")
 
 
-def test_a_config_that_is_a_folder(run, tmp_path: Path) -> None:
+def test_a_config_that_is_a_folder_is_refused(run, tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     refused(run("audit", "config.json"), "config.json")
 
 
-def test_a_folder_whose_config_is_a_folder(run, tmp_path: Path) -> None:
+def test_a_folder_whose_config_is_a_folder_is_refused(run, tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").mkdir(parents=True)
     refused(run("audit", "model"), "config.json")
 
 
-def test_a_folder_without_a_config(run, tmp_path: Path) -> None:
+def test_a_folder_without_a_config_is_refused(run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused(run("audit", "empty"), "config.json")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
-def test_a_config_that_may_not_be_read(run, tmp_path: Path) -> None:
+def test_a_config_without_read_permission_is_refused(run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "config.json").chmod(0)
     refused(run("audit", "config.json"), "config.json")
@@ -182,20 +182,20 @@ def test_a_folder_that_is_named_like_something_else_is_a_folder(run, tmp_path: P
 # --- the command line: weights
 
 
-def test_truncated_weights(run, folder: Path) -> None:
+def test_truncated_weights_are_refused(run, folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:500])
     refused(run("audit", str(folder)), "model.safetensors", "truncated")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x10\0\0\0\0\0\0\0{not json here!!", b"\xff" * 7 + b"\x7f{}"])
-def test_corrupt_weights(run, folder: Path, content: bytes) -> None:
+def test_corrupt_weights_are_refused(run, folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
     refused(run("audit", str(folder)), "model.safetensors")
 
 
 @pytest.mark.parametrize("shard", ["../outside.safetensors", "/etc/passwd", "a/../../x.safetensors", "\x1b[2J"])
-def test_an_index_that_names_files_elsewhere(run, folder: Path, shard: str) -> None:
+def test_an_index_that_names_files_elsewhere_is_refused(run, folder: Path, shard: str) -> None:
     index = {"weight_map": {"transformer.wte.weight": shard}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(run("audit", str(folder)))
@@ -240,20 +240,20 @@ def test_weights_that_are_not_numbers_do_not_matter(run, folder: Path) -> None:
         ["--json", "."],
     ],
 )
-def test_options_that_mean_nothing(run, options: list[str]) -> None:
+def test_options_without_a_meaning_are_refused(run, options: list[str]) -> None:
     refused(run("audit", "demo", *options))
 
 
 @pytest.mark.parametrize(
     "arguments", [["audit"], ["audit", "demo", "--length", "0"], ["audit", "demo", "--output", "x"], ["audti"]]
 )
-def test_wrong_usage(run, arguments: list[str]) -> None:
+def test_wrong_usage_is_refused(run, arguments: list[str]) -> None:
     status, _, err = run(*arguments)
     assert status == 2
     assert "Traceback" not in err
 
 
-def test_a_length_that_the_model_does_not_have(run) -> None:
+def test_a_length_beyond_the_context_is_refused(run) -> None:
     refused(run("audit", "demo", "--length", "100000"), "length 100000", "positions")
 
 
@@ -275,7 +275,7 @@ def test_a_length_that_the_model_does_not_have(run) -> None:
         ("return nn.ModuleDict({'a': nn.Linear(4, 4)}), torch.randn(3, 4)", []),
     ],
 )
-def test_a_factory_that_does_not_give_a_model(run, tmp_path: Path, body: str, words: list[str]) -> None:
+def test_a_factory_that_returns_no_model_is_refused(run, tmp_path: Path, body: str, words: list[str]) -> None:
     name = f"factory_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n\n\ndef build():\n    {body}\n")
     refused(run("audit", f"{name}:build"), *words)
