@@ -96,8 +96,8 @@ KeysOption = Annotated[
     typer.Option(
         "--keys",
         help="What one transform mixes before coding. joint: keys and values; all: the keys of all heads; head: of one "
-        "head; block: of 16 dimensions; pair: of a rotary pair; scale: nothing. More mixing loses less and decodes "
-        "more slowly. Default: depends on the size of the model.",
+        "head; half: of its faster or slower rotary pairs; block: of 16 dimensions; pair: of a rotary pair; scale: "
+        "nothing. More mixing loses less and decodes more slowly. Default: depends on the size of the model.",
     ),
 ]
 InputsOption = Annotated[
