@@ -22,6 +22,7 @@ from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.launch import DATA, begin_out, finished_run, make_accelerator
 from deadweight.train.memory import check_memory
 from deadweight.train.objective import Objective
+from deadweight.train.optimizer import make_optimizer, set_learning_rate
 from deadweight.train.result import Listener, Metrics, Trained, Update, write_result
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Run, Train
@@ -291,21 +292,6 @@ class Trainer:
 def precision_of(train: Train, device: torch.device) -> torch.dtype:
     wanted = train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
     return torch.bfloat16 if wanted == "bf16" else torch.float32
-
-
-def make_optimizer(model: nn.Module, train: Train, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW; weight decay applies to matrices and embeddings, not to vectors."""
-    own = list(model.parameters())
-    matrices, vectors = [p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]
-    decays = (matrices, train.weight_decay), (vectors, 0.0)
-    groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
-    betas = (train.beta1, train.beta2)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, fused=device.type == "cuda")
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def tensorboard(out: Path) -> SummaryWriter:

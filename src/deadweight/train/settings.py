@@ -44,6 +44,7 @@ class Train:
     steps: int = 600
     batch: int = 32
     accumulate: int = 1
+    optimizer: str = "adamw"  # or muon: orthogonal updates for the matrices of the layers, AdamW for the rest
     learning_rate: float = 1e-3
     final_share: float = 0.1  # of the learning rate, at the end
     warmup: int = 50
@@ -189,6 +190,7 @@ def check_train(train: Train, where: str) -> None:
     require(train.seed < 1 << 63, where, "seed", train, "a number below 2⁶³")
     require(0 < train.decay_share <= 1, where, "decay_share", train, "a number above 0, at most 1")
     require(train.schedule in ("cosine", "wsd"), where, "schedule", train, "cosine or wsd")
+    require(train.optimizer in ("adamw", "muon"), where, "optimizer", train, "adamw or muon")
     require(train.precision in ("auto", "fp32", "bf16"), where, "precision", train, "auto, fp32 or bf16")
 
 
