@@ -211,7 +211,7 @@ class StudyPlan:
         if rate is None:
             return None
         members = [variant.member(seed, rate) for seed in SEEDS]
-        return self.job(variant, [m for m in members if self.count[key_of(variant.graph, m, variant.upkeep)] < copies])
+        return self.job(variant, [m for m in members if len(self.of(variant, m)) < copies])
 
     def job(self, variant: Variant, members: list[Member]) -> TrainingJob | None:
         if not members:

@@ -44,6 +44,8 @@ class DeviceRun:
         self.constant_scale = False
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
 
     def step(self) -> None:
         """Read the windows of this step, forward, backward, clip, update, write the loss."""
@@ -67,6 +69,7 @@ class DeviceRun:
     def capture(self) -> None:
         """Make the step a CUDA graph, then go back to the start."""
         assert self.stream is not None
+        self.reset()
         self.stream.wait_stream(torch.cuda.current_stream())
         with self.on_stream():
             for _ in range(min(WARM_UP, self.train.steps)):

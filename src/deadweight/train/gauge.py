@@ -76,13 +76,14 @@ def remove_dead_directions(model: TransformerForCausalLM) -> None:
         return
     for layer in (m for m in model.modules() if isinstance(m, Layer)):
         for writer in (layer.attention.output, layer.mlp.down):
-            writer.weight -= writer.weight.mean(0, keepdim=True)
+            writer.weight.sub_(writer.weight.mean(0, keepdim=True))
             if writer.bias is not None:
-                writer.bias -= writer.bias.mean()
+                writer.bias.sub_(writer.bias.mean())
         for norm, reader in readers(layer):
             hide(norm, reader)
     if model.transformer.places is not None and not config.embedding_norm:
-        model.transformer.places.weight -= model.transformer.places.weight.mean(1, keepdim=True)
+        places = model.transformer.places.weight
+        places.sub_(places.mean(1, keepdim=True))
 
 
 def readers(layer: Layer) -> Iterator[tuple[nn.Module, nn.Linear]]:
@@ -98,11 +99,12 @@ def readers(layer: Layer) -> Iterator[tuple[nn.Module, nn.Linear]]:
 def hide(norm: nn.Module, reader: nn.Linear) -> None:
     """Project the rows off 1/gain: the norm's output has no component there. Not if the norm adds a shift."""
     assert isinstance(norm, nn.LayerNorm)
-    if norm.bias is not None:
+    own = dict(norm.named_parameters())
+    if "bias" in own:
         return
-    unseen = torch.ones_like(reader.weight[0]) if norm.weight is None else 1 / signed_floor(norm.weight)
+    unseen = 1 / signed_floor(own["weight"]) if "weight" in own else torch.ones_like(reader.weight[0])
     unseen = unseen / unseen.norm()
-    reader.weight -= torch.outer(reader.weight @ unseen, unseen)
+    reader.weight.sub_(torch.outer(reader.weight @ unseen, unseen))
 
 
 def signed_floor(x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 
 JUDGED = 128  # windows per forward pass of an evaluation
+TRIED, SAME = 20, 5e-2  # steps of the trial of CUDA graphs, and how much their losses may differ, in bfloat16
 ROUNDED_ON = 1_000_000  # tokens of the validation text that judge rounded weights
 
 
@@ -76,7 +77,28 @@ class Repeated:
             self.add_model()
             self.losses[-1](torch.randint(self.config.vocab_size, shape, device=self.device)).backward()
             self.models[-1].zero_grad(set_to_none=True)
+        if self.graphs:
+            self.graphs = self.graphs_agree()
         self.free()
+
+    def graphs_agree(self) -> bool:
+        """Whether replayed steps have the losses of plain ones; if a GPU cannot do it, steps stay plain."""
+        train = settings_of(self.train, Member(0, 3e-3, 0.1), TRIED)
+        text = torch.arange(1 << 16, device=self.device) % 7  # easy to learn: the loss falls at once
+        run = DeviceRun(self.models[0], self.losses[0], train, text)
+        plain = train_side_by_side([run])[0].losses
+        try:
+            run.capture()
+            replayed = train_side_by_side([run])[0].losses
+        except RuntimeError as error:
+            print(f"steps are not replayed as CUDA graphs: {error}", flush=True)
+            return False
+        same = replayed[-1] < 0.9 * replayed[0] and all(
+            abs(a - b) < SAME * abs(a) for a, b in zip(plain, replayed, strict=True)
+        )
+        if not same:
+            print(f"steps are not replayed as CUDA graphs: losses {replayed} instead of {plain}", flush=True)
+        return same
 
     def add_model(self) -> None:
         """One more set of weights, for one more run at a time."""

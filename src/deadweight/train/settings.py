@@ -13,8 +13,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-import tomli_w
-
 from deadweight.errors import DeadweightError
 from deadweight.source.printable import printable
 from deadweight.source.type_aliases import Setting
@@ -205,6 +203,8 @@ def require(holds: bool, where: str, key: str, table: Data | Train, expected: st
 
 def as_toml(run: Run) -> str:
     """The run as a file that `read_run` reads back."""
+    import tomli_w  # only where a run is written: training needs torch and transformers alone
+
     tables = {"model": run.model, "data": changed_settings(run.data), "train": changed_settings(run.train)}
     return tomli_w.dumps({name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()})
 
