@@ -20,22 +20,20 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import transformers
 import typer
+from s1_key_drift_page import figure, summary, written
 from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight import embedded
-from deadweight.report.figure import pyplot, save
 from deadweight.report.record import OutOption, add_report, circumstances, load_record, save_record
 from deadweight.threads import one_thread
 from deadweight.train.data import batch, windows
@@ -58,6 +56,7 @@ class Condition:
     epsilon: float = 1e-8
     decay: float = 0.0
     key_bias: bool = True
+    device: str = "cpu"
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -79,6 +78,8 @@ CONDITIONS: dict[str, Condition] = {
     "bfloat16, ε 1e-3": Condition("bfloat16", epsilon=1e-3),
     "float32, decay 0.1": Condition(decay=0.1),
     "bfloat16, decay 0.1": Condition("bfloat16", decay=0.1),
+    "float32, GPU": Condition(device="cuda"),
+    "bfloat16, GPU": Condition("bfloat16", device="cuda"),
 }
 SGD_RATE, MOMENTUM = 0.3, 0.9
 
@@ -92,7 +93,8 @@ def make_model(condition: Condition, seed: int) -> TransformerForCausalLM:
         config = TransformerConfig(**SHAPE, biases=[b for b in biases if b != "key"])
         start, whole = whole.state_dict(), TransformerForCausalLM(config)
         whole.load_state_dict({n: start[n] for n in whole.state_dict()})
-    return whole.double().train() if condition.precision == "float64" else whole.train()
+    whole = whole.to(condition.device).train()
+    return whole.double() if condition.precision == "float64" else whole
 
 
 def make_optimizer(model: TransformerForCausalLM, condition: Condition) -> torch.optim.Optimizer:
@@ -104,7 +106,8 @@ def make_optimizer(model: TransformerForCausalLM, condition: Condition) -> torch
 
 
 def loss_of(model: TransformerForCausalLM, tokens: Tensor, precision: str) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else nullcontext():
+    tokens = tokens.to(model.device)
+    with torch.autocast(model.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
         logits = model(tokens[:, :-1], use_cache=False).logits
     wide = logits if precision == "float64" else logits.float()
     return F.cross_entropy(wide.flatten(0, 1), tokens[:, 1:].flatten())
@@ -126,6 +129,7 @@ def train_one(condition: Condition, seed: int, steps: int, text: np.ndarray[Any,
     peak = SGD_RATE if condition.optimizer == "SGD" else RATE
     keys, queries = biases_of(model, "key"), biases_of(model, "query")
     path, squares, total, told = 0.0, 0.0, None, []
+    where = circumstances()["machine"] if condition.device == "cuda" else None
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = peak * min(1.0, (step + 1) / WARMUP)
@@ -145,13 +149,30 @@ def train_one(condition: Condition, seed: int, steps: int, text: np.ndarray[Any,
     with torch.no_grad():
         parts = windows(text[cut:], SHAPE["context"]).split(64)
         ends = [float(loss_of(model, part, condition.precision)) * len(part) for part in parts]
-    run = {"seed": seed, "valid_loss": sum(ends) / sum(map(len, parts)), "query_norm": float(joined(queries).norm())}
+    run: dict[str, Any] = {"seed": seed, "machine": where} if where else {"seed": seed}
+    run |= {"valid_loss": sum(ends) / sum(map(len, parts)), "query_norm": float(joined(queries).norm())}
     if total is not None:
         coherence = float(joined(keys).norm()) / path if path else 0.0
         # of n independent gradients the sum is √n times as long as one: 1 means no preferred direction
         preference = float(total.norm()) / math.sqrt(squares) if squares else 0.0
         run |= {"log": told, "path": path, "coherence": coherence, "gradient_sum": preference}
+        run["alignment"] = alignment(model, windows(text[cut:], SHAPE["context"])[:64])
     return run
+
+
+@torch.no_grad()
+def alignment(model: TransformerForCausalLM, tokens: Tensor) -> list[float]:
+    """The cosine between the key bias and the mean query, head by head."""
+    cosines: list[float] = []
+    for layer in model.transformer.layers:
+        seen: list[Tensor] = []
+        hook = layer.attention.query.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
+        model(tokens[:, :-1].to(model.device), use_cache=False)
+        hook.remove()
+        mean = seen[0].flatten(0, 1).mean(0).double().view(SHAPE["heads"], -1)
+        key = layer.attention.key.bias.double().view(SHAPE["heads"], -1)
+        cosines += F.cosine_similarity(mean, key, dim=1).tolist()
+    return cosines
 
 
 @app.command()
@@ -163,9 +184,12 @@ def run(
     """Train every condition that the record does not have yet."""
     text = np.frombuffer(embedded.prose().encode(), dtype=np.uint8)
     record = load_record(out) or {"runs": {}}
-    record["setting"] = {"steps": steps, "seeds": seeds, "bytes": len(text), **circumstances()}
+    sizes = {**SHAPE, "batch": BATCH, "rate": RATE}
+    record["setting"] = {"steps": steps, "seeds": seeds, "bytes": len(text), **sizes, **circumstances()}
     with one_thread():
         for name, condition in CONDITIONS.items():
+            if condition.device == "cuda" and not torch.cuda.is_available():
+                continue
             have = record["runs"].setdefault(name, [])
             for seed in range(len(have), seeds):
                 have.append(train_one(condition, seed, steps, text))
@@ -192,9 +216,26 @@ def embedded_cost(n_windows: int = 48) -> dict[str, Any]:
                 rows["norms"].append(float(key.norm()))
         for name, (dtype, bits) in ROUNDINGS.items():
             rows["bits"].setdefault(name, {})["zeroed" if zeroed else "as trained"] = judged(model, ids, dtype, bits)
+    rows["alignment"] = embedded_alignment(ids[:8])
     settings = json.loads((embedded.path() / "training.json").read_text(encoding="utf-8"))["settings"]
     rows["settings"] = {k: settings[k] for k in ("steps", "lr", "warmup", "batch")}
     return rows
+
+
+@torch.no_grad()
+def embedded_alignment(ids: Tensor) -> list[float]:
+    """The cosine between key bias and mean query in the embedded model, head by head."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(embedded.path(), dtype=torch.float64).eval()
+    cosines: list[float] = []
+    for block in model.transformer.h:
+        seen: list[Tensor] = []
+        hook = block.attn.c_attn.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
+        model(ids)
+        hook.remove()
+        query, heads = seen[0].chunk(3, -1)[0].flatten(0, 1).mean(0), model.config.n_head
+        key = block.attn.c_attn.bias.chunk(3)[1]
+        cosines += F.cosine_similarity(query.view(heads, -1), key.view(heads, -1), dim=1).tolist()
+    return cosines
 
 
 ROUNDINGS: dict[str, tuple[torch.dtype, int | None]] = {
@@ -230,49 +271,7 @@ def key_rounding(bits: int | None) -> Callable[..., Tensor]:
     return hook
 
 
-def values(record: dict[str, Any], name: str, key: str) -> list[float]:
-    return [r[key] for r in record["runs"][name]]
-
-
-def norms(record: dict[str, Any], name: str) -> list[float]:
-    return [r["log"][-1][1] for r in record["runs"][name]]
-
-
-def exponent(run: dict[str, Any]) -> float:
-    """The slope of log norm over log steps, over the second half: ½ for a random walk, 1 for a steady drift."""
-    half = [(math.log(s), math.log(n)) for s, n, *_ in run["log"][len(run["log"]) // 2 :] if n > 0]
-    return float(np.polyfit(*zip(*half, strict=True), 1)[0]) if len(half) > 1 else math.nan
-
-
-def spread(numbers: list[float], form: str = ".3g") -> str:
-    if len(numbers) < 2:
-        return f"{numbers[0]:{form}}"
-    return f"{statistics.mean(numbers):{form}} ± {statistics.stdev(numbers):.1g}"
-
-
-def summary(record: dict[str, Any], name: str) -> str:
-    loss = spread(values(record, name, "valid_loss"), ".4f")
-    if "log" not in record["runs"][name][0]:
-        return f"loss {loss}"
-    return f"norm {spread(norms(record, name))}, coherence {spread(values(record, name, 'coherence'))}, loss {loss}"
-
-
-def gap(record: dict[str, Any], name: str, other: str) -> tuple[float, float]:
-    """Mean difference of the loss over pairs of a seed, and its standard error."""
-    pairs = [a - b for a, b in zip(*(values(record, n, "valid_loss") for n in (name, other)), strict=True)]
-    return statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
-
-
-def written(record: dict[str, Any]) -> str:
-    return ""
-
-
-def figure(record: dict[str, Any], file: Path) -> None:
-    pyplot(), save
-
-
 add_report(app, written, figure)
-
 
 if __name__ == "__main__":
     app()

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import s2_large as large
-from s2_claims import FIRST_LONG, Bits, Difference, Large, gain_at_optimum, millions
+from paired import Bits, Difference
+from s2_claims import FIRST_LONG, Large, gain_at_optimum, millions
 
 CONTEXT = large.SIZES["context"]
 

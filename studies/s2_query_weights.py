@@ -29,7 +29,8 @@ from typing import Annotated, Any
 import byte_runs
 import s2_large
 import typer
-from s2_claims import Difference, Large, claims
+from paired import Difference
+from s2_claims import Large, claims
 from s2_pages import draw, open_points, section
 
 from deadweight.report.figure import pyplot, save

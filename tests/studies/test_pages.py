@@ -16,6 +16,7 @@ from deadweight.train.result import Update
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "s1_bias": ("written", "biases"),
+    "s1_key_drift": ("written", "key-drift"),
     "s2_exact": ("written", "exact-projections"),
     "s2_skips": ("written", "skip-boundary"),
     "s3_allocation": ("written", "allocation"),
@@ -37,6 +38,12 @@ def test_the_page_of_query_weights_is_what_its_two_records_say(study: Callable[[
     record = json.loads((folder / "s2_query_weights.json").read_text(encoding="utf-8"))
     at_scale = s2.read_large(folder / "s2_large.jsonl", folder / "s2_large_pilot.jsonl")
     assert s2.page(record, at_scale) == (ROOT / "docs" / "query-weights.md").read_text(encoding="utf-8")
+
+
+def test_the_page_at_scale_is_what_its_record_says(study: Callable[[str], ModuleType]) -> None:
+    report, folder = study("large_report"), ROOT / "studies"
+    results = report.Results(report.read_record(folder / "large.jsonl"))
+    assert report.whole_page(results) == (ROOT / "docs" / "at-scale.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -87,12 +87,16 @@ class Run:
         return shape
 
     def config(self, vocabulary: int) -> TransformerConfig:
-        """The model's config; its vocabulary is the tokenizer's, or a larger one that [model] asks for."""
+        """The model's config; its vocabulary is the tokenizer's, or a larger one that [model] asks for. An encoder has
+        one more token, its last: the mask."""
         from deadweight.transformer import TransformerConfig
 
+        mask = "" if self.shape().causal else " and a mask"
+        vocabulary += bool(mask)
         if self.shape(vocabulary).vocab_size < vocabulary:
             raise DeadweightError(
-                f"found vocab_size = {self.model.get('vocab_size')}; expected at least the tokenizer's {vocabulary}"
+                f"found vocab_size = {self.model.get('vocab_size')}; expected at least {vocabulary}: the tokenizer's "
+                f"tokens{mask}"
             )
         return TransformerConfig(**{**self.model, "vocab_size": self.shape(vocabulary).vocab_size})
 
