@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 from large_record import Run, loss_of, member_of
-from large_shapes import BIASED, EQUAL, KINDS, PLANS, POST, PROJECTIONS, SCALED, SHAPES
+from large_shapes import BIASED, BOUND, EQUAL, KINDS, PLANS, POST, PROJECTIONS, SCALED, SHAPES
 
 from deadweight.train.ensemble import Member
 from deadweight.train.repeated_runs import TrainingJob
@@ -123,7 +123,8 @@ PARTS: tuple[Part, ...] = (
     Part("gauge", "Which part of it?", "full", ("upkeep: balance", "upkeep: dead directions")),
     Part("gauge", "At four times the rate", "4 × the rate", ("4 × the rate, upkeep: both",)),
     Part("S3", "Very large and very small heads", "full", ("2 × 256", "32 × 16")),
-    Part("S3", "Heads that differ between layers", "full", tuple(PLANS)),
+    Part("S3", "The plan of the error bound", "full", (BOUND,)),
+    Part("S3", "Heads that differ between layers", "full", tuple(name for name in PLANS if name != BOUND)),
     Part("S1", "With post-norm: do biases earn their place?", "post-norm", ("post-norm, all biases",)),
     Part("S1", "With post-norm: which?", "post-norm, all biases", leave_one_out("post-norm, all biases")),
     Part("S1", "With rotary positions: all biases?", "rotary", ("rotary, all biases",)),

@@ -52,7 +52,9 @@ PROJECTIONS: dict[str, dict[str, Any]] = {
     "full, smaller MLP": {"hidden": LESS},
 }
 EQUAL = {f"{n} × {WIDTH // n}": equal(n) for n in (2, 4, 16, 32)}
+BOUND = "the bound"  # by `deadweight allocate plan` for the profile of s3_plans.json; saturation there changes nothing
 PLANS: dict[str, dict[str, Any]] = {
+    BOUND: heads([(21, 24)] * 8 + [(22, 24)] * 4),
     "large heads early": heads([(4, 128)] * THIRD + [(8, 64)] * THIRD + [(16, 32)] * THIRD),
     "small heads early": heads([(16, 32)] * THIRD + [(8, 64)] * THIRD + [(4, 128)] * THIRD),
     "pyramid, wide early": heads([(n, 64) for n in PYRAMID]),

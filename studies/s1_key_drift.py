@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deadweight import embedded
+from deadweight.errors import DeadweightError
 from deadweight.report.record import OutOption, add_report, circumstances, load_record, save_record
 from deadweight.threads import one_thread
 from deadweight.train.data import batch, windows
@@ -185,7 +186,10 @@ def run(
     text = np.frombuffer(embedded.prose().encode(), dtype=np.uint8)
     record = load_record(out) or {"runs": {}}
     sizes = {**SHAPE, "batch": BATCH, "rate": RATE}
-    record["setting"] = {"steps": steps, "seeds": seeds, "bytes": len(text), **sizes, **circumstances()}
+    setting = {"steps": steps, "seeds": seeds, "bytes": len(text), **sizes}
+    before = record.setdefault("setting", {**setting, **circumstances()})  # a GPU's runs name their machine themselves
+    if different := [key for key in setting if before[key] != setting[key]]:
+        raise DeadweightError(f"{out} was made with another {different[0]}; expected the same: name another file")
     with one_thread():
         for name, condition in CONDITIONS.items():
             if condition.device == "cuda" and not torch.cuda.is_available():

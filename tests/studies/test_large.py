@@ -10,8 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from deadweight.allocate.constraints import Rules
+from deadweight.allocate.plan import UniformShape
+from deadweight.allocate.plan import plan as allocate
 from deadweight.errors import DeadweightError
 from deadweight.train.repeated_runs import TrainingJob
 
@@ -125,6 +129,17 @@ def test_a_record_survives_a_line_that_was_cut_off(study: Callable[[str], Module
     assert [line["kind"] for line in record.read_record(file)] == ["setting"]
     record.append(file, {"kind": "run"})
     assert [line["kind"] for line in record.read_record(file)] == ["setting", "run"]
+
+
+def test_the_plan_of_the_bound_is_what_the_solver_says(study: Callable[[str], ModuleType]) -> None:
+    record = json.loads((Path(__file__).parents[2] / "studies" / "s3_plans.json").read_text(encoding="utf-8"))
+    profile, factors = record["profile"], record["pilot"]["factors"]
+    twelve = [float(x) for x in np.interp(np.linspace(0, 5, 12), range(6), factors)]  # of a pilot with six layers
+    shape, rules = UniformShape(512, 12, 8, 512), Rules(multiple=8, one_size=True)
+    for saturation in ({}, {"saturation": twelve}):
+        made = allocate(shape, profile["norms"], d_token=profile["d_token"], rules=rules, **saturation)
+        layers = [(layer.heads, layer.size) for layer in made.layers]
+        assert study("large_shapes").heads(layers) == study("large_shapes").PLANS["the bound"]
 
 
 @pytest.mark.slow
