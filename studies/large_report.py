@@ -128,9 +128,10 @@ def introduction(results: Results) -> list[str]:
         f"**{done} of {every} comparisons are done.** A comparison without three pairs of seeds is not judged.",
         "",
         f"{SIZES['n_layers']} layers of width {SIZES['d_model']}, context {SIZES['context']}, {STEPS:,} steps of "
-        f"{BATCH * SIZES['context']:,} bytes of {s['text']} (the first 90 M bytes; judged on the next 5 M), AdamW, "
-        "clip 1, weight decay 0.1, warm-up over a tenth of the steps, then a cosine to a tenth; LayerNorm before each "
-        f"block, learned positions and no biases unless said; bfloat16, {s['machine']}, torch {s['torch']}.",
+        f"{BATCH * SIZES['context']:,} bytes, 67 M in all, of {s['text']} (the first 90 M bytes; judged on the next 5 "
+        "M), AdamW, clip 1, weight decay 0.1, warm-up over a tenth of the steps, then a cosine to a tenth; LayerNorm "
+        f"before each block, learned positions and no biases unless said; bfloat16, {s['machine']}, torch "
+        f"{s['torch']}.",
         "",
         "Differences are bits per byte of held-out text, variant minus base: positive is worse. They are means over "
         f"{len(SEEDS)} seeds that are paired (equal initial weights where both have them, equal text in equal order), "

@@ -58,4 +58,4 @@ def words(gap: Difference | None) -> str:
         return "no difference that matters"
     if gap.is_better or gap.is_worse:
         return "better" if gap.is_better else "worse"
-    return f"not decided (± {gap.margin:.3f})"
+    return "not decided"

@@ -40,6 +40,18 @@ def test_the_page_of_query_weights_is_what_its_two_records_say(study: Callable[[
     assert s2.page(record, at_scale) == (ROOT / "docs" / "query-weights.md").read_text(encoding="utf-8")
 
 
+def test_the_page_for_designers_is_what_the_records_say(study: Callable[[str], ModuleType]) -> None:
+    choices = study("choices")
+    assert choices.page(choices.Records()) == (ROOT / "docs" / "choices.md").read_text(encoding="utf-8")
+
+
+def test_advice_follows_from_the_interval(study: Callable[[str], ModuleType]) -> None:
+    choices = study("choices")
+    advice = lambda mean, error: choices.advice_of(choices.Difference(mean, error, 3))  # noqa: E731
+    assert [advice(0.02, 0.001), advice(0.001, 0.0005), advice(-0.02, 0.001)] == ["Keep it", "Drop it", "Drop it"]
+    assert advice(0.02, 0.01) == "Undecided"
+
+
 def test_the_page_at_scale_is_what_its_record_says(study: Callable[[str], ModuleType]) -> None:
     report, folder = study("large_report"), ROOT / "studies"
     results = report.Results(report.read_record(folder / "large.jsonl"))
