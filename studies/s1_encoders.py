@@ -42,7 +42,15 @@ from deadweight.transformer.patches import PatchClassifier
 from deadweight.transformer.shape import BIASES
 
 app = typer.Typer(add_completion=False, help=__doc__)
-SIZES = {"d_model": 64, "n_layers": 2, "heads": 4, "causal": False, "norm_place": "post", "embedding_norm": True}
+SIZES = {
+    "d_model": 64,
+    "n_layers": 2,
+    "heads": 4,
+    "causal": False,
+    "norm_place": "post",
+    "embedding_norm": True,
+    "init_std": 0.1,
+}
 ALL = [b for b in BIASES if b not in ("gate", "readout")]
 VARIANTS: dict[str, tuple[str, ...]] = {
     "all biases": (),
@@ -56,7 +64,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 CONTEXT = 16  # bytes: in so short a window masked bytes are learned in a minute
 FREE = ("without b_K", "without b_Q", "without b_V", "without b_2", "without b_Q and b_2")  # nothing is lost, by proof
-TASKS = {"masked bytes": Train(steps=800, batch=16, learning_rate=2e-3), "digits": Train(steps=500, batch=64)}
+TASKS = {
+    "masked bytes": Train(steps=600, batch=64, learning_rate=3e-3),
+    "digits": Train(steps=300, batch=64, learning_rate=2e-3),
+}
 
 
 class Task:
@@ -141,6 +152,7 @@ def trained(name: str, seed: int, variant: str) -> dict[str, float]:
 @app.command()
 def run(out: OutOption, seeds: Annotated[int, typer.Option(help="Seeds of every variant.")] = 5) -> None:
     """Train every variant that the record does not have yet."""
+    digits()  # missing images are reported before any work
     record = load_record(out) or {"runs": {task: {} for task in TASKS}}
     record["setting"] = {"seeds": seeds, **circumstances()}
     with one_thread():

@@ -56,13 +56,14 @@ def test_vectors_and_tables_take_the_steps_of_adamw() -> None:
     assert not torch.allclose(model.get_parameter(name), other.get_parameter(name), atol=1e-5)
 
 
-def test_a_model_trains_with_muon_and_a_run_that_was_stopped_goes_on(tiny: Tiny, tmp_path: Path) -> None:
-    run = tiny(train__optimizer="muon", train__steps=40, train__learning_rate=1e-2, train__save_every=20)
-    whole = train(run, tmp_path / "whole")
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "whole" / "metrics.jsonl").open() if '"loss"' in line]
+def test_a_model_trains_with_muon_about_as_well_as_with_adamw(tiny: Tiny, tmp_path: Path) -> None:
+    run = tiny(train__optimizer="muon", train__steps=40, train__learning_rate=1e-2)
+    muon = train(run, tmp_path / "muon")
+    lines = (tmp_path / "muon" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines if '"loss"' in line]
     assert losses[-1] < losses[0] - 0.5
     adamw = train(tiny(train__steps=40, train__learning_rate=1e-2), tmp_path / "adamw")
-    assert whole.valid_loss < 1.2 * adamw.valid_loss
+    assert muon.valid_loss < 1.2 * adamw.valid_loss
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
