@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,10 +97,18 @@ def test_a_process_that_is_not_needed_any_more_makes_room(queue: Any) -> None:
 
 def test_jobs_that_would_end_too_late_are_not_begun_but_shorter_ones_are(queue: Any) -> None:
     long, short = jobs("a", "a", steps=100), [TrainingJob("a", (Member(7, 1e-3, 0.1),), 1)]
-    many = jobs("a", steps=10, members=20)
-    made, done = queue([jobs("a")[0], *long, *many, *short], seconds=0.3)
-    made.run()  # ten steps take 0.04 s, so a hundred take longer than what is left, and so do ten of twenty runs
+    made, done = queue([jobs("a")[0], *long, *short], seconds=0.3)
+    made.run()  # ten steps take 0.04 s, so a hundred take longer than what is left
     assert [j.steps for j in done] == [10, 1]
+
+
+def test_of_a_job_that_would_end_too_late_those_runs_are_trained_that_end_in_time(queue: Any) -> None:
+    first, many = jobs("a")[0], jobs("a", steps=10, members=20)[0]
+    made, done = queue([first, many], seconds=0.3)
+    made.agenda = replace(made.agenda, jobs=lambda: [many] if len(done) == 1 else [first] if not done else [])
+    made.run()
+    assert done[0] == first and 1 <= len(done[1].members) < 20
+    assert done[1].members == many.members[: len(done[1].members)]
 
 
 def test_the_expected_time_of_a_step_counts_before_any_is_measured(queue: Any) -> None:

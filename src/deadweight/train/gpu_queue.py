@@ -6,11 +6,12 @@ can decide what is trained next, and a queue that was stopped can be resumed.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -27,7 +28,7 @@ from deadweight.transformer import TransformerConfig
 PREPARING = 4  # processes that compile at the same time
 AHEAD = 6  # jobs for which processes are started before their turn
 KEPT = 6  # processes at most: each holds weights and a copy of the text on the GPU
-OVERHEAD = 6.0  # seconds of a job besides its steps: initial weights, capture, evaluation
+OVERHEAD = 3.0  # seconds that are left over at the end, at least
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,16 @@ def hire(setup: WorkerSetup) -> Worker:
 
 
 class Queue:
-    """Works through an agenda until it is done or the time is over. `run_seconds` is the expected time of a step of one
-    run, until a faster or slower one is measured."""
+    """Works through an agenda until it is done or the time is over. `run_seconds` is the expected time of one step of
+    one run, until it is measured."""
 
     def __init__(self, agenda: Agenda, *, seconds: float, run_seconds: float = 0.0, say: Progress = silent) -> None:
         self.agenda, self.say = agenda, say
         self.end = time.perf_counter() + seconds
         self.workers: dict[str, Worker] = {}
         self.failed: set[str] = set()
-        self.run_seconds = run_seconds  # of one step of one run, in the slowest job so far
+        self.run_seconds = run_seconds
+        self.measured: list[float] = []  # seconds of one step of one run, by job
 
     def run(self) -> None:
         try:
@@ -112,7 +114,7 @@ class Queue:
                 self.send(jobs)
                 busy = any(w.job for w in self.workers.values())
                 waiting = any(not w.ready for w in self.workers.values()) and time.perf_counter() < self.end
-                if not busy and not (waiting and any(map(self.fits, jobs))):
+                if not busy and not (waiting and any(map(self.part_that_fits, jobs))):
                     return
                 for pipe in wait([w.pipe for w in self.workers.values()], timeout=1.0):
                     self.hear(next(name for name, w in self.workers.items() if w.pipe is pipe))
@@ -144,19 +146,22 @@ class Queue:
         return bool(idle)
 
     def send(self, jobs: list[TrainingJob]) -> None:
-        """Send the first job that can start now to its process, if none is running."""
+        """Send the first job that can start now to its process, if none is running; towards the end, a part of it."""
+        if any(w.job for w in self.workers.values()):
+            return
         for job in jobs:
-            worker = self.workers.get(job.graph)
-            if any(w.job for w in self.workers.values()):
+            worker, part = self.workers.get(job.graph), self.part_that_fits(job)
+            if worker is not None and worker.ready and part is not None:
+                worker.job, worker.started = part, time.perf_counter()
+                worker.pipe.send(part)
                 return
-            if worker is not None and worker.ready and self.fits(job):
-                worker.job, worker.started = job, time.perf_counter()
-                worker.pipe.send(job)
 
-    def fits(self, job: TrainingJob) -> bool:
-        """Whether it ends in time at the slowest speed so far."""
-        takes = job.steps * len(job.members) * self.run_seconds + OVERHEAD
-        return time.perf_counter() + takes < self.end
+    def part_that_fits(self, job: TrainingJob) -> TrainingJob | None:
+        """As many runs of a job as end in time, by the slowest job so far."""
+        per_run = job.steps * max(self.measured, default=self.run_seconds)
+        left = self.end - time.perf_counter() - OVERHEAD
+        runs = len(job.members) if per_run == 0 and left > 0 else math.floor(left / per_run) if left > 0 else 0
+        return replace(job, members=job.members[:runs]) if runs > 0 else None
 
     def hear(self, name: str) -> None:
         """Take a message of a process: None (ready), an error, or the results of its job."""
@@ -176,7 +181,7 @@ class Queue:
         else:
             assert worker.job is not None
             job, worker.job = worker.job, None
-            self.run_seconds = max(self.run_seconds, (gone - OVERHEAD) / job.steps / len(job.members))
+            self.measured.append(gone / job.steps / len(job.members))
             self.agenda.keep(job, message)
             ends = ", ".join(f"{result.curve.valid_loss:.4f}" for result in message)
             speed = sum(result.tokens_per_second for result in message)
