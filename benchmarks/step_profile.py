@@ -13,18 +13,21 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from deadweight.errors import DeadweightError
 from deadweight.report.record import circumstances, write_rows
 from deadweight.train.device_run import DeviceRun
 from deadweight.train.fast_gelu import with_fast_gelu
+from deadweight.train.fused_projections import with_fused_projections
 from deadweight.train.loop import precision_of
 from deadweight.train.objective import Objective
 from deadweight.train.settings import Train
@@ -76,7 +79,9 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "other")
 
 
-def begin(case: Case, device: torch.device, steps: int, seed: int, optimizer: str = "adamw") -> DeviceRun:
+def begin(
+    case: Case, device: torch.device, steps: int, seed: int, *, optimizer: str = "adamw", fused: bool = False
+) -> DeviceRun:
     """A run on random bytes, compiled on a GPU."""
     torch.manual_seed(seed)
     model = TransformerForCausalLM(TransformerConfig(**case.model)).to(device).train()
@@ -84,6 +89,8 @@ def begin(case: Case, device: torch.device, steps: int, seed: int, optimizer: st
     precision = precision_of(train, device)
     if device.type == "cuda":
         with_fast_gelu(model)
+    if fused:
+        with_fused_projections(model)
     objective = Objective(model, precision)
     loss: Callable[[torch.Tensor], torch.Tensor] = objective
     if device.type == "cuda":
@@ -143,11 +150,27 @@ def measured(name: str, case: Case, device: torch.device, count: int) -> list[Ro
             runs.append(begin(case, device, steps, len(runs)))
             runs[-1].capture()
         row(f"{number} runs side by side", time_steps(runs, max(3, count // number)))
-    muon = begin(case, device, steps, 0, "muon")
-    muon.capture()
-    time_steps([muon], 3)
-    row("one CUDA graph, Muon", time_steps([muon], count))
+    del runs, first
+    for way, made in trials().items():
+        try:
+            with made[0]:
+                run = begin(case, device, steps, 0, **made[1])
+                run.capture()
+                time_steps([run], 3)
+                row(f"one CUDA graph, {way}", time_steps([run], count))
+            del run
+        except RuntimeError as error:
+            print(f"{name}: {way}: not possible here ({str(error).splitlines()[0]})", flush=True)
     return rows
+
+
+def trials() -> dict[str, tuple[AbstractContextManager[None], dict[str, Any]]]:
+    """Changes that may make the step faster, each alone."""
+    return {
+        "Muon": (nullcontext(), {"optimizer": "muon"}),
+        "queries, keys and values by one product": (nullcontext(), {"fused": True}),
+        "cuDNN attention": (sdpa_kernel([SDPBackend.CUDNN_ATTENTION]), {}),
+    }
 
 
 def main(
