@@ -22,7 +22,9 @@ def project(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The three projections of x."""
     maps = linear_maps(attention)
     sizes = [m.weight.shape[0] for m in maps]
-    biases = [m.bias if m.bias is not None else m.weight.new_zeros(n) for m, n in zip(maps, sizes, strict=True)]
+    biases: list[Tensor] = [
+        m.bias if m.bias is not None else m.weight.new_zeros(n) for m, n in zip(maps, sizes, strict=True)
+    ]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
     q, k, v = F.linear(x, torch.cat([m.weight for m in maps]), bias).split(sizes, -1)
     return q, k, v
@@ -36,7 +38,6 @@ def linear_maps(attention: Attention) -> list[nn.Linear]:
 def with_fused_projections(model: Model) -> Model:
     """Fuse the projections of every attention that has all three; one with an identity stays as it is."""
     for module in model.modules():
-        if isinstance(module, Attention):
-            if len(linear_maps(module)) == 3:
-                module.project = partial(project, module)  # type: ignore[method-assign]
+        if isinstance(module, Attention) and len(linear_maps(module)) == 3:
+            module.project = partial(project, module)  # type: ignore[method-assign]
     return model
