@@ -65,11 +65,19 @@ class Records:
         return None
 
 
-def advice_of(gap: Difference) -> str:
-    """Advice on leaving something out, from the difference that it makes."""
-    if gap.is_small or gap.is_better:
-        return "Drop it"
-    return "Keep it" if gap.is_worse else "Undecided"
+ADVICE = {  # by what the variant does to its base: for a better, an equal and a worse result
+    "leaves out": ("Drop it", "Drop it", "Keep it"),
+    "adds": ("Keep them", "Drop them", "Drop them"),
+    "does instead": ("Do it", "A free choice", "Do not"),
+}
+
+
+def advice_of(gap: Difference, kind: str = "leaves out") -> str:
+    """Advice from the difference that a variant makes."""
+    better, equal, worse = ADVICE[kind]
+    if gap.is_small:
+        return equal
+    return better if gap.is_better else worse if gap.is_worse else "Undecided"
 
 
 def biases(records: Records) -> Iterator[Row]:
@@ -133,19 +141,15 @@ def biases(records: Records) -> Iterator[Row]:
         yield from encoder_rows(records)
     for variant, name in (("all biases", "all biases"), *((f"all biases but {k}", f"bias {k}") for k in "QKVO")):
         if (found := records.at_scale(variant)) is not None and found.gap is not None:
-            yield scale_row(name, found)
+            yield scale_row(name, found, "adds" if variant == "all biases" else "leaves out")
 
 
-def scale_row(name: str, found: Comparison) -> Row:
-    """A comparison at 38 M parameters. `all biases` adds something to its base, every other variant leaves it out."""
+def scale_row(name: str, found: Comparison, kind: str = "leaves out") -> Row:
+    """A comparison at 38 M parameters."""
     assert found.gap is not None
-    adds = found.variant == "all biases"
-    advice = {"Drop it": "Keep them", "Keep it": "Drop them"}.get(advice_of(found.gap), "Undecided") if adds else None
-    if adds and found.gap.is_small:
-        advice = "Drop them"
     return Row(
         name,
-        advice or advice_of(found.gap),
+        advice_of(found.gap, kind),
         f"{found.gap}: {words(found.gap)}",
         f"{found.variant} against {found.part.base}, 38 M parameters, 67 M bytes",
         "at-scale",
@@ -181,12 +185,12 @@ def projections(records: Records) -> Iterator[Row]:
             )
     for variant in ("identity Q, larger MLP", "identity V, larger MLP", "identity Q and V", "full, smaller MLP"):
         if (found := records.at_scale(variant)) is not None:
-            yield scale_row(variant, found)
+            yield scale_row(variant, found, "does instead")
     half = records.first.half_scale("identity Q")
     if half is not None:
         yield Row(
             "half the attention scale with identity queries",
-            "Leave the scale",
+            advice_of(half, "does instead"),
             f"{half}: {words(half)}",
             f"38 M parameters, {millions(1216)}",
             "query-weights",
@@ -212,14 +216,14 @@ def heads(records: Records) -> Iterator[Row]:
         gap = Difference(mean, error, plans["setting"]["seeds"])
         yield Row(
             said,
-            {"Drop it": "No harm seen", "Keep it": "Do not"}.get(advice_of(gap), "Undecided"),
+            advice_of(gap, "does instead"),
             f"{gap}: {words(gap)}",
             "six layers of width 256, equal weights",
             "plans",
         )
     for variant in ("16 × 32", "4 × 128", "2 × 256", "32 × 16", "the bound", "large heads early"):
         if (found := records.at_scale(variant)) is not None:
-            yield scale_row(f"heads {variant} instead of 8 × 64", found)
+            yield scale_row(f"heads: {variant} instead of 8 × 64", found, "does instead")
     yield Row(
         "trained heads cut to 4 dimensions", "Do not", "0.9632 nats per byte for all heads", "fine-tuned", "small-heads"
     )
@@ -243,11 +247,10 @@ def others(records: Records) -> Iterator[Row]:
     for variant in ("upkeep: both", "upkeep: balance", "upkeep: dead directions", "4 × the rate, upkeep: both"):
         if (found := records.at_scale(variant)) is not None:
             assert found.gap is not None
-            advice = "Worth it" if found.gap.is_better and not found.gap.is_small else "Not worth it"
             rounded = "".join(f"; with {b} bits {gap}" for b, gap in found.rounded.items())
             yield Row(
                 f"exact changes of basis while training ({variant})",
-                advice if found.gap.is_small or found.gap.is_better or found.gap.is_worse else "Undecided",
+                advice_of(found.gap, "adds").replace(" them", " it"),
                 f"{found.gap}: {words(found.gap)}{rounded}",
                 "38 M parameters, 67 M bytes, every 100 steps",
                 "at-scale",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from large_plan import BATCH, PARTS, SEEDS, STEPS, VARIANTS, Part, StudyPlan, Variant, rate_at
+from large_plan import BATCH, EVERY, PARTS, SEEDS, STEPS, VARIANTS, Part, StudyPlan, Variant, rate_at
 from large_record import read_record, runs_of
 from large_shapes import SIZES
 from paired import MATTERS, Difference, difference, words
@@ -27,6 +27,13 @@ STUDIES = {
     "S1": "Biases",
     "gauge": "Training without the gauge",
 }
+
+
+UPKEEP = (
+    f"*Upkeep* changes the weights every {EVERY} steps without changing the function (`train/gauge.py`). *Balance*: "
+    "queries and keys of each head get equal Gram matrices, and so do values and output. *Dead directions*: what every "
+    "LayerNorm hides is set to zero. The moments of AdamW stay as they are."
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,8 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 def page(results: Results) -> str:
     lines = introduction(results)
     for study, title in STUDIES.items():
-        lines += [f"## {title}", "", *comparison_table(results, study)]
+        said = [UPKEEP, ""] if study == "gauge" else []
+        lines += [f"## {title}", "", *said, *comparison_table(results, study)]
     lines += [*sweep_table(results), *noise(results), *speed(results)]
     return "\n".join(lines).rstrip("\n") + "\n"
 

@@ -163,3 +163,55 @@ def test_the_studies_run_record_and_go_on(
     assert len(large.large_record.runs_of(large.large_record.read_record(record))) == len(runs)
     with pytest.raises(DeadweightError, match="made with another text_sha256"):
         large.go_on(str(other), record, 1.0)
+
+
+def played_record(study: Callable[[str], ModuleType], plan: Any) -> list[dict[str, Any]]:
+    """A whole record in which heads of 32 are worse by 0.02 bits, all biases change nothing, and the rest is noise."""
+    setting = study("large_record").read_record(Path(__file__).parents[2] / "studies" / "large.jsonl")[0]
+    _, runs = play(plan, 500, best=6.78e-4)
+    for place, run in enumerate(runs):
+        jitter = 0.0002 * math.sin(7.0 * place)
+        worse = {"16 × 32": 0.02, "all biases": 0.0}.get(run["graph"], 0.003) * math.log(2)
+        more = {
+            "rounded": {"4": 1.2, "3": 1.5 + jitter},
+            "side_by_side": 3,
+            "tokens_per_second": 5e5,
+            "seconds": [90.0],
+        }
+        run |= {"valid_loss": run["valid_loss"] + jitter + (0.0 if run["graph"] == "full" else worse), **more}
+    return [setting, *runs]
+
+
+def test_the_page_judges_every_comparison_of_a_whole_record(study: Callable[[str], ModuleType], plan: Any) -> None:
+    report = study("large_report")
+    results = report.Results(played_record(study, plan))
+    text = report.whole_page(results)
+    assert "Not judged yet" not in text and "at-scale.svg" in text
+    rows = {line.split(" | ")[1]: line for line in text.splitlines() if line.startswith("| ") and "±" in line}
+    assert rows["16 × 32"].endswith("| worse |") and "+0.020" in rows["16 × 32"]
+    assert rows["all biases"].endswith("| no difference that matters |")
+    assert "3 runs were repeated" in text and "3 at a time 1,500,000 bytes/s" in text
+
+
+def test_two_seeds_are_not_judged(study: Callable[[str], ModuleType], plan: Any) -> None:
+    report = study("large_report")
+    record = [r for r in played_record(study, plan) if r.get("member", {}).get("seed") != 2 or r["graph"] != "16 × 32"]
+    results = report.Results(record)
+    heads = next(c for c in results.comparisons("S3") if c.variant == "16 × 32")
+    assert heads.gap is None and heads.verdict == "not run"
+
+
+def test_the_figure_shows_every_comparison(study: Callable[[str], ModuleType], plan: Any, tmp_path: Path) -> None:
+    report = study("large_report")
+    report.figure(report.Results(played_record(study, plan)), tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").stat().st_size > 10_000
+
+
+def test_advice_changes_with_the_record(study: Callable[[str], ModuleType], plan: Any) -> None:
+    choices = study("choices")
+    records = choices.Records()
+    records.large = study("large_report").Results(played_record(study, plan))
+    text = choices.page(records)
+    assert "| heads: 16 × 32 instead of 8 × 64 | **Do not** |" in text
+    assert "| heads: 4 × 128 instead of 8 × 64 | **A free choice** |" in text
+    assert "| all biases | **Drop them** |" in text and "(upkeep: both) | **Drop it** |" in text

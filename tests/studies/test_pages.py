@@ -50,6 +50,10 @@ def test_advice_follows_from_the_interval(study: Callable[[str], ModuleType]) ->
     advice = lambda mean, error: choices.advice_of(choices.Difference(mean, error, 3))  # noqa: E731
     assert [advice(0.02, 0.001), advice(0.001, 0.0005), advice(-0.02, 0.001)] == ["Keep it", "Drop it", "Drop it"]
     assert advice(0.02, 0.01) == "Undecided"
+    kinds = [
+        [choices.advice_of(choices.Difference(m, 0.0002, 3), k) for m in (-0.02, 0.001, 0.02)] for k in choices.ADVICE
+    ]
+    assert kinds == [list(words) for words in choices.ADVICE.values()]
 
 
 def test_the_page_at_scale_is_what_its_record_says(study: Callable[[str], ModuleType]) -> None:
