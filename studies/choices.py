@@ -159,7 +159,7 @@ def scale_row(name: str, found: Comparison, kind: str = "leaves out") -> Row:
 def encoder_rows(records: Records) -> Iterator[Row]:
     for task in records.encoders["runs"]:
         gap = s1_encoders.against_all(records.encoders, task, "without b_Q and b_2")
-        advice = "Keep them" if gap.is_worse else "Drop them"
+        advice = "Keep them" if gap.is_worse else "No harm seen"
         yield Row(
             f"b_Q and b_2 of a post-norm encoder, {task}",
             advice,

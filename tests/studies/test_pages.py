@@ -16,6 +16,7 @@ from deadweight.train.result import Update
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "s1_bias": ("written", "biases"),
+    "s1_encoders": ("written", "encoders"),
     "s1_key_drift": ("written", "key-drift"),
     "s2_exact": ("written", "exact-projections"),
     "s2_skips": ("written", "skip-boundary"),
