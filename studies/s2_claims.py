@@ -13,50 +13,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import s2_large as large
+from paired import MATTERS, Bits, Difference, difference
 from s2_large import Run
 
-MATTERS = 0.005  # bits per byte
-STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # standard errors of a 95 % interval, by pairs
 ASYMPTOTES = (0.0, 1.2)  # bits per byte that more text cannot undercut: the truth is taken to lie between
 FIRST_LONG = 2400  # steps of the long runs of the first go
-Bits = dict[int, float]  # by seed
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Mean difference of pairs with equal seeds, in bits per byte, and its standard error."""
-
-    mean: float
-    error: float
-    seeds: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f} ± {self.error:.4f}"
-
-    @property
-    def margin(self) -> float:
-        """Half of the 95 % confidence interval, by Student's t."""
-        return STUDENT[self.seeds] * self.error
-
-    @property
-    def is_worse(self) -> bool:
-        return self.mean > self.margin
-
-    @property
-    def is_better(self) -> bool:
-        return self.mean < -self.margin
-
-
-def difference(one: Bits, other: Bits) -> Difference | None:
-    """The difference of the pairs; None for fewer than three."""
-    pairs = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
-    if len(pairs) < 3:
-        return None
-    return Difference(statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
 
 
 class Large:

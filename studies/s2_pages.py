@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import s2_large as large
-from s2_claims import FIRST_LONG, Bits, Difference, Large, gain_at_optimum, millions
+from paired import Bits, Difference
+from s2_claims import FIRST_LONG, Large, gain_at_optimum, millions
 
 CONTEXT = large.SIZES["context"]
 
@@ -166,7 +167,6 @@ def first_go(record: Large) -> list[str]:
 
 def open_points(record: Large) -> list[str]:
     """Questions that the record does not answer yet."""
-    left = large.StudyPlan(record.runs).left()
     checked = any(record.bits(s, large.MIDDLE, factor=2.0) for s in ("full", "identity Q"))
     points = [
         (
@@ -190,7 +190,10 @@ def open_points(record: Large) -> list[str]:
         ),
         (True, "Identity Q and V together, a scale of 2/√d and a learned scale at 38 M parameters: not run."),
     ]
-    go_on = f"{len(left)} runs are left in the plan; `studies/s2_query_weights.py large` continues from the record."
+    go_on = (
+        "This series is finished. `studies/large.py` goes on with these questions and sweeps the learning rate at the "
+        "length that is judged; its results stand in [at-scale](at-scale.md)."
+    )
     return ["## What is open", "", *(f"- {words}" for is_open, words in points if is_open), "", go_on, ""]
 
 

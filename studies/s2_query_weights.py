@@ -10,10 +10,9 @@ the decay change together and each run has one seed. Here they are separated:
 and then the scale is learned, the keys are normed, and the learning rate is moved. All members of a shape are trained
 together (deadweight.train.ensemble); members with one seed see the same text in the same order.
 
-That is the small size, 4.7 M parameters. The large one, 38 M, is `s2_large.py` beside this file.
+That is the small size, 4.7 M parameters. At 38 M, `s2_large.py` describes a first series; `large.py` goes on from it.
 
     python studies/s2_query_weights.py run --text enwik8.xz --out studies/s2_query_weights.json
-    python studies/s2_query_weights.py large --text enwik8.xz --record studies/s2_large.jsonl --seconds 560
     python studies/s2_query_weights.py report studies/s2_query_weights.json --large studies/s2_large.jsonl \\
         --pilot studies/s2_large_pilot.jsonl --markdown docs/query-weights.md
 """
@@ -30,7 +29,8 @@ from typing import Annotated, Any
 import byte_runs
 import s2_large
 import typer
-from s2_claims import Difference, Large, claims
+from paired import Difference
+from s2_claims import Large, claims
 from s2_pages import draw, open_points, section
 
 from deadweight.report.figure import pyplot, save
@@ -94,19 +94,6 @@ def run(
         curves = train_together(Ensemble(config(shape), missing, train), tokens, byte_runs.say)
         there["members"] += [asdict(c) for c in curves]
         save_record(out, record, indent=None)
-
-
-@app.command()
-def large(
-    text: Annotated[
-        str, typer.Option(help="A text file; its last twentieth is not used, the one before it is the validation text.")
-    ],
-    record: Annotated[Path, typer.Option(help="JSON lines; runs that it holds are not repeated.")],
-    seconds: Annotated[float, typer.Option(help="Time limit; no run is started that would exceed it.")] = math.inf,
-    at_once: Annotated[int | None, typer.Option(help="Runs that share the GPU; default: decided by a trial.")] = None,
-) -> None:
-    """Train the large size, the most decisive runs first, and write the record."""
-    s2_large.go_on(text, record, seconds, lambda line: print(line, flush=True), at_once)
 
 
 def setting(text: str, size: int, train: Train, seeds: int) -> dict[str, Any]:

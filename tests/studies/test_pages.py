@@ -16,6 +16,8 @@ from deadweight.train.result import Update
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "s1_bias": ("written", "biases"),
+    "s1_encoders": ("written", "encoders"),
+    "s1_key_drift": ("written", "key-drift"),
     "s2_exact": ("written", "exact-projections"),
     "s2_skips": ("written", "skip-boundary"),
     "s3_allocation": ("written", "allocation"),
@@ -37,6 +39,28 @@ def test_the_page_of_query_weights_is_what_its_two_records_say(study: Callable[[
     record = json.loads((folder / "s2_query_weights.json").read_text(encoding="utf-8"))
     at_scale = s2.read_large(folder / "s2_large.jsonl", folder / "s2_large_pilot.jsonl")
     assert s2.page(record, at_scale) == (ROOT / "docs" / "query-weights.md").read_text(encoding="utf-8")
+
+
+def test_the_page_for_designers_is_what_the_records_say(study: Callable[[str], ModuleType]) -> None:
+    choices = study("choices")
+    assert choices.page(choices.Records()) == (ROOT / "docs" / "choices.md").read_text(encoding="utf-8")
+
+
+def test_advice_follows_from_the_interval(study: Callable[[str], ModuleType]) -> None:
+    choices = study("choices")
+    advice = lambda mean, error: choices.advice_of(choices.Difference(mean, error, 3))  # noqa: E731
+    assert [advice(0.02, 0.001), advice(0.001, 0.0005), advice(-0.02, 0.001)] == ["Keep it", "Drop it", "Drop it"]
+    assert advice(0.02, 0.01) == "Undecided"
+    kinds = [
+        [choices.advice_of(choices.Difference(m, 0.0002, 3), k) for m in (-0.02, 0.001, 0.02)] for k in choices.ADVICE
+    ]
+    assert kinds == [list(words) for words in choices.ADVICE.values()]
+
+
+def test_the_page_at_scale_is_what_its_record_says(study: Callable[[str], ModuleType]) -> None:
+    report, folder = study("large_report"), ROOT / "studies"
+    results = report.Results(report.read_record(folder / "large.jsonl"))
+    assert report.whole_page(results) == (ROOT / "docs" / "at-scale.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

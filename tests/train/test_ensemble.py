@@ -8,8 +8,8 @@ import torch
 
 from deadweight.train.data import TokenSplit, batch
 from deadweight.train.ensemble import Ensemble, Member, train_together
-from deadweight.train.loop import make_optimizer
 from deadweight.train.objective import Objective
+from deadweight.train.optimizer import make_optimizer
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,44 +11,44 @@ import pytest
 
 from deadweight.train import gpu_queue
 from deadweight.train.ensemble import Curve, Member
-from deadweight.train.gpu_queue import Agenda, Queue, TrainingJob, WorkerSetup
-from deadweight.train.repeated_runs import TimedCurve
+from deadweight.train.gpu_queue import Agenda, Queue, WorkerSetup
+from deadweight.train.repeated_runs import TimedCurve, TrainingJob
 from deadweight.train.settings import Train
 
-ALONE = 0.04  # seconds of a played job
+TAKES = 0.04  # seconds of ten steps of a played run
 
 
 class Played:
-    """Both ends of a process whose jobs take no processor time; each is slower if another runs beside it."""
+    """Both ends of a process whose jobs take no processor time."""
 
-    running: ClassVar[list[Played]] = []
+    made: ClassVar[list[Played]] = []
 
-    def __init__(self, together: float) -> None:
-        self.together, self.job, self.beside = together, None, False  # type: ignore[var-annotated]
+    def __init__(self, graph: str) -> None:
+        Played.made.append(self)
+        self.graph, self.job, self.ended = graph, None, False  # type: ignore[var-annotated]
         self.answers = [time.perf_counter()]  # when they come
 
     def send(self, job: TrainingJob) -> None:
-        Played.running.append(self)
-        self.job, self.beside = job, False
-        for played in Played.running if len(Played.running) > 1 else ():
-            played.beside = True
-        self.answers.append(time.perf_counter() + ALONE)
+        assert not any(p.job for p in Played.made), "two jobs at a time"
+        self.job = job
+        self.answers.append(time.perf_counter() + TAKES * job.steps / 10 * len(job.members))
 
     def recv(self) -> Any:
         self.answers.pop(0)
         if self.job is None:
             return None
-        Played.running.remove(self)
-        takes = self.together if self.beside else ALONE
-        curve = Curve(self.job.member, (self.job.steps,), (1.0,), 1.0, None)
-        return "no memory" if self.job.member.seed < 0 else TimedCurve(curve, (takes,), self.job.steps / takes, None)
+        job, self.job = self.job, None
+        if job.members[0].seed < 0:
+            return "no memory"
+        return [TimedCurve(Curve(m, (job.steps,), (1.0,), 1.0, None), (TAKES,), 1.0, None) for m in job.members]
 
-    def terminate(self) -> None: ...
+    def terminate(self) -> None:
+        self.ended = True
 
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
-    Played.running.clear()
+    Played.made.clear()
 
     def ready(pipes: list[Played], timeout: float) -> list[Played]:
         while True:
@@ -56,51 +57,71 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
                 return found
             time.sleep(0.002)
 
-    def make(jobs: list[TrainingJob], *, seconds: float = 60.0, together: float = 2 * ALONE) -> tuple[Queue, list[Any]]:
-        done: list[Any] = []
+    def make(jobs: list[TrainingJob], *, seconds: float = 60.0) -> tuple[Queue, list[TrainingJob]]:
+        done: list[TrainingJob] = []
         monkeypatch.setattr(gpu_queue, "OVERHEAD", 0.0)
         monkeypatch.setattr(gpu_queue, "wait", ready)
 
         def hire(graph: Any) -> gpu_queue.Worker:
-            played: Any = Played(together)
+            played: Any = Played(graph)
             return gpu_queue.Worker(played, played)
 
         monkeypatch.setattr(gpu_queue, "hire", hire)
         known: Any = lambda name: name  # noqa: E731
-        left = lambda: [j for j in jobs if j not in [d[0] for d in done]]  # noqa: E731
-        made = Queue(Agenda(left, known, lambda job, _, beside: done.append((job, beside))), seconds=seconds)
-        return made, done
+        left = lambda: [j for j in jobs if j not in done]  # noqa: E731
+        return Queue(Agenda(left, known, lambda job, _: done.append(job)), seconds=seconds), done
 
     return make
 
 
-def jobs(*names: str, steps: int = 10) -> list[TrainingJob]:
-    return [TrainingJob(name, Member(place, 1e-3, 0.1), steps) for place, name in enumerate(names)]
+def jobs(*names: str, steps: int = 10, members: int = 1) -> list[TrainingJob]:
+    seeds = lambda place: tuple(Member(10 * place + i, 1e-3, 0.1) for i in range(members))  # noqa: E731
+    return [TrainingJob(name, seeds(place), steps) for place, name in enumerate(names)]
 
 
-def test_all_jobs_are_done_once_and_two_at_a_time_only_where_that_was_faster(queue: Any) -> None:
-    wanted = jobs("a", "b", "a", "b", "a", "b", "a", "b")
-    made, done = queue(wanted, together=2 * ALONE)
+def test_all_jobs_are_done_once_and_one_at_a_time(queue: Any) -> None:
+    wanted = jobs("a", "b", "a", "b", members=2)
+    made, done = queue(wanted)
     made.run()
-    assert sorted(j.member.seed for j, _ in done) == list(range(8))
-    assert made.slots == 1 and [beside for _, beside in done[4:]] == [False] * 4
-    assert sum(beside for _, beside in done) == 2
-    made, done = queue(wanted, together=1.2 * ALONE)
+    assert sorted(done, key=wanted.index) == wanted
+    assert len(Played.made) == 2 and all(p.ended for p in Played.made)
+
+
+def test_a_process_that_is_not_needed_any_more_makes_room(queue: Any) -> None:
+    names = [f"shape {i}" for i in range(gpu_queue.KEPT + 3)]
+    made, done = queue(jobs(*names, steps=1))
     made.run()
-    assert made.slots == 2 and sum(beside for _, beside in done) > 2
+    assert [job.graph for job in done] == names
+    assert len(made.workers) <= gpu_queue.KEPT < len(Played.made)
 
 
 def test_jobs_that_would_end_too_late_are_not_begun_but_shorter_ones_are(queue: Any) -> None:
-    long, short = jobs("a", "a", steps=100), [TrainingJob("a", Member(7, 1e-3, 0.1), 1)]
+    long, short = jobs("a", "a", steps=100), [TrainingJob("a", (Member(7, 1e-3, 0.1),), 1)]
     made, done = queue([jobs("a")[0], *long, *short], seconds=0.3)
     made.run()  # ten steps take 0.04 s, so a hundred take longer than what is left
-    assert [j.steps for j, _ in done] == [10, 1]
+    assert [j.steps for j in done] == [10, 1]
+
+
+def test_of_a_job_that_would_end_too_late_those_runs_are_trained_that_end_in_time(queue: Any) -> None:
+    first, many = jobs("a")[0], jobs("a", steps=10, members=20)[0]
+    made, done = queue([first, many], seconds=0.3)
+    made.agenda = replace(made.agenda, jobs=lambda: [many] if len(done) == 1 else [first] if not done else [])
+    made.run()
+    assert done[0] == first and 1 <= len(done[1].members) < 20
+    assert done[1].members == many.members[: len(done[1].members)]
+
+
+def test_the_expected_time_of_a_step_counts_before_any_is_measured(queue: Any) -> None:
+    made, done = queue(jobs("a", steps=10), seconds=5.0)
+    made.run_seconds = 1.0
+    made.run()
+    assert done == []
 
 
 def test_a_graph_that_fails_is_given_up_and_the_others_go_on(queue: Any) -> None:
-    made, done = queue([TrainingJob("a", Member(-1, 1e-3, 0.1), 10), *jobs("a", "b", "b")])
+    made, done = queue([TrainingJob("a", (Member(-1, 1e-3, 0.1),), 10), *jobs("a", "b", "b")])
     made.run()
-    assert made.failed == {"a"} and [j.graph for j, _ in done] == ["b", "b"]
+    assert made.failed == {"a"} and [j.graph for j in done] == ["b", "b"]
 
 
 @pytest.mark.slow
@@ -108,13 +129,13 @@ def test_processes_train_and_answer(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes(b"the cat sat on the mat. " * 100)
     model = {"d_model": 16, "n_layers": 1, "heads": 2, "context": 16, "vocab_size": 256}
-    done: list[tuple[TrainingJob, TimedCurve]] = []
-    plan = [TrainingJob("a", Member(s, 1e-2, 0.1), 30) for s in (0, 1)]
+    done: list[tuple[TrainingJob, list[TimedCurve]]] = []
+    plan = [TrainingJob("a", (Member(s, 1e-2, 0.1), Member(s, 2e-2, 0.1)), 30) for s in (0, 1)]
     agenda = Agenda(
         lambda: [j for j in plan if j not in [d for d, _ in done]],
         lambda _: WorkerSetup(model, Train(batch=2, compile=False), text, (2000, 2400)),
-        lambda job, curve, _: done.append((job, curve)),
+        lambda job, curves: done.append((job, curves)),
     )
     Queue(agenda, seconds=120).run()
     assert [job for job, _ in done] == plan
-    assert all(o.curve.train_loss[-1] < o.curve.train_loss[0] for _, o in done)
+    assert all(o.curve.train_loss[-1] < o.curve.train_loss[0] for _, curves in done for o in curves)

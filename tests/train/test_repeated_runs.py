@@ -11,9 +11,9 @@ import torch
 
 from deadweight.train.data import TokenSplit, batch, windows
 from deadweight.train.ensemble import Member
-from deadweight.train.loop import make_optimizer
 from deadweight.train.objective import Objective
-from deadweight.train.repeated_runs import Repeated, first_weights, settings_of, speed
+from deadweight.train.optimizer import make_optimizer
+from deadweight.train.repeated_runs import Repeated, TimedCurve, TrainingJob, first_weights, settings_of, speed
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
@@ -45,32 +45,65 @@ def alone(member: Member, config: TransformerConfig, steps: int) -> tuple[list[f
         return losses, objective(windows(TEXT[:400], config.context)).item()
 
 
+def one(repeated: Repeated, member: Member, steps: int) -> TimedCurve:
+    return repeated.run(TrainingJob("shape", (member,), steps), TOKENS)[0]
+
+
 def test_every_training_has_the_losses_it_would_have_alone() -> None:
     repeated = Repeated(CONFIG, TRAIN, CPU)
     repeated.prepare()
     for member, steps in ((Member(0, 1e-2, 0.5), 6), (Member(1, 3e-3, 0.0), 4), (Member(0, 1e-2, 0.5), 6)):
-        outcome = repeated.run(member, steps, TOKENS)
+        outcome = one(repeated, member, steps)
         losses, end = alone(member, CONFIG, steps)
         assert list(outcome.curve.train_loss) == pytest.approx(losses, rel=1e-5)  # float32, summed in one order
         assert outcome.curve.valid_loss == pytest.approx(end, rel=1e-5)
         assert outcome.tokens_per_second > 0 and len(outcome.seconds) == steps
 
 
+def test_runs_side_by_side_have_the_losses_they_would_have_alone() -> None:
+    members = (Member(0, 1e-2, 0.5), Member(1, 3e-3, 0.0), Member(0, 3e-2, 0.1))
+    repeated = Repeated(CONFIG, TRAIN, CPU)
+    repeated.prepare(side_by_side=2)
+    for member, outcome in zip(members, repeated.run(TrainingJob("shape", members, 5), TOKENS), strict=True):
+        losses, end = alone(member, CONFIG, 5)
+        assert outcome.curve.member == member
+        assert list(outcome.curve.train_loss) == pytest.approx(losses, rel=1e-5)
+        assert outcome.curve.valid_loss == pytest.approx(end, rel=1e-5)
+
+
+def test_rounded_weights_are_judged_beside_the_exact_ones() -> None:
+    repeated = Repeated(CONFIG, TRAIN, CPU)
+    (outcome,) = repeated.run(TrainingJob("shape", (Member(0, 1e-2, 0.1),), 30, rounded_to=(16, 2)), TOKENS)
+    assert outcome.rounded[16] == pytest.approx(outcome.curve.valid_loss, rel=1e-4)  # 16 bits round by 2⁻¹⁶
+    assert outcome.rounded[2] > outcome.curve.valid_loss + 1e-3
+
+
+def test_an_exact_change_of_weights_along_the_way_changes_the_path_and_not_the_first_steps() -> None:
+    member = Member(0, 1e-2, 0.1)
+    plain, turned = (
+        Repeated(CONFIG, TRAIN, CPU).run(TrainingJob("shape", (member,), 8, upkeep=upkeep, every=4), TOKENS)[0]
+        for upkeep in (None, "both")
+    )
+    same, other = plain.curve.train_loss, turned.curve.train_loss
+    assert same[:4] == other[:4] and same[4] == pytest.approx(other[4], rel=1e-5)  # float32, rounded anew
+    assert same[7] != pytest.approx(other[7], rel=1e-6)
+
+
 def test_a_constant_scale_is_that_of_the_shape_and_a_learned_one_moves() -> None:
     scaled = TransformerConfig(**SIZES, learned_scale=True)
     repeated = Repeated(scaled, TRAIN, CPU)
     half = replace(Member(0, 1e-2, 0.1), scale=0.5)
-    found = repeated.run(half, 5, TOKENS).curve.train_loss
+    found = one(repeated, half, 5).curve.train_loss
     assert {float(p.exp()) for p in logs(repeated)} == {0.5}
     wanted, _ = alone(half, TransformerConfig(**SIZES, scale=0.5 * 8**-0.5), 5)
     assert list(found) == pytest.approx(wanted, rel=1e-4)  # the scale enters the scores in another place
     assert list(found) != pytest.approx(alone(half, CONFIG, 5)[0], rel=1e-7)
-    repeated.run(replace(half, learned_scale=True), 5, TOKENS)
+    one(repeated, replace(half, learned_scale=True), 5)
     assert 0.5 not in {float(p.exp()) for p in logs(repeated)}
 
 
 def logs(repeated: Repeated) -> list[torch.Tensor]:
-    return [p for n, layer in repeated.model.named_parameters() if n.endswith("log_scale") for p in layer.detach()]
+    return [p for n, layer in repeated.models[0].named_parameters() if n.endswith("log_scale") for p in layer.detach()]
 
 
 def test_shapes_begin_with_the_same_weights_wherever_both_have_them() -> None:
@@ -85,7 +118,7 @@ def test_shapes_begin_with_the_same_weights_wherever_both_have_them() -> None:
 
 
 def test_a_training_that_diverges_stops_and_says_when() -> None:
-    outcome = Repeated(CONFIG, TRAIN, CPU).run(Member(0, 1e30, 0.1), 80, TOKENS)
+    outcome = one(Repeated(CONFIG, TRAIN, CPU), Member(0, 1e30, 0.1), 80)
     assert outcome.curve.diverged_at is not None and outcome.curve.diverged_at < 80
     assert math.isnan(outcome.curve.valid_loss)
 

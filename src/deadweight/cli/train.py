@@ -91,6 +91,8 @@ def train(
     deadweight train OUT --text book.txt --steps 2000        your text
     deadweight train OUT --query identity                    without query weights
     deadweight train OUT --config run.toml                   all settings from a file
+    deadweight train OUT --set model.causal=false            an encoder, with masked tokens
+    deadweight train OUT --set train.optimizer=muon          orthogonal updates for the matrices of the layers
     deadweight train OUT --set model.biases='["query","value"]' --set train.weight_decay=0.03
     torchrun --nproc-per-node 8 -m deadweight train OUT --config run.toml
                                                              many GPUs; accelerate launch works too

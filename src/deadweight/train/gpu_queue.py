@@ -1,16 +1,17 @@
-"""A queue of training runs on one GPU. Every compiled graph has its own process, which compiles while others train.
+"""A queue of training jobs on one GPU. Every compiled graph has its own process, which compiles while others train.
 
-After each result the queue asks again which jobs are left, so a sweep can decide what is trained next, and a queue that
-was stopped can be resumed.
+One job trains at a time; its runs share the GPU. After each result the queue asks again which jobs are left, so a sweep
+can decide what is trained next, and a queue that was stopped can be resumed.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -20,25 +21,14 @@ import torch
 
 from deadweight.progress import Progress, silent
 from deadweight.train.data import TokenSplit
-from deadweight.train.ensemble import Member
-from deadweight.train.repeated_runs import Repeated, TimedCurve
+from deadweight.train.repeated_runs import Repeated, TimedCurve, TrainingJob
 from deadweight.train.settings import Table, Train
 from deadweight.transformer import TransformerConfig
 
 PREPARING = 4  # processes that compile at the same time
-AHEAD = 16  # jobs for which processes are started before their turn
-OVERHEAD = 6.0  # seconds of a run besides its steps: initial weights, evaluation
-WORTH_IT = 1.03  # two runs share the GPU if together they are at least this many times as fast as one
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """One training run. `graph` names the process that runs it."""
-
-    graph: str
-    member: Member
-    steps: int
-    judged_on: int | None = None  # tokens of the validation text; None: all
+AHEAD = 6  # jobs for which processes are started before their turn
+KEPT = 6  # processes at most: each holds weights and a copy of the text on the GPU
+OVERHEAD = 3.0  # seconds that are left over at the end, at least
 
 
 @dataclass(frozen=True)
@@ -49,6 +39,8 @@ class WorkerSetup:
     train: Train
     text: Path  # raw bytes: the training text, then the validation text
     cuts: tuple[int, int]  # ends of the training text and of the validation text
+    graphs: bool = True  # steps are replayed as CUDA graphs
+    side_by_side: int = 1  # runs of a job at most, for which the process compiles ahead
 
     def tokens(self, judged_on: int | None) -> TokenSplit:
         """One token per byte, mapped from the file; of the validation text the first `judged_on`."""
@@ -59,11 +51,11 @@ class WorkerSetup:
 @dataclass(frozen=True)
 class Agenda:
     """What a queue works on: `jobs` lists what is left, first things first, `setup` gives what the process of a graph
-    needs, and `keep` takes every result: the job, its curve, and whether another run shared the GPU."""
+    needs, and `keep` takes the results of a job, one curve per member."""
 
     jobs: Callable[[], list[TrainingJob]]
     setup: Callable[[str], WorkerSetup]
-    keep: Callable[[TrainingJob, TimedCurve, bool], None]
+    keep: Callable[[TrainingJob, list[TimedCurve]], None]
 
 
 @dataclass
@@ -74,7 +66,6 @@ class Worker:
     pipe: Connection
     ready: bool = False
     job: TrainingJob | None = None
-    beside: bool = False  # another run shared the GPU
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -82,11 +73,11 @@ def serve(pipe: Connection, setup: WorkerSetup) -> None:
     """The process: compile, then train what is sent until None comes."""
     try:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        repeated = Repeated(TransformerConfig(**setup.model), setup.train, device)
-        repeated.prepare()
+        repeated = Repeated(TransformerConfig(**setup.model), setup.train, device, graphs=setup.graphs)
+        repeated.prepare(setup.side_by_side)
         pipe.send(None)
         while (job := pipe.recv()) is not None:
-            pipe.send(repeated.run(job.member, job.steps, setup.tokens(job.judged_on)))
+            pipe.send(repeated.run(job, setup.tokens(job.judged_on)))
     except (EOFError, KeyboardInterrupt):
         return
     except Exception:  # noqa: BLE001 - sent to the queue, which continues without this graph
@@ -104,22 +95,18 @@ def hire(setup: WorkerSetup) -> Worker:
 
 
 class Queue:
-    """Works through an agenda until it is done or the time is over.
-
-    `at_once` says how many runs share the GPU; by default two share it if a trial shows that this is faster.
-    """
+    """Works through an agenda until it is done or the time is over. `run_seconds` is the expected time of one step of
+    one run, until it is measured."""
 
     def __init__(
-        self, agenda: Agenda, *, seconds: float, at_once: int | None = None, progress: Progress = silent
+        self, agenda: Agenda, *, seconds: float, run_seconds: float = 0.0, progress: Progress = silent
     ) -> None:
         self.agenda, self.progress = agenda, progress
         self.end = time.perf_counter() + seconds
         self.workers: dict[str, Worker] = {}
         self.failed: set[str] = set()
-        self.slots = at_once  # runs at a time; None: not known yet
-        self.alone: dict[str, float] = {}  # tokens per second, by graph
-        self.gains: list[float] = []  # speed of the runs that shared the GPU, relative to their speed alone
-        self.step_seconds = {False: 0.0, True: 0.0}  # the slowest so far, alone (False) and sharing the GPU (True)
+        self.run_seconds = run_seconds
+        self.measured: list[float] = []  # seconds of one step of one run, by job
 
     def run(self) -> None:
         try:
@@ -129,7 +116,7 @@ class Queue:
                 self.send(jobs)
                 busy = any(w.job for w in self.workers.values())
                 waiting = any(not w.ready for w in self.workers.values()) and time.perf_counter() < self.end
-                if not busy and not (waiting and any(map(self.fits, jobs))):
+                if not busy and not (waiting and any(map(self.part_that_fits, jobs))):
                     return
                 for pipe in wait([w.pipe for w in self.workers.values()], timeout=1.0):
                     self.hear(next(name for name, w in self.workers.items() if w.pipe is pipe))
@@ -143,42 +130,43 @@ class Queue:
         return [job for job in self.agenda.jobs() if job not in running and job.graph not in self.failed]
 
     def hire_for(self, jobs: list[TrainingJob]) -> None:
-        for job in jobs[:AHEAD]:
+        """Start the processes of the next graphs; those whose graph is not needed soon make room."""
+        wanted = list(dict.fromkeys(job.graph for job in jobs[:AHEAD]))
+        for graph in wanted:
             if sum(not w.ready for w in self.workers.values()) >= PREPARING:
                 return
-            if job.graph not in self.workers:
-                self.workers[job.graph] = hire(self.agenda.setup(job.graph))
+            if graph not in self.workers and self.make_room(wanted):
+                self.workers[graph] = hire(self.agenda.setup(graph))
+
+    def make_room(self, wanted: list[str]) -> bool:
+        """Whether there is room for one more process, after ending an idle one that is not wanted."""
+        if len(self.workers) < KEPT:
+            return True
+        idle = [name for name, w in self.workers.items() if w.ready and w.job is None and name not in wanted]
+        for name in idle[:1]:
+            self.workers.pop(name).process.terminate()
+        return bool(idle)
 
     def send(self, jobs: list[TrainingJob]) -> None:
-        """Send the first jobs that can start now to their processes, as many as there are free slots."""
-        jobs = [job for job in jobs if self.is_free(job.graph) and self.fits(job)]
-        places = self.slots or self.places_to_try(jobs)
+        """Send the first job that can start now to its process, if none is running; towards the end, a part of it."""
+        if any(w.job for w in self.workers.values()):
+            return
         for job in jobs:
-            running = [w for w in self.workers.values() if w.job]
-            if len(running) < places and self.is_free(job.graph):
-                worker = self.workers[job.graph]
-                worker.job, worker.started, worker.beside = job, time.perf_counter(), bool(running)
-                for other in running:
-                    other.beside = True
-                worker.pipe.send(job)
+            worker, part = self.workers.get(job.graph), self.part_that_fits(job)
+            if worker is not None and worker.ready and part is not None:
+                worker.job, worker.started = part, time.perf_counter()
+                worker.pipe.send(part)
+                return
 
-    def is_free(self, graph: str) -> bool:
-        worker = self.workers.get(graph)
-        return worker is not None and worker.ready and worker.job is None
-
-    def places_to_try(self, jobs: list[TrainingJob]) -> int:
-        """Two for the trial, once the speed of the next two graphs alone is known; else one."""
-        idle = not any(w.job for w in self.workers.values())
-        known = len({job.graph for job in jobs[:2]} & set(self.alone)) == 2
-        return 2 if idle and known else 1
-
-    def fits(self, job: TrainingJob) -> bool:
-        """Whether it ends in time at the slowest speed so far."""
-        beside = (self.slots or 1) > 1
-        return time.perf_counter() + job.steps * self.step_seconds[beside] + OVERHEAD < self.end
+    def part_that_fits(self, job: TrainingJob) -> TrainingJob | None:
+        """As many runs of a job as end in time, by the slowest job so far."""
+        per_run = job.steps * max(self.measured, default=self.run_seconds)
+        left = self.end - time.perf_counter() - OVERHEAD
+        runs = len(job.members) if per_run == 0 and left > 0 else math.floor(left / per_run) if left > 0 else 0
+        return replace(job, members=job.members[:runs]) if runs > 0 else None
 
     def hear(self, name: str) -> None:
-        """Take a message of a process: None (ready), an error, or the result of its job."""
+        """Take a message of a process: None (ready), an error, or the results of its job."""
         worker = self.workers[name]
         try:
             message = worker.pipe.recv()
@@ -195,18 +183,8 @@ class Queue:
         else:
             assert worker.job is not None
             job, worker.job = worker.job, None
-            self.learn(job, message, worker.beside)
-            self.agenda.keep(job, message, worker.beside)
-            self.progress(f"{name}, {job.member}, {job.steps} steps: {message.curve.valid_loss:.4f} after {gone:.1f} s")
-
-    def learn(self, job: TrainingJob, result: TimedCurve, beside: bool) -> None:
-        """Update the time per step; after the trial decide whether two runs share the GPU."""
-        took = result.seconds[-1] / result.curve.steps[-1]
-        self.step_seconds[beside] = max(self.step_seconds[beside], took)
-        if not beside:
-            self.alone[job.graph] = result.tokens_per_second
-        elif self.slots is None:
-            self.gains.append(result.tokens_per_second / self.alone[job.graph])
-            if len(self.gains) == 2:
-                self.slots = 2 if sum(self.gains) > WORTH_IT else 1
-                self.progress(f"two runs at a time: {sum(self.gains):.3f} times the speed of one")
+            self.measured.append(gone / job.steps / len(job.members))
+            self.agenda.keep(job, message)
+            ends = ", ".join(f"{result.curve.valid_loss:.4f}" for result in message)
+            speed = sum(result.tokens_per_second for result in message)
+            self.progress(f"{name}, {job.steps} steps: {ends} after {gone:.1f} s, {speed:,.0f} tokens/s together")

@@ -24,14 +24,15 @@ from deadweight.source.printable import printable
 from deadweight.train.data import Corpus, batch, prepare, windows
 from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.launch import DATA, begin_out, finished_run, make_accelerator
+from deadweight.train.masking import hide_tokens
 from deadweight.train.memory import check_memory
-from deadweight.train.objective import Objective
+from deadweight.train.objective import Objective, language_model
+from deadweight.train.optimizer import make_optimizer, set_learning_rate
 from deadweight.train.result import Listener, Metrics, Trained, Update, write_result
 from deadweight.train.schedule import learning_rate
 from deadweight.train.settings import Run, Train
 from deadweight.train.state import load_state, save_state, saved_step, saved_text, whole_weights
 from deadweight.train.tokenizer import save_tokenizer
-from deadweight.transformer import TransformerForCausalLM
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
@@ -55,8 +56,6 @@ def train(
         return finished
     accelerator = make_accelerator()
     main, new = accelerator.is_main_process, not folder.exists()
-    if not run.shape().causal:
-        raise DeadweightError("found causal = false; expected a decoder: encoders can be built, but not trained here")
     check_memory(run, accelerator)
     context = run.shape().context
     try:
@@ -85,7 +84,7 @@ class Trainer:
                 f"found batch = {run.train.batch}; expected a multiple of the {accelerator.num_processes} processes"
             )
         torch.manual_seed(run.train.seed)
-        model = TransformerForCausalLM(self.config).to(device).train()
+        model = language_model(self.config).to(device).train()
         self.parameters = model.num_parameters()
         self.precision = precision_of(run.train, device)
         compiled = device.type == "cuda" if run.train.compile is None else run.train.compile
@@ -160,9 +159,10 @@ class Trainer:
     def micro_batch(self, micro: int) -> Tensor:
         """This process's share of the sequences of a micro-batch."""
         train, accelerator = self.settings, self.accelerator
-        drawn = batch(
-            self.corpus.train, self.step * train.accumulate + micro, train.seed, train.batch, self.config.context
-        )
+        number = self.step * train.accumulate + micro
+        drawn = batch(self.corpus.train, number, train.seed, train.batch, self.config.context)
+        if not self.config.causal:
+            drawn = hide_tokens(drawn, self.config.vocab_size, train.seed, number)
         mine = drawn.chunk(accelerator.num_processes)[accelerator.process_index]
         if accelerator.device.type == "cuda":
             mine = mine.pin_memory()
@@ -240,9 +240,11 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, limit: int | None) -> tuple[float, float]:
-        """The mean loss on the validation text, and bits per byte of it."""
+        """The mean loss on the validation text, and bits per byte of it; for an encoder, of its masked tokens."""
         context, accelerator = self.config.context, self.accelerator
         every = windows(self.corpus.valid, context, limit)
+        if not self.config.causal:
+            every = hide_tokens(every, self.config.vocab_size, seed=0, step=0)
         mine = every[accelerator.process_index :: accelerator.num_processes]
         sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
         objective = accelerator.unwrap_model(self.objective) if accelerator.num_processes == 1 else self.objective
@@ -283,7 +285,7 @@ class Trainer:
         """The model as Hugging Face reads it, with its tokenizer, in OUT itself; the result marks the run finished."""
         weights = whole_weights(self.objective)
         if self.accelerator.is_main_process:
-            model = TransformerForCausalLM(self.config)
+            model = language_model(self.config)
             model.load_state_dict({name.removeprefix("model."): value for name, value in weights.items()})
             with without_bars():
                 model.save_pretrained(str(self.out))
@@ -295,21 +297,6 @@ class Trainer:
 def precision_of(train: Train, device: torch.device) -> torch.dtype:
     wanted = train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
     return torch.bfloat16 if wanted == "bf16" else torch.float32
-
-
-def make_optimizer(model: nn.Module, train: Train, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW; weight decay applies to matrices and embeddings, not to vectors."""
-    own = list(model.parameters())
-    matrices, vectors = [p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]
-    decays = (matrices, train.weight_decay), (vectors, 0.0)
-    groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
-    betas = (train.beta1, train.beta2)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, fused=device.type == "cuda")
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def tensorboard(out: Path) -> SummaryWriter:

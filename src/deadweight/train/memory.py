@@ -8,8 +8,9 @@ import psutil
 import torch
 
 from deadweight.errors import DeadweightError
+from deadweight.train.objective import language_model
 from deadweight.train.settings import Run
-from deadweight.transformer import TransformerForCausalLM
+from deadweight.transformer import TransformerConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
@@ -36,7 +37,8 @@ def count_parameters(run: Run) -> int:
     """The parameters of the model, for the smallest vocabulary that its tokenizer can have."""
     try:
         with torch.device("meta"):
-            return TransformerForCausalLM(run.config(run.shape().vocab_size)).num_parameters()
+            config = TransformerConfig(**{**run.model, "vocab_size": run.shape().vocab_size})
+            return language_model(config).num_parameters()
     except RuntimeError as error:  # torch cannot even count them
         raise DeadweightError("found a weight of more than 2⁶³ bytes; expected a smaller width") from error
 

@@ -16,8 +16,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-import tomli_w
-
 from deadweight.errors import DeadweightError
 from deadweight.source.printable import printable
 from deadweight.source.type_aliases import Setting
@@ -47,6 +45,7 @@ class Train:
     steps: int = 600
     batch: int = 32
     accumulate: int = 1
+    optimizer: str = "adamw"  # or muon: orthogonal updates for the matrices of the layers, AdamW for the rest
     learning_rate: float = 1e-3
     final_share: float = 0.1  # of the learning rate, at the end
     warmup: int = 50
@@ -91,12 +90,16 @@ class Run:
         return shape
 
     def config(self, vocabulary: int) -> TransformerConfig:
-        """The model's config; its vocabulary is the tokenizer's, or a larger one that [model] asks for."""
+        """The model's config; its vocabulary is the tokenizer's, or a larger one that [model] asks for. An encoder has
+        one more token, its last: the mask."""
         from deadweight.transformer import TransformerConfig
 
+        mask = "" if self.shape().causal else " and a mask"
+        vocabulary += bool(mask)
         if self.shape(vocabulary).vocab_size < vocabulary:
             raise DeadweightError(
-                f"found vocab_size = {self.model.get('vocab_size')}; expected at least the tokenizer's {vocabulary}"
+                f"found vocab_size = {self.model.get('vocab_size')}; expected at least {vocabulary}: the tokenizer's "
+                f"tokens{mask}"
             )
         return TransformerConfig(**{**self.model, "vocab_size": self.shape(vocabulary).vocab_size})
 
@@ -192,6 +195,7 @@ def check_train(train: Train, where: str) -> None:
     require(train.seed < 1 << 63, where, "seed", train, "a number below 2⁶³")
     require(0 < train.decay_share <= 1, where, "decay_share", train, "a number above 0, at most 1")
     require(train.schedule in ("cosine", "wsd"), where, "schedule", train, "cosine or wsd")
+    require(train.optimizer in ("adamw", "muon"), where, "optimizer", train, "adamw or muon")
     require(train.precision in ("auto", "fp32", "bf16"), where, "precision", train, "auto, fp32 or bf16")
 
 
@@ -206,6 +210,8 @@ def require(holds: bool, where: str, key: str, table: Data | Train, expected: st
 
 def as_toml(run: Run) -> str:
     """The run as a file that `read_run` reads back."""
+    import tomli_w  # only where a run is written: training needs torch and transformers alone
+
     tables = {"model": run.model, "data": changed_settings(run.data), "train": changed_settings(run.train)}
     return tomli_w.dumps({name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()})
 

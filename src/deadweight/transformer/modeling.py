@@ -65,9 +65,10 @@ class Attention(nn.Module):
         self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None, index: int
     ) -> Tensor:
         s = self.shape
-        q = self.query_norm(self.query(x).unflatten(-1, (s.heads, s.d_qk))).transpose(1, 2)  # b h t q
-        k = self.key_norm(self.key(x).unflatten(-1, (s.key_heads, s.d_qk))).transpose(1, 2)  # b g t q
-        v = self.value(x).unflatten(-1, (s.key_heads, s.d_v)).transpose(1, 2)  # b g t v
+        q, k, v = self.project(x)
+        q = self.query_norm(q.unflatten(-1, (s.heads, s.d_qk))).transpose(1, 2)  # b h t q
+        k = self.key_norm(k.unflatten(-1, (s.key_heads, s.d_qk))).transpose(1, 2)  # b g t q
+        v = v.unflatten(-1, (s.key_heads, s.d_v)).transpose(1, 2)  # b g t v
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
         if self.log_scale is not None:
@@ -76,6 +77,9 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.update(k, v, index)
         return self.output(self.attend(q, k, v, mask).flatten(2))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(x), self.key(x), self.value(x)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The outputs of the heads, (b, t, h, v), by PyTorch's attention or by the implementation of the config."""
