@@ -14,6 +14,7 @@ record. Claims are proved and their structure is checked. Evidence on narrow clo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -164,7 +165,9 @@ class Job:
 
 def run_types(todo: list[tuple[str, str]], record: Record, workers: int, seconds: int, file: Path) -> Record:
     """The record with these types, saved now and then and at the end, also of a run that is interrupted."""
-    context = multiprocessing.get_context("fork")  # torch and transformers are imported once; nothing has run yet
+    context = multiprocessing.get_context("fork")  # torch and transformers are imported once, in one thread
+    if todo:
+        warm_up()
     waiting, running, saved = list(reversed(todo)), list[Job](), time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -183,6 +186,13 @@ def run_types(todo: list[tuple[str, str]], record: Record, workers: int, seconds
         finally:
             record.save(file)
     return record
+
+
+def warm_up() -> None:
+    """Trace one model before processes are forked: what torch.export imports at its first use costs a second each."""
+    torch.set_num_threads(1)  # a process with more threads cannot be forked safely
+    with contextlib.suppress(Exception):  # its own entry says what is wrong
+        examine("causal", "gpt2", as_narrow=False)
 
 
 def start_job(context: Any, kind: str, model_type: str, seconds: int) -> Job:
@@ -245,7 +255,7 @@ def choose_types(
 def main(
     kind: Annotated[list[str], typer.Option(help="causal, masked or base; may be repeated")] = list(CATALOGUED),  # noqa: B006
     types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
-    seconds: Annotated[int, typer.Option(help="Processor time for each type; its narrow clone gets as much.")] = 30,
+    seconds: Annotated[int, typer.Option(help="Processor time for each type; its narrow clone gets as much.")] = 20,
     workers: Annotated[int, typer.Option(help="Processes at a time.")] = 2,
     redo: Annotated[str, typer.Option(help="Run these results again: crash,timeout,nothing.")] = "",
     read: Annotated[bool, typer.Option("--read", help="Run nothing.")] = False,
