@@ -30,7 +30,8 @@ class SourceLine:
         return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}"
+        """For people: a file of an installed library without the folder of the environment."""
+        return f"{self.path.rpartition('/site-packages/')[2]}:{self.line}"
 
 
 @dataclass(frozen=True)
