@@ -107,6 +107,12 @@ class Completeness:
     unsound: int = 0  # tangents that do not lie in the null space: must be 0
     clone: str = ""  # what it was measured on, in words
 
+    @property
+    def measured_on(self) -> str:
+        """What it was measured on, in words, with its size."""
+        known = not self.parameters or "parameters" in self.clone
+        return self.clone if known else f"{self.clone}, {self.parameters:,} parameters"
+
 
 @dataclass(frozen=True)
 class Audit(Shown):

@@ -269,8 +269,7 @@ def _completeness(c: Completeness) -> Text:
         (verdict, style),
     )
     if c.clone:
-        text.append(f"\n  measured on {one_line(c.clone)}", style="dim")
-        text.append(f", {count(c.parameters)} parameters" if c.parameters else "", style="dim")
+        text.append(f"\n  measured on {one_line(c.measured_on)}", style="dim")
     if c.by_law:
         text.append("\n  " + " + ".join(f"{count(n)} {printable(law)}" for law, n in c.by_law), style="dim")
     if c.unsound:
