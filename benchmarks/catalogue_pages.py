@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 from catalogue_record import Record, Row, TypeEntry, accounts, with_coverage
-from costs_report import Cost, in_words, recorded_costs
+from costs_report import Cost, in_words, percent, recorded_costs
 from coverage_words import WORDS
 
 from deadweight.laws.page import pages as law_pages
@@ -153,7 +153,7 @@ def cost_row(cost: Cost) -> dict[str, str]:
         "hub": cost.row["hub"],
         "parameters": f"{cost.row['parameters']:,}",
         "avoidable": f"{cost.total('parameters', 'dead', 'folds'):,}",
-        "removable": f"{cost.total('parameters'):,} ({cost.share:.2%})",
+        "removable": f"{cost.total('parameters'):,} ({percent(cost.share)})",
         "bytes": f"{in_words(cost.total('bytes'))}B",
         "flops": in_words(cost.total("flops")),
     }

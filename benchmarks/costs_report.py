@@ -47,6 +47,10 @@ def in_words(n: int) -> str:
     return str(n)
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
 def costs_page(record: Row) -> str:
     costs = [Cost(row) for row in record["rows"] if "error" not in row]
     failed = [row for row in record["rows"] if "error" in row]
@@ -58,16 +62,17 @@ def costs_page(record: Row) -> str:
         "This page says how many parameters, bytes and FLOPs per token of well-known checkpoints are redundant because "
         "of their architecture alone.",
         "",
-        f"**Between {low.share:.2%} ({low.row['name']}) and {high.share:.2%} ({high.row['name']}) of the parameters of "
-        f"{len(costs)} checkpoints can be removed without changing the function.** What a designer could have left "
-        f"out, because it is dead or folds into a neighbour, is {largest_avoidable(costs)}. The rest is free choice of "
-        "basis: `deadweight reduce` stores an identity block for each head. Small models with biases and wide heads "
-        "waste most; large models with rotary positions and without biases waste little.",
+        f"**Between {percent(low.share)} ({low.row['name']}) and {percent(high.share)} ({high.row['name']}) of the "
+        f"parameters of {len(costs)} checkpoints can be removed without changing the function.** What a designer could "
+        f"have left out, because it is dead or folds into a neighbour, is {largest_avoidable(costs)}. The rest is free "
+        "choice of basis: `deadweight reduce` stores an identity block for each head. Small models with biases and "
+        "wide heads waste most; large models with rotary positions and without biases waste little.",
         "",
         "Each checkpoint's config is built on the meta device at its full size and audited, as "
         "`deadweight audit config.json` does it; nothing is downloaded. The configs are in "
         "[checkpoints.json](../benchmarks/checkpoints.json): the sizes of the config.json that the hub id names, "
-        "entered by hand. A test builds every one and compares its parameter count with the published one.",
+        "entered by hand. A test compares the parameter count of each audited model with the published one, where it "
+        "is known.",
         "",
         "| checkpoint | parameters | dead or folds | `reduce` removes at most | bytes | FLOPs per token | most by |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -91,13 +96,13 @@ def costs_page(record: Row) -> str:
 def largest_avoidable(costs: list[Cost]) -> str:
     most = max(costs, key=lambda c: c.total("parameters", "dead", "folds") / c.row["parameters"])
     share = most.total("parameters", "dead", "folds") / most.row["parameters"]
-    return f"at most {share:.2%} ({most.row['name']})"
+    return f"at most {percent(share)} ({most.row['name']})"
 
 
 def table_row(cost: Cost) -> str:
     row, largest = cost.row, cost.largest
     return (
         f"| {row['name']} | {row['parameters']:,} | {cost.total('parameters', 'dead', 'folds'):,} | "
-        f"{cost.total('parameters'):,} ({cost.share:.2%}) | {in_words(cost.total('bytes'))}B | "
+        f"{cost.total('parameters'):,} ({percent(cost.share)}) | {in_words(cost.total('bytes'))}B | "
         f"{in_words(cost.total('flops'))} | {largest['code']} {largest['law']} |"
     )
