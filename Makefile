@@ -45,7 +45,7 @@ format: setup
 	$(BIN)/ruff format $(WHAT)
 	$(BIN)/ruff check --fix $(WHAT)
 
-# The site, in build/site: python -m http.server -d build/site. Offline once its packages are installed.
+# The site: open build/site/index.html. Offline once its packages are installed.
 $(SITE): $(STAMP)
 	$(PIP) --editable ".[docs]"
 	touch $@

@@ -14,9 +14,11 @@ record. Claims are proved and their structure is checked. Evidence on narrow clo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
+import resource
 import time
 import warnings
 from collections import Counter, defaultdict
@@ -29,7 +31,7 @@ import transformers
 import typer
 from catalogue_pages import summary_page, write_pages
 from catalogue_record import Record, TypeEntry
-from coverage import KINDS, Expired, attempt, deadline, in_words, opened
+from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -46,12 +48,14 @@ from deadweight.report.name_pattern import collapse
 from deadweight.source.model import Source
 from deadweight.source.narrow_clone import narrow
 from deadweight.source.printable import reason
+from deadweight.version import __version__
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "catalogue.json"
 CATALOGUED = ("causal", "masked", "base")  # the kinds of types that coverage.py counts
 PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended
 ENDING = 10  # seconds in which a process that has closed its pipe ends
+SAVING = 20  # seconds between two savings of the record: a run that is killed loses no more than this
 Row = dict[str, Any]
 
 
@@ -160,21 +164,35 @@ class Job:
 
 
 def run_types(todo: list[tuple[str, str]], record: Record, workers: int, seconds: int, file: Path) -> Record:
-    """The record with these types, saved after each of them."""
-    context = multiprocessing.get_context("fork")  # torch and transformers are imported once; nothing has run yet
-    waiting, running = list(reversed(todo)), list[Job]()
+    """The record with these types, saved now and then and at the end, also of a run that is interrupted."""
+    context = multiprocessing.get_context("fork")  # torch and transformers are imported once, in one thread
+    if todo:
+        warm_up()
+    waiting, running, saved = list(reversed(todo)), list[Job](), time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("proving", total=len(todo))
-        while waiting or running:
-            while waiting and len(running) < workers:
-                running.append(start_job(context, *waiting.pop(), seconds))
-            for job in finished_jobs(running, seconds * PATIENCE):
-                running.remove(job)
-                record = record.with_entry(TypeEntry.from_row(collect(job)))
-                record.save(file)
-                bar.update(task, advance=1, description=job.model_type)
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    running.append(start_job(context, *waiting.pop(), seconds))
+                for job in finished_jobs(running, seconds * PATIENCE):
+                    running.remove(job)
+                    record = record.with_entry(TypeEntry.from_row(collect(job)))
+                    bar.update(task, advance=1, description=job.model_type)
+                if time.monotonic() - saved > SAVING:
+                    record.save(file)
+                    saved = time.monotonic()
+        finally:
+            record.save(file)
     return record
+
+
+def warm_up() -> None:
+    """Trace one model before processes are forked: what torch.export imports at its first use costs a second each."""
+    torch.set_num_threads(1)  # a process with more threads cannot be forked safely
+    with contextlib.suppress(Exception):  # its own entry says what is wrong
+        examine("causal", "gpt2", as_narrow=False)
 
 
 def start_job(context: Any, kind: str, model_type: str, seconds: int) -> Job:
@@ -187,10 +205,15 @@ def start_job(context: Any, kind: str, model_type: str, seconds: int) -> Job:
 
 def answer_type(pipe: Any, kind: str, model_type: str, seconds: int) -> None:
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    row: Row = {"kind": kind, "type": model_type}
     try:
         row = catalogue_type(kind, model_type, seconds)
     except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
-        row = {"kind": kind, "type": model_type, "status": "crash", "reason": reason(error)}
+        if isinstance(error, MemoryError) or NO_MEMORY in str(error):
+            row |= {"status": "timeout", "reason": f"more than {MEMORY >> 30} GiB of memory"}
+        else:
+            row |= {"status": "crash", "reason": reason(error)}
     pipe.send(row)
 
 
@@ -232,7 +255,7 @@ def choose_types(
 def main(
     kind: Annotated[list[str], typer.Option(help="causal, masked or base; repeatable.")] = list(CATALOGUED),  # noqa: B006
     types: Annotated[str, typer.Option(help="Only these types, separated by commas.")] = "",
-    seconds: Annotated[int, typer.Option(help="CPU seconds per type.")] = 60,
+    seconds: Annotated[int, typer.Option(help="Processor time for each type; its narrow clone gets as much.")] = 20,
     workers: Annotated[int, typer.Option(help="Processes at a time.")] = 2,
     redo: Annotated[str, typer.Option(help="Run these results again: crash,timeout,nothing.")] = "",
     read: Annotated[bool, typer.Option("--read", help="Run nothing.")] = False,
@@ -244,7 +267,11 @@ def main(
     transformers.logging.set_verbosity_error()
     record = Record.load(file)
     if not read:
-        versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+        versions = {
+            "deadweight": __version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__.split("+")[0],
+        }
         todo = choose_types(record, kind, types, redo, versions)
         record = run_types(todo, record.for_versions(versions), workers, seconds, file)
     if pages is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 from catalogue_record import Record, Row, TypeEntry, accounts, with_coverage
+from costs_report import Cost, in_words, percent, recorded_costs
 from coverage_words import WORDS
 
 from deadweight.laws.page import pages as law_pages
@@ -30,14 +31,19 @@ def make_pages(record: Record) -> dict[str, str]:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
-    full, counted = with_coverage(record), accounts()
-    versions = record.versions or {"transformers": "", "torch": ""}
+    full, counted, costs = with_coverage(record), accounts(), recorded_costs()
+    versions = record.versions or {"deadweight": "", "transformers": "", "torch": ""}
     pages = {"index.html": environment.get_template("index.html").render(index_data(full, counted, versions))}
     template = environment.get_template("type.html")
     for entry in full.entries:
         account = counted.get(entry.type) if entry.kind == "causal" else None
         pages[entry.page] = template.render(
-            e=entry, laws=rows_by_law(entry), account=account, versions=versions, words=WORDS
+            e=entry,
+            laws=rows_by_law(entry),
+            account=account,
+            versions=versions,
+            words=WORDS,
+            costs=[cost_row(cost) for cost in costs if cost.row["type"] == entry.type],
         )
     data = {"versions": record.versions, "types": [asdict(entry) for entry in full.entries]}
     return pages | {"catalogue.json": json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"}
@@ -138,6 +144,19 @@ def cell(entry: TypeEntry, code: str) -> dict[str, Any] | None:
         return {"code": code, "verdict": min(verdicts, key=WEIGHT.__getitem__), "value": dof, "text": f"{dof:,}"}
     claims = dict(entry.claims).get(code)
     return {"code": "", "verdict": "", "value": claims, "text": f"×{claims}"} if claims else None
+
+
+def cost_row(cost: Cost) -> dict[str, str]:
+    """What a public checkpoint of a type could do without."""
+    return {
+        "name": cost.row["name"],
+        "hub": cost.row["hub"],
+        "parameters": f"{cost.row['parameters']:,}",
+        "avoidable": f"{cost.total('parameters', 'dead', 'folds'):,}",
+        "removable": f"{cost.total('parameters'):,} ({percent(cost.share)})",
+        "bytes": f"{in_words(cost.total('bytes'))}B",
+        "flops": in_words(cost.total("flops")),
+    }
 
 
 def rows_by_law(entry: TypeEntry) -> list[tuple[str, list[Row]]]:

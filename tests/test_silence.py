@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import pytest
 
-from deadweight.silence import silenced
+from deadweight.silence import silenced, without_jit_warnings
 
 NAMES = ("deadweight.tests.one", "deadweight.tests.two")
 
@@ -32,3 +33,10 @@ def test_a_logger_below_with_a_level_of_its_own_is_silenced_too(caplog: pytest.L
         below.debug("unheard")
     below.debug("heard")
     assert caplog.messages == ["heard"] and below.level == logging.DEBUG
+
+
+def test_only_warnings_about_torch_jit_are_hidden(recwarn: pytest.WarningsRecorder) -> None:
+    with without_jit_warnings():
+        warnings.warn("`torch.jit.script` is deprecated.", DeprecationWarning, stacklevel=1)
+        warnings.warn("something else", DeprecationWarning, stacklevel=1)
+    assert [str(w.message) for w in recwarn] == ["something else"]

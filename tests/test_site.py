@@ -155,6 +155,22 @@ def test_the_site_builds_strictly_and_fetches_nothing(site: Path) -> None:
     assert not dead
 
 
+def test_the_search_works_from_a_folder_without_a_server(site: Path, browser) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    done = build(site)
+    assert done.returncode == 0, done.stdout + done.stderr
+    browser.get_log("browser")
+    browser.get((site / "build" / "site" / "laws" / "DW005.html").as_uri())
+    field = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
+    field.click()
+    field.send_keys("key bias")
+    links = WebDriverWait(browser, 60).until(lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__link"))
+    assert "laws/DW002.html" in links[0].get_attribute("href")
+    assert browser.get_log("browser") == []
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

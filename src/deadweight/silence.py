@@ -1,8 +1,9 @@
-"""Silence the loggers of other libraries for a while, where our own message replaces theirs."""
+"""Silence loggers and warnings of other libraries for a while, where they say nothing that a user could act on."""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,3 +25,11 @@ def silenced(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def without_jit_warnings() -> Iterator[None]:
+    """Hide that torch itself still uses torch.jit: its forward-mode gradients do when they are first used."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"`torch\.jit\.", category=DeprecationWarning)
+        yield

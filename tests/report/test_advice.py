@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from deadweight.audit.result import Audit, Payoff
+from deadweight.audit.result import Audit, Payoff, SourceLine
 from deadweight.report.advice import in_units, savings, worth_of
 from deadweight.report.audit_terminal import make_console, print_audit
 
@@ -56,3 +57,14 @@ def test_proofs_explain_the_words_that_they_use_and_no_others(gpt2_like: Audit, 
     print_audit(audit, make_console(), proofs=True)
     out = capsys.readouterr().out
     assert "the value changes by adding something" in out and "turned alike" not in out
+
+
+def test_a_fix_names_the_lines_of_the_project_and_not_those_of_libraries(gpt2_like: Audit, capsys) -> None:
+    inside, outside = str(Path.cwd() / "mine" / "model.py"), "/usr/lib/site-packages/theirs.py"
+    environment = str(Path.cwd() / ".venv" / "lib" / "site-packages" / "theirs.py")
+    dead = next(f for f in gpt2_like.findings if f.verdict == "dead")
+    places = [(inside, 9), (inside, 3), (outside, 1), (environment, 1)]
+    findings = tuple(replace(dead, source=SourceLine(file, line, "constructed")) for file, line in places)
+    print_audit(with_payoff(replace(gpt2_like, findings=findings)), make_console())
+    out = capsys.readouterr().out
+    assert "at mine/model.py:3, 9" in out and "theirs.py" not in out

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-VERSIONS = {"transformers": "1", "torch": "2"}
+VERSIONS = {"deadweight": "0", "transformers": "1", "torch": "2"}
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m.bias"
 
 

@@ -29,7 +29,8 @@ class SourceLine:
         return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}"
+        """For people: a file of an installed library without the folder of the environment."""
+        return f"{self.path.rpartition('/site-packages/')[2]}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,12 @@ class Completeness:
     by_law: tuple[tuple[str, int], ...] = ()  # rank that each law adds, in the order of the laws
     unsound: int = 0  # tangents that do not lie in the null space: must be 0
     clone: str = ""  # what it was measured on, in words
+
+    @property
+    def measured_on(self) -> str:
+        """What it was measured on, in words, with its size."""
+        known = not self.parameters or "parameters" in self.clone
+        return self.clone if known else f"{self.clone}, {self.parameters:,} parameters"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from deadweight.graph.trace import TraceError, trace
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
 from deadweight.search.prover import Prover
+from deadweight.silence import without_jit_warnings
 from deadweight.source.materialise import with_values
 from deadweight.source.model import ModelSpec, Source
 from deadweight.source.type_aliases import ExampleInputs, ModelLike
@@ -125,7 +126,8 @@ def make_audit(source: Source, graph: Graph, request: AuditRequest, progress: Pr
     """The findings that are proved, replayed on numbers and confirmed by evidence, for all blocks of the model."""
     result = prove_claims(graph, request.laws, progress)
     progress("looking for evidence")
-    measured = measure(source, result.prover, request.laws, complete=request.complete)
+    with without_jit_warnings():
+        measured = measure(source, result.prover, request.laws, complete=request.complete)
     replayed = [c for c in result.claims if not measured.refuses(c)]
     lost = [c for c in replayed if not (measured.evidence_of(c) or 0.0) <= TOLERANCE]
     kept = [c for c in replayed if not any(c is other for other in lost)]
@@ -136,7 +138,7 @@ def make_audit(source: Source, graph: Graph, request: AuditRequest, progress: Pr
             unreplayed=measured.unreplayed_steps(c),
             fix=request.laws.law_of(c).fix,
             source=source_line(source.module, graph, c.node),
-            payoff=payoff_of(graph, c, request.laws.law_of(c)),
+            payoff=payoff_of(source, graph, c, request.laws.law_of(c)),
         )
         for c in kept
     ]

@@ -15,6 +15,7 @@ from deadweight.errors import DeadweightError
 from deadweight.evaluate.seen import seen_share
 from deadweight.notebook import Shown
 from deadweight.progress import Progress, silent
+from deadweight.source.hugging_face import without_bars
 from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.printable import printable
 from deadweight.source.tokens import encode_text, tokenizer_of
@@ -51,6 +52,10 @@ class Evaluation(Shown):
         return self.loss * self.tokens / math.log(2) / self.bytes
 
 
+class Evaluations(tuple[Evaluation, ...], Shown):
+    """A tuple of the evaluated models, the one to compare with first; notebooks show them side by side."""
+
+
 def evaluate(
     model: str | Path,
     text: str,
@@ -62,7 +67,7 @@ def evaluate(
     dtype: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = silent,
-) -> tuple[Evaluation, ...]:
+) -> Evaluations:
     """Loss, speed and cache of a causal language model on a text; with `against`, of both, that one first.
 
     `limit` is the number of bytes of the text that are read. Both models must have the same tokenizer.
@@ -92,7 +97,7 @@ def evaluate(
                 f"found a context of {length:,} tokens; {printable(s.name)} takes at most {s.context:,}"
             )
     results = measure_models(subjects, TokenText(torch.tensor(ids[0]), len(read), length, batch), progress)
-    return tuple(replace(e, seen=seen_share(e.model, whole, len(read))) for e in results)
+    return Evaluations(replace(e, seen=seen_share(e.model, whole, len(read))) for e in results)
 
 
 @dataclass
@@ -111,7 +116,8 @@ class EvaluatedModel:
 
         progress(f"loading {name}")
         folder = embedded.path() if name == "demo" else name
-        module: PreTrained = load(folder, **{k: v for k, v in options.items() if v is not None})
+        with without_bars():
+            module: PreTrained = load(folder, **{k: v for k, v in options.items() if v is not None})
         if not hasattr(module, "generate") or getattr(module.config, "is_encoder_decoder", False):
             raise DeadweightError(
                 f"{printable(name)} is not a causal language model; expected one that predicts tokens"

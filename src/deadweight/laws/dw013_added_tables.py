@@ -41,7 +41,7 @@ def is_table(prover: Prover, node: Node) -> bool:
 
 LAW = Law(
     title=TITLE,
-    fix="leave out a table that is always read at the same row",
+    fix="leave out a table that is always read at the same row; else leave it: one row",
     searches=(
         Search(100, find),
         Search(110, partial(find_tied_tables, law=TITLE)),

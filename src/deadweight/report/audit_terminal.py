@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import IO
+from pathlib import Path
+from typing import IO, TypeGuard
 
 from rich import box
 from rich.cells import cell_len
@@ -19,7 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.audit.result import Audit, Completeness, sum_payoffs
+from deadweight.audit.result import Audit, Completeness, SourceLine, sum_payoffs
 from deadweight.laws.page import Page, pages
 from deadweight.report.advice import DOF, PROOF_WORDS, savings, worth_of
 from deadweight.report.audit_rows import Doubt, Group, group_findings, group_unknown
@@ -29,6 +30,7 @@ from deadweight.version import __version__
 
 PROSE = 100  # columns after which sentences wrap
 _UNBOUNDED = 10_000  # columns of a file or pipe: a table there is as wide as its longest name
+_MAX_LINES = 8  # lines of code named for one fix
 _MAX_PARTNERS = 2  # patterns of partner parameters shown in one row
 _SHORTEST_NAME = 24  # columns below which a name is not squeezed
 _BAR = 24  # columns of the longest bar
@@ -159,13 +161,30 @@ def _footnotes(groups: list[Group]) -> Iterator[RenderableType]:
 
 
 def _fixes_table(groups: list[Group]) -> Table:
-    """One row per law and verdict: what to write in the model's code, and what that saves."""
+    """One row per law and verdict: what to write in the model's code, where, and what that saves."""
     table = _table("code", "verdict", "fix", "saves")
     for (verdict, code), of_law in groupby(groups, key=lambda g: (g.verdict, g.code)):
         alike = list(of_law)
         saves = savings(sum_payoffs(f for g in alike for f in g.findings))
-        table.add_row(Text(code, "bold"), Text(verdict, _STYLE[verdict]), one_line(alike[0].fix), Text(saves, "dim"))
+        fix = Text(one_line(alike[0].fix))
+        if verdict != "gauge" and (places := _source_lines(alike)):
+            fix.append(f"\nat {places}", style="dim")
+        table.add_row(Text(code, "bold"), Text(verdict, _STYLE[verdict]), fix, Text(saves, "dim"))
     return table
+
+
+def _source_lines(groups: list[Group]) -> str:
+    """The lines of the user's own code that build these parameters: file.py:3, 5, other.py:7."""
+    places = dict.fromkeys((f.source.path, f.source.line) for g in groups for f in g.findings if is_own(f.source))
+    shown = sorted(places)[:_MAX_LINES]
+    by_file = groupby(shown, key=lambda place: place[0])
+    words = [f"{printable(file)}:{', '.join(str(line) for _, line in lines)}" for file, lines in by_file]
+    return ", ".join(words) + (f" and {len(places) - len(shown)} more" if len(places) > len(shown) else "")
+
+
+def is_own(source: SourceLine | None) -> TypeGuard[SourceLine]:
+    """Whether a line belongs to the project in the working directory, and not to an environment inside it."""
+    return source is not None and not Path(source.path).is_absolute() and "site-packages" not in source.path
 
 
 def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
@@ -250,8 +269,7 @@ def _completeness(c: Completeness) -> Text:
         (verdict, style),
     )
     if c.clone:
-        text.append(f"\n  measured on {one_line(c.clone)}", style="dim")
-        text.append(f", {count(c.parameters)} parameters" if c.parameters else "", style="dim")
+        text.append(f"\n  measured on {one_line(c.measured_on)}", style="dim")
     if c.by_law:
         text.append("\n  " + " + ".join(f"{count(n)} {printable(law)}" for law, n in c.by_law), style="dim")
     if c.unsound:

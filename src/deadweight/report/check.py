@@ -40,6 +40,14 @@ def print_check(check: Check, console: Console) -> None:
         console.print(Text(line), soft_wrap=True)
     style = "bold red" if check.failed else "bold green"
     console.print(Text(summary(check), style), soft_wrap=True)
+    if check.failing:
+        console.print(Text(how_to_accept(check), "dim"), soft_wrap=True)
+
+
+def how_to_accept(check: Check) -> str:
+    """What to write if the findings that fail are to stay in the model."""
+    laws = dict.fromkeys(group.law for model in check.models for group in group_findings(model.failing))
+    return f"to keep what is listed: --ignore {','.join(laws)}, or --baseline FILE --update-baseline"
 
 
 def failing_lines(check: Check) -> Iterator[str]:

@@ -42,6 +42,9 @@ class Built:
     inputs: ExampleInputs = None
     missing: tuple[str, ...] = ()  # parameters that the checkpoint lacks: they are random
     quantised: bool = False  # the checkpoint is
+    stored_dtype: torch.dtype | None = (
+        None  # that the config names, where the module was built in float32 without weights
+    )
 
 
 def from_spec(spec: str, *, weights: bool, trust_remote_code: bool) -> Built:
@@ -55,7 +58,15 @@ def from_spec(spec: str, *, weights: bool, trust_remote_code: bool) -> Built:
     if weights:
         return load(location, config, trust_remote_code)
     module, notes = build(config, trust_remote_code=trust_remote_code)
-    return Built(spec, module, module.config, notes, quantised=is_quantised(config))
+    dtype = named_dtype(config)
+    return Built(spec, module, module.config, notes, quantised=is_quantised(config), stored_dtype=dtype)
+
+
+def named_dtype(config: Config) -> torch.dtype | None:
+    """The precision of the checkpoint, as its config names it."""
+    named = getattr(config, "dtype", None)
+    dtype = getattr(torch, named, None) if isinstance(named, str) else named
+    return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
 
 
 def build(

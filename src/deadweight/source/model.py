@@ -42,6 +42,7 @@ class Source:
     missing: tuple[str, ...] = ()  # parameters that the checkpoint lacks, and that are random
     refusal: str | None = None  # why the model does not run on the example inputs, where none was found that it runs on
     quantised: bool = False  # the checkpoint is
+    stored_dtype: torch.dtype | None = None  # of the checkpoint, if it may differ from the module's
 
     def draw(self, generator: torch.Generator) -> tuple[Arguments, Keywords]:
         """Fresh random inputs of the example's shapes and types, on the CPU."""
@@ -216,4 +217,5 @@ def as_source(built: hugging_face.Built, spec: ModelSpec) -> Source:
         missing=built.missing,
         refusal=refusal,
         quantised=built.quantised,
+        stored_dtype=built.stored_dtype,
     )

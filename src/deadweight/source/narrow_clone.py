@@ -177,7 +177,7 @@ def _clone(source: Source, config: Config, seed: int, length: int | None) -> Sou
         raise DeadweightError(refusal)
     n_parameters = sum(p.numel() for p in module.parameters())
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
-    return _source(source, module, inputs.cast(dtype), f"a narrow clone of {n_parameters} parameters")
+    return _source(source, module, inputs.cast(dtype), f"a narrow clone of {n_parameters:,} parameters")
 
 
 def _options(module: nn.Module) -> RawConfig:

@@ -1,10 +1,8 @@
-"""What the tests of the pages share: audits to show, and a browser."""
+"""What the tests of the pages share: audits to show."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,24 +41,6 @@ def many_different() -> str:
     audit = many_findings(20_000, alike=False)
     assert len(as_text(to_json(audit))) > 10_000_000
     return render_audit(audit)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    """A headless Chromium that logs its console and its requests; one for all tests of a file."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: make setup")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("chromium and chromedriver are not installed: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,900"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield made
-    made.quit()
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,12 @@ def test_a_coded_cache_shows_its_bits_and_what_they_cost() -> None:
 
 
 def test_results_render_in_notebooks_without_a_script(demo_audit: Audit) -> None:
-    results = (demo_audit, deadweight.reduce("demo", dry_run=True), evaluation("one"), large_saturation(2, 3))
+    both = deadweight.evaluate("demo", "embedded", limit=2048)
+    spec = CacheSpec(4, 4, 16, 16, 0, 4, 2, 2, ((UnitRun(16, (6, 4, 2, 4)),),))
+    judged = {"held-back text": Judgement(100, 0.01, "kl", 2.0, 2.01)}
+    cache = CacheCompression("m", 0.25, 1024, 512, (CurvePoint(0.25, 0.0, judged),), {"h.0": spec})
+    plan = deadweight.reduce("demo", dry_run=True)
+    results = (demo_audit, plan, evaluation("one"), both, cache, large_saturation(2, 3))
     for result in results:
         html = result._repr_html_()
         assert html.lstrip().startswith('<div class="dw fragment">')

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePath
 
+from deadweight.audit.result import sum_payoffs
 from deadweight.laws.catalogue import every_law
 from deadweight.laws.law import Kept, Law
+from deadweight.report.advice import savings
 from deadweight.report.audit_rows import Group
-from deadweight.report.html.page import byte_text, safe
+from deadweight.report.html.page import safe
 
 DEED = {
     "dead": "removes it",
@@ -36,13 +38,16 @@ def remedy_of(g: Group, model: str) -> Remedy:
     if law is None or isinstance(law.rewriting, Kept):
         why = law.rewriting.why if law is not None and isinstance(law.rewriting, Kept) else "this law has no rewrite"
         return Remedy(advice, f"reduce leaves it: {why}", 0, "nothing", "")
+    payoff = sum_payoffs(g.findings)
+    if not payoff.parameters:
+        return Remedy(advice, "reduce leaves it: nothing would be stored less", 0, "nothing", "")
     slim_only = law.rewriting.slim_only
     layout = f" Slim layout only: {slim_only}." if slim_only else " In the stock layout it becomes constant."
     return Remedy(
         in_code=advice,
         by_reduce=f"reduce {DEED[g.verdict]}.{layout}",
-        saves=g.dof,
-        saves_text=f"up to {g.dof:,} numbers, {byte_text(2 * g.dof)} in 16 bit",
+        saves=payoff.parameters,
+        saves_text=f"up to {savings(payoff)}",
         command=reduce_command(model, g.code),
     )
 
