@@ -20,6 +20,7 @@ import typer
 from large_plan import PARTS
 from large_record import read_record
 from large_report import Comparison, Results
+from large_shapes import KINDS
 from paired import Difference, words
 from s2_claims import millions
 
@@ -80,15 +81,44 @@ def advice_of(gap: Difference, kind: str = "leaves out") -> str:
     return better if gap.is_better else worse if gap.is_worse else "Undecided"
 
 
+PROVED = (
+    Row(
+        "value bias", "Drop it", "none: it folds into the output bias", f"{PROOF}; if there is an output bias", "biases"
+    ),
+    Row(
+        "output bias and second MLP bias",
+        "Drop one in parallel blocks",
+        "none: only their sum matters",
+        f"{PROOF} (GPT-NeoX, Phi)",
+        "biases",
+    ),
+    Row("shift of a pre-norm", "Drop it", "none: it folds", f"{PROOF}; if its readers have biases", "biases"),
+    Row("a bias before BatchNorm", "Drop it", "none: 12 of 12 directions are dead in training", PROOF, "biases"),
+)
+
+
 def biases(records: Records) -> Iterator[Row]:
-    record = records.biases
-    off, noise = (
-        max(map(abs, s1_bias.difference(record, "without b_K"))),
-        s1_bias.spread(s1_bias.losses(record, "all biases")),
+    yield from key_bias(records)
+    zeroed = {n: z["after"] - z["before"] for n, z in records.biases["zeroed in the embedded model"].items()}
+    yield Row(
+        "query bias",
+        "Keep it, if you keep one of Q, K, V",
+        f"zeroing it costs {zeroed['b_Q']:+.1e} bits per byte, the value bias {zeroed['b_V']:+.1e}",
+        "pre-norm, the embedded model; in post-norm blocks it folds",
+        "biases",
     )
-    zeroed = {n: z["after"] - z["before"] for n, z in record["zeroed in the embedded model"].items()}
+    yield from PROVED
+    yield from encoder_rows(records)
+    for variant, name in (("all biases", "all biases"), *((f"all biases but {k}", f"bias {k}") for k in KINDS)):
+        if (found := records.at_scale(variant)) is not None:
+            yield scale_row(name, found, "adds" if variant == "all biases" else "leaves out")
+
+
+def key_bias(records: Records) -> Iterator[Row]:
+    record, cost = records.biases, records.drift["embedded"]["bits"]
+    off = max(map(abs, s1_bias.difference(record, "without b_K")))
+    noise = s1_bias.spread(s1_bias.losses(record, "all biases"))
     ratio = record["training"]["rotary, all biases"]["key_over_query_gradient"]
-    cost = records.drift["embedded"]["bits"]
     less = {n: cost[n]["zeroed"] - cost[n]["as trained"] for n in ("bfloat16", "keys in 8 bits", "keys in 4 bits")}
     yield Row(
         "key bias",
@@ -112,36 +142,6 @@ def biases(records: Records) -> Iterator[Row]:
         "live; in partly rotated heads the non-rotary part is dead (GPT-NeoX 75%)",
         "biases",
     )
-    yield Row(
-        "value bias", "Drop it", "none: it folds into the output bias", f"{PROOF}; if there is an output bias", "biases"
-    )
-    yield Row(
-        "query bias",
-        "Keep it, if you keep one of Q, K, V",
-        f"zeroing it costs {zeroed['b_Q']:+.1e} bits per byte, the value bias {zeroed['b_V']:+.1e}",
-        "pre-norm, the embedded model; in post-norm blocks it folds",
-        "biases",
-    )
-    yield Row(
-        "output bias and second MLP bias",
-        "Drop one in parallel blocks",
-        "none: only their sum matters",
-        f"{PROOF} (GPT-NeoX, Phi)",
-        "biases",
-    )
-    yield Row(
-        "shift of a pre-norm",
-        "Drop it",
-        "none: it folds into its readers",
-        f"{PROOF}; if its readers have biases",
-        "biases",
-    )
-    yield Row("a bias before BatchNorm", "Drop it", "none: 12 of 12 directions are dead in training", PROOF, "biases")
-    if records.encoders:
-        yield from encoder_rows(records)
-    for variant, name in (("all biases", "all biases"), *((f"all biases but {k}", f"bias {k}") for k in "QKVO")):
-        if (found := records.at_scale(variant)) is not None and found.gap is not None:
-            yield scale_row(name, found, "adds" if variant == "all biases" else "leaves out")
 
 
 def scale_row(name: str, found: Comparison, kind: str = "leaves out") -> Row:
