@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deadweight.slim.attention import AttentionOptions, attend, options_of
 from deadweight.slim.format import HeadsSpec
-from deadweight.slim.heads import HeadPacking
+from deadweight.slim.heads import HeadPacking, packed_attention
 
 SPECS = {
     "all alike": HeadsSpec(4, 2, 6, 8, keys=(4, 4), values=(3, 3)),
@@ -61,8 +61,25 @@ def test_options_are_those_of_the_call_and_unknown_ones_are_refused() -> None:
     query, module = torch.zeros(1, 2, 4, 8), torch.nn.Module()
     options = options_of(module, query, None, {"scaling": 0.5, "softcap": 3.0, "dropout": 0.0, "use_cache": True})
     assert options == AttentionOptions(None, scaling=0.5, causal=True, dropout=0.0, softcap=3.0)
+    with pytest.raises(NotImplementedError, match="attention with position_bias"):
+        options_of(module, query, None, {"position_bias": 1})
+
+
+def test_a_sink_takes_its_share_of_the_softmax_and_adds_nothing() -> None:
+    query, key, value = (torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    sinks = torch.tensor([0.5, -1.0])
+    out = attend(query, key, value, AttentionOptions(scaling=0.3, causal=True, sinks=sinks))
+    more = torch.cat(
+        [query @ key.mT * 0.3 + torch.full((4, 4), -torch.inf).triu(1), sinks.view(1, 2, 1, 1).expand(1, 2, 4, 1)], -1
+    )
+    torch.testing.assert_close(out, more.softmax(-1)[..., :-1] @ value)
+    assert not torch.allclose(out, attend(query, key, value, AttentionOptions(scaling=0.3, causal=True)))
+
+
+def test_compressed_heads_refuse_sinks() -> None:
+    states = torch.zeros(1, 2, 4, 8)
     with pytest.raises(NotImplementedError, match="attention with s_aux"):
-        options_of(module, query, None, {"s_aux": 1})
+        packed_attention(torch.nn.Module(), states, states, states, None, s_aux=torch.zeros(2))
 
 
 def test_scores_that_are_capped_are_not_those_of_torch_and_plain_ones_are() -> None:

@@ -33,7 +33,8 @@ class AttentionCall:
         return attend(query, key, value, self.options)
 
 
-Observer = Callable[[AttentionCall], Tensor]  # called at every attention; returns the outputs of the heads
+# Called at every attention; returns the outputs of the heads. One with `knows_sinks` may be given attention with sinks.
+Observer = Callable[[AttentionCall], Tensor]
 
 
 _observer: ContextVar[tuple[Observer, dict[int, str]] | None] = ContextVar("observer", default=None)
@@ -47,6 +48,8 @@ def observed_attention(
     observation = _observer.get()
     assert observation is not None, "observed attention without an observer"
     observer, paths = observation
+    if options.sinks is not None and not getattr(observer, "knows_sinks", False):
+        raise NotImplementedError("attention with s_aux, which compressed heads do not support")
     out = observer(AttentionCall(paths[id(module)], query, key, value, options))
     return out.transpose(1, 2).contiguous(), None
 

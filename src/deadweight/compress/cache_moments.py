@@ -122,6 +122,8 @@ def shrink_covariance(covariance: Tensor, tokens: int) -> Tensor:
 class CacheRecorder(Recorder[CacheMoments]):
     """Records keys and values."""
 
+    knows_sinks = True  # weights that do not add up to 1 change nothing about keys and values
+
     def record(self, call: AttentionCall, moments: CacheMoments) -> Tensor:
         key, value = self.with_gradient(call.key), self.with_gradient(call.value)
         moments.add(key, value)

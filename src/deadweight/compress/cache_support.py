@@ -25,6 +25,8 @@ APART = 0.05  # of the largest logit: a code that rounding moves by one changes 
 class Given:
     """The keys and values that every attention is given in one run."""
 
+    knows_sinks = True
+
     def __init__(self) -> None:
         self.states: dict[str, tuple[Tensor, Tensor]] = {}
 

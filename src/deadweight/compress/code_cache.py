@@ -84,7 +84,7 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     source, settings, progress = job.source, job.settings, job.progress
     expect_cache(source)
     progress("looking for heads", 0, 0)
-    attentions = locate(source)
+    attentions = locate(source, sinks=True)
     expect_own_caches(source)
     use_our_attention(source.module)
     text = cache_calibration(source, job.model, settings.calibration)

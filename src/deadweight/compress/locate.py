@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ class ForwardRecord:
     seen: dict[str, Seen] = field(default_factory=dict)
     layers: dict[str, Tensor] = field(default_factory=dict)
     last: Seen | None = None
+    knows_sinks: bool = False
 
     def __call__(self, call: AttentionCall) -> Tensor:
         path, query, key, value = call.path, call.query, call.key, call.value
@@ -116,33 +118,36 @@ class ForwardRecord:
             self.layers[name] = value.cpu()
 
 
-def locate(source: Source) -> tuple[Heads, ...]:
-    """Every attention of the model, in the order in which they are reached."""
-    near = record_runs(source, far=False)
+def locate(source: Source, *, sinks: bool = False) -> tuple[Heads, ...]:
+    """Every attention of the model, in the order in which they are reached; refuses attention sinks unless told."""
+    near = record_runs(source, far=False, sinks=sinks)
     if not near[0].seen:
         raise DeadweightError(
             f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
             "expected one: without it there are no heads to measure"
         )
-    far = record_runs(source, far=True)
+    far = record_runs(source, far=True, sinks=sinks)
     return tuple(heads_of(path, source.module, near, far) for path in near[0].seen)
 
 
-def record_runs(source: Source, *, far: bool) -> list[ForwardRecord]:
+def record_runs(source: Source, *, far: bool, sinks: bool) -> list[ForwardRecord]:
     """Run the model on as many random examples as are needed; token-only examples go in one batch."""
     generator = torch.Generator().manual_seed(0)
-    runs = [record_run(source, *source.inputs.draw(generator), far=far)]
+    record = partial(record_run, source, far=far, sinks=sinks)
+    runs = [record(*source.inputs.draw(generator))]
     drawn = [source.inputs.draw(generator) for _ in range(examples_needed(runs[0]) - 1)]
     tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
     if not source.inputs.args and tensors == ["input_ids"]:
         together = torch.cat([kwargs["input_ids"] for _, kwargs in drawn])
         drawn = [((), {**source.inputs.kwargs, "input_ids": together})]
-    return runs + [record_run(source, *example, far=far) for example in drawn]
+    return runs + [record(*example) for example in drawn]
 
 
 @torch.no_grad()
-def record_run(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool) -> ForwardRecord:
-    run = ForwardRecord()
+def record_run(
+    source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool, sinks: bool
+) -> ForwardRecord:
+    run = ForwardRecord(knows_sinks=sinks)
     args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
     kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
     try:

@@ -64,6 +64,8 @@ def rotary_settings(config: Any) -> Iterator[dict[str, Any]]:
 class QueryRun:
     """The queries of every attention in one forward pass, before and after RoPE."""
 
+    knows_sinks = True
+
     def __init__(self, makers: Mapping[str, Rows]) -> None:
         self.makers = makers
         self.outputs: dict[str, Tensor] = {}

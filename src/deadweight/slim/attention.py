@@ -35,6 +35,7 @@ class AttentionOptions(NamedTuple):
     causal: bool = False
     dropout: float = 0.0
     softcap: float | None = None
+    sinks: Tensor | None = None  # a logit for every query head that takes part in the softmax and has no value
 
     def scale_of(self, query: Tensor) -> float:
         """The factor of the products of these queries with keys."""
@@ -50,7 +51,7 @@ class AttentionOptions(NamedTuple):
 def options_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dict[str, Any]) -> AttentionOptions:
     """The options of one call by transformers; raises NotImplementedError for unknown arguments."""
     extra = {n: v for n, v in given.items() if v is not None and v is not False}
-    known = {"scaling", "dropout", "is_causal", "softcap"} | HARMLESS
+    known = {"scaling", "dropout", "is_causal", "softcap", "s_aux"} | HARMLESS
     if strange := sorted(set(extra) - known):
         raise NotImplementedError(f"attention with {', '.join(strange)}, which compressed heads do not support")
     causal = given.get("is_causal")
@@ -61,12 +62,14 @@ def options_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dic
         bool(causal) and mask is None and query.shape[2] > 1,
         given.get("dropout") or 0.0,
         given.get("softcap"),
+        given.get("s_aux"),
     )
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     """softmax(scaling · Q Kᵀ + mask) V. Groups of query heads may share keys, and other groups may share values."""
-    if options.softcap is not None or (query.shape[2] == 1 and options.dropout == 0):
+    special = options.softcap is not None or options.sinks is not None
+    if special or (query.shape[2] == 1 and options.dropout == 0):
         return spelled_out(query, key, value, options)
     heads, size, scaling = query.shape[1], value.shape[-1], options.scale_of(query)
     query, key, value = padded_alike(query, key, value)
@@ -91,19 +94,32 @@ def padded_alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
 def spelled_out(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     """Attention as two matrix products, each of which reads keys or values once for all query heads that share them."""
     b, h, t, _ = query.shape
-    mask, softcap = options.mask, options.softcap
     shared = query.reshape(b, key.shape[1], -1, query.shape[-1])  # the query heads of a key head as rows
-    scores = (shared @ key.transpose(-1, -2)).view(b, h, t, -1) * options.scale_of(query)
-    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    products = (shared @ key.transpose(-1, -2)).view(b, h, t, -1)
+    weights = softmax(products, options.with_scale(options.scale_of(query))).to(value.dtype)
+    return (weights.reshape(b, value.shape[1], -1, weights.shape[-1]) @ value).view(b, h, t, -1)
+
+
+def softmax(products: Tensor, options: AttentionOptions) -> Tensor:
+    """Weights from products of queries and keys, (b, h, t, keys): scaled, capped, masked, beside a sink."""
+    assert options.scaling is not None  # it depends on the head dimension, which the products do not show
+    scores = products * options.scaling
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     if options.causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~seen, -math.inf)
+    mask = options.mask
     if mask is not None:
         least = torch.finfo(scores.dtype).min  # a row that sees nothing, as padding does, must not become NaN
         scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-    weights = F.dropout(weights, options.dropout) if options.dropout else weights
-    return (weights.reshape(b, value.shape[1], -1, weights.shape[-1]) @ value).view(b, h, t, -1)
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    if options.sinks is None:
+        weights = scores.softmax(-1, dtype=precise).to(scores.dtype)
+    else:
+        sinks = options.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1, dtype=precise)[..., :-1].to(scores.dtype)
+    return F.dropout(weights, options.dropout) if options.dropout else weights
 
 
 def side_by_side(states: Tensor, count: int) -> Tensor:

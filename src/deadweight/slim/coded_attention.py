@@ -6,7 +6,6 @@ as if tokens were decoded one by one: each query sees its own key and value unco
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from .attention import AttentionOptions, attend, options_of
+from .attention import AttentionOptions, attend, options_of, softmax
 from .cache import CURRENT, Call, CodedLayer, before, real_tokens
 from .coder import Coder, Codes
 from .format import CacheSpec
@@ -65,22 +64,6 @@ def with_own_token(
     weights = softmax(scores, options)
     own = weights.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     return weights @ coded_value + own * (value - coded_value)
-
-
-def softmax(scores: Tensor, options: AttentionOptions) -> Tensor:
-    """Weights from products of queries and keys: scaled, capped, masked."""
-    assert options.scaling is not None  # it depends on the head dimension, which the scores do not show
-    scores = scores * options.scaling
-    if options.softcap is not None:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
-    if options.causal:
-        scores = scores + torch.full(scores.shape[-2:], -math.inf, dtype=scores.dtype, device=scores.device).triu(1)
-    mask = options.mask
-    if mask is not None:
-        least = torch.finfo(scores.dtype).min  # a row that sees nothing, as padding does, must not become NaN
-        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-    return F.dropout(weights, options.dropout) if options.dropout else weights
 
 
 def on_rows(

@@ -102,6 +102,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention; on packed keys and values if they come from a cache."""
     options = options_of(module, query, attention_mask, given)
+    if options.sinks is not None:
+        raise NotImplementedError("attention with s_aux, which compressed heads do not support")
     packing: HeadPacking | None = getattr(module, "packing", None)
     if packing is not None and packing.is_packed(key, value):
         scaling = packing.spec.d_qk**-0.5 if options.scaling is None else options.scaling

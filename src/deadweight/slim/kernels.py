@@ -18,8 +18,8 @@ a token in the chunk.
   cos − 1 in place of cos: then only what changes within a chunk is rounded.
 
 Only CUDA's own compiler is needed, which comes with torch. Elsewhere, and for what the kernels do not know (a soft cap,
-more than one new token, heads of more than 128 dimensions, gradients), `coded_attention.py` has the same in torch
-operations.
+sinks, more than one new token, heads of more than 128 dimensions, gradients), `coded_attention.py` has the same in
+torch operations.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def decodes(coder: Coder, query: Tensor, options: AttentionOptions) -> bool:
     """Whether `decode` knows this call."""
     mask = options.mask
     plain = mask is None or (mask.dtype == torch.bool and mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
-    return query.shape[2] == 1 and options.softcap is None and not options.dropout and plain and fitting(coder, query)
+    plain = plain and options.softcap is None and options.sinks is None and not options.dropout
+    return query.shape[2] == 1 and plain and fitting(coder, query)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::encode", mutates_args=())
