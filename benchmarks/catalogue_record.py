@@ -1,7 +1,11 @@
-"""The record of the catalogue: one entry for each type. Strings that repeat (steps of proofs) are stored once."""
+"""The record of the catalogue: one entry for each type. Strings that repeat (steps of proofs) are stored once.
+
+It is JSON, compressed: 14 kB a type without, less than 1 kB with.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -62,7 +66,7 @@ class Record:
         """The record; empty if there is no file yet."""
         if not file.is_file():
             return cls({})
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(gzip.decompress(file.read_bytes()))
         words = data["words"]
         unpacked = [
             change_proofs(row, lambda steps: ["".join(words[i] for i in s) for s in steps]) for row in data["types"]
@@ -80,10 +84,8 @@ class Record:
         lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in types)
         words = json.dumps(list(places), ensure_ascii=False)
         draft = file.with_suffix(".part")
-        draft.write_text(
-            f'{{"versions": {json.dumps(self.versions)},\n"words": {words},\n"types": [\n{lines}\n]}}\n',
-            encoding="utf-8",
-        )
+        text = f'{{"versions": {json.dumps(self.versions)},\n"words": {words},\n"types": [\n{lines}\n]}}\n'
+        draft.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same record is the same file
         draft.rename(file)
 
     def with_entry(self, entry: TypeEntry) -> Record:

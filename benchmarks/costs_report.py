@@ -48,7 +48,8 @@ def in_words(n: int) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
+    """Two decimals, or two digits of what is smaller than a tenth of a percent."""
+    return f"{100 * share:.2f} %" if share >= 0.001 else f"{100 * share:.2g} %"
 
 
 def costs_page(record: Row) -> str:
@@ -65,8 +66,8 @@ def costs_page(record: Row) -> str:
         f"**Between {percent(low.share)} ({low.row['name']}) and {percent(high.share)} ({high.row['name']}) of the "
         f"parameters of {len(costs)} checkpoints can be removed without changing the function.** What a designer could "
         f"have left out, because it is dead or folds into a neighbour, is {largest_avoidable(costs)}. The rest is free "
-        "choice of basis: `deadweight reduce` stores an identity block for each head. Small models with biases and "
-        "wide heads waste most; large models with rotary positions and without biases waste little.",
+        "choice of basis: `deadweight reduce` stores an identity block for each head. "
+        f"{by_positions(costs)}",
         "",
         "Each checkpoint's config is built on the meta device at its full size and audited, as "
         "`deadweight audit config.json` does it; nothing is downloaded. The configs are in "
@@ -91,6 +92,16 @@ def costs_page(record: Row) -> str:
         "time. Written by `benchmarks/costs.py`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def by_positions(costs: list[Cost]) -> str:
+    """How much it is where queries and keys may change their basis, and where rotary positions forbid it."""
+    free = [c.share for c in costs if any(law["code"] == "DW009" and law["parameters"] for law in c.row["laws"])]
+    bound = [c.share for c in costs if c.share not in free]
+    return (
+        f"Where queries and keys may change their basis too (no rotary positions, or not in all dimensions), it is "
+        f"{percent(min(free))} to {percent(max(free))}, elsewhere at most {percent(max(bound))}."
+    )
 
 
 def largest_avoidable(costs: list[Cost]) -> str:

@@ -34,7 +34,7 @@ PROJECT = {
     "README.md": "start.md",  # a link to README leads to the first page
 }  # files of the root, and where the site has them
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".md": "markdown"}
-CATALOGUE = "benchmarks/results/catalogue.json"
+CATALOGUE = "benchmarks/results/catalogue.json.gz"
 LARGEST = 200_000  # characters of a file that is shown whole
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 

@@ -25,6 +25,10 @@ def vectors_beside(walk: TurnWalk, node: Node, names: Iterable[str]) -> dict[str
     slot, result = like.single, dict[str, Form]()
     for name in names:
         shape = walk.graph.nodes[name].shape
+        if 0 in shape:  # an empty operand, of any rank, has nothing to turn
+            nothing = torch.zeros(shape, dtype=torch.int64)
+            result[name] = Form((Slot(nothing, nothing),), like.gain, power=like.power)
+            continue
         coordinate = None if slot is None or like.expert is not None else coordinates_at(node, slot.coordinate, shape)
         if coordinate is None:
             walk.missing[name] = node.name

@@ -179,6 +179,8 @@ def always_there(graph: Graph, comparison: Node, needed: list[str]) -> int | Non
             known[name] = value_of(graph, graph.nodes[name], known, graph.tensors, {})
         chosen = pattern if comparison.op == "aten.eq" else ~pattern
         positions = known[needed[-1]]
+        if positions.is_meta:  # a model without values, whose code names the device: nothing is known of its numbers
+            return None
         here.update(positions[chosen].tolist())
         elsewhere.update(positions[~chosen].tolist())
     return here.pop() if len(here) == 1 and not here & elsewhere else None
