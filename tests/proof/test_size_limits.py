@@ -45,6 +45,12 @@ def cancelled(m: Attention, x: Tensor) -> Tensor:
     return ((q + m.offset) @ k - m.offset.expand_as(q) @ k).softmax(-1) @ m.v(x)
 
 
+def difference(m: Attention, x: Tensor) -> Tensor:
+    """Sums for different queries are different vectors: a function of their difference fixes the basis of values."""
+    sums = scores(m, x).softmax(-1) @ m.v(x)
+    return sums + m.o(torch.tanh(sums[:, :1] - sums[:, 1:2]))
+
+
 def by_position(m: Attention, x: Tensor) -> Tensor:
     """Keys that grow with their position: no bias of theirs is dead."""
     return (m.q(x) @ (m.k(x) * torch.arange(1.0, LENGTH + 1)[:, None]).mT).softmax(-1) @ m.v(x)
@@ -73,6 +79,7 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {  # laws t
         lambda m, x: scores(m, x).softmax(-1) @ (m.v(x) * torch.arange(1.0, 13.0).reshape(LENGTH, WIDTH)),
         {"DW002", "DW009"},
     ),
+    "a difference of sums": (difference, {"DW002", "DW009"}),
     "two sums of values": (
         lambda m, x: (scores(m, x).softmax(-1) + torch.sigmoid(scores(m, x))) @ m.v(x),
         {"DW009", "DW010"},

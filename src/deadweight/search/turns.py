@@ -55,10 +55,11 @@ def each_space(prover: Prover) -> Iterator[Space]:
         if node.name in covered or node.name not in prover.graph.live:
             continue
         for space in written_spaces(prover, node):
-            if len(space.writers.nodes) > 1 or space.turned.proved:
-                covered.update(space.writers.nodes)
-            if space.turned.proved:
-                covered.update(biases_of_experts(prover.graph, space.turned))
+            writers, turned = space.writers, space.turned
+            if len(writers.nodes) > 1 or turned.proved:
+                covered.update(writers.nodes)
+            if turned.proved:
+                covered.update(biases_of_experts(prover.graph, turned))
             yield space
 
 
