@@ -77,9 +77,11 @@ REASONS = {
     "gpt_neox_japanese": "1, in the first layer, whose attention has no bias. " + CONSTANT_OF_VALUES.partition(". ")[2],
     "hunyuan_v1_moe": "16: the default config has one expert, and softmax over one number is 1 whatever the router "
     "says. A softmax over one number is most often an example that is too short, so the proof is silent.",
-    "jamba": "2 in its mamba layer, as in mamba.",
     "minimax": "8: a norm alone reads the table. With ε > 0 its rows can be chosen so that the normed vectors take one "
     "factor for each channel, which the norm's gain undoes. As in nanochat, for eight channels in place of one.",
+    "persimmon": "Queries and keys have a LayerNorm for each head. In the weight before it the mean of a head's rows "
+    "is dead for every column: no law divides a weight so (56). 4 are elements of the key norms' shifts that are not "
+    "rotary.",
     "recurrent_gemma": "16: a channel of the recurrence may be scaled by the convolution before it, if both gates and "
     "the output projection undo it. No law follows a scale through the gated recurrence.",
     "roformer": "4: its table of sines and cosines is stored as a parameter, for two rotary pairs. Each pair may turn "
