@@ -60,7 +60,33 @@ class Row:
         return not self.error and self.decided and not self.unsound and self.measured == self.explained + self.unread
 
 
+CONSTANT_OF_VALUES = (
+    "2, one for each layer. Values may gain a constant u with W_O·u a multiple of the ones vector, which LayerNorm "
+    "ignores. The direction depends on the weights (u = W_O⁻¹·1)."
+)
+NOTHING_ROTATES = (
+    "2: a quarter of the head is rotary, and of the clone's heads of size 4 that is nothing: in the layer with full "
+    "attention all frequencies are 0, so that single elements of the two gains may trade scales. The proof sees pairs."
+)
 REASONS = {
+    "bigbird_pegasus": CONSTANT_OF_VALUES,
+    "blenderbot-small": "1: positions are added to a normed embedding, so x may gain 1·(w·p) for the position's vector "
+    "p, with w = 1/γ of that norm. LayerNorm ignores it, and Q, K and V of the first layer undo it. As in rembert.",
+    "gemma4_unified": NOTHING_ROTATES,
+    "gemma4_unified_text": NOTHING_ROTATES,
+    "gpt_neox_japanese": "1, in the first layer, whose attention has no bias. " + CONSTANT_OF_VALUES.partition(". ")[2],
+    "hunyuan_v1_moe": "16: the default config has one expert, and softmax over one number is 1 whatever the router "
+    "says. A softmax over one number is most often an example that is too short, so the proof is silent.",
+    "minimax": "8: a norm alone reads the table. With ε > 0 its rows can be chosen so that the normed vectors take one "
+    "factor for each channel, which the norm's gain undoes. As in nanochat, for eight channels in place of one.",
+    "persimmon": "Queries and keys have a LayerNorm for each head. In the weight before it the mean of a head's rows "
+    "is dead for every column: no law divides a weight so (56). 4 are elements of the key norms' shifts that are not "
+    "rotary.",
+    "recurrent_gemma": "16: a channel of the recurrence may be scaled by the convolution before it, if both gates and "
+    "the output projection undo it. No law follows a scale through the gated recurrence.",
+    "roformer": "4: its table of sines and cosines is stored as a parameter, for two rotary pairs. Each pair may turn "
+    "by one angle at all positions, and may be scaled if queries undo it. No law moves the rotary table itself.",
+    "stablelm": CONSTANT_OF_VALUES,
     "bitnet": "24: a gate of squared ReLU units times an up projection, then a norm over all units. Row j of the gate "
     "may grow by s if row j of the up projection shrinks by s². No law trades scales between the two factors of one "
     "product; what reads the product cannot take the scale, because the norm stands between.",
@@ -79,8 +105,7 @@ REASONS = {
     "No law scales a sum of a scan and a skip.",
     "nanochat": "1: with ε > 0 the rows of the table can be chosen so that all normed vectors shrink by one factor, "
     "which the learned factors of the first layer undo. DW014 up to ε/|row|².",
-    "nemotron": "2, one for each layer: values may gain a constant u with W_O·u a multiple of the ones vector, which "
-    "LayerNorm ignores. The direction depends on the weights (u = W_O⁻¹·1).",
+    "nemotron": CONSTANT_OF_VALUES,
     "openai-gpt": "16: key biases. Masked scores are multiplied by 0 and set to −10,000, so a key bias shifts the "
     "other scores against them. Softmax gives these keys a weight of exp(−10,000), which is 0 in float64 and not over "
     "the real numbers: the law is exact, and silent.",

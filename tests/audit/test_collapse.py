@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import deadweight
 import deadweight.audit.run
 from deadweight.audit.clone_measurements import Measured
 from deadweight.source import model as source_model
+from deadweight.source.blocks import signature
 
 DEPTH, WIDTH = 8, 8
 SIZES = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11}
@@ -190,6 +192,14 @@ def test_what_the_model_does_with_its_blocks_is_seen(
     short = deadweight.audit(build(), x)
     whole(monkeypatch)
     assert summary(short) == summary(deadweight.audit(build(), x))
+
+
+def test_blocks_with_equal_partial_functions_are_of_one_kind() -> None:
+    leaky = partial(F.leaky_relu, negative_slope=0.1)
+    assert signature(Block(leaky)) == signature(Block(partial(F.leaky_relu, negative_slope=0.1)))
+    assert signature(Block(leaky)) != signature(Block(partial(F.leaky_relu, negative_slope=0.2)))
+    assert signature(Block(leaky)) != signature(Block(partial(F.elu, alpha=0.1)))
+    assert signature(Block(leaky)) != signature(Block(F.leaky_relu))
 
 
 def test_the_users_own_module_is_left_alone() -> None:

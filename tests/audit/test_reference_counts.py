@@ -55,6 +55,19 @@ def test_the_account_closes(build: Callable[[], nn.Module], parameters: int, red
     assert sum(n for _, n in account.by_law) == redundant
 
 
+def encoder(*, norm_first: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "relu", batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(("norm_first", "redundant"), [(True, 323), (False, 300)])
+def test_units_that_are_seldom_on_are_not_counted_as_redundant(norm_first: bool, redundant: int) -> None:
+    """With biases as large as the rest of their sum, some ReLU units are off for almost all inputs."""
+    torch.manual_seed(0)
+    account = deadweight.audit(encoder(norm_first=norm_first), torch.randn(1, 5, 8), complete=True).completeness
+    assert account is not None and account.measured == account.explained == redundant
+
+
 def counts(finding: deadweight.Finding) -> bool:
     """Claims up to a norm's ε count where ε is too small to be seen; the note says which it is."""
     if finding.tier != "epsilon":

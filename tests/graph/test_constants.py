@@ -35,3 +35,32 @@ def test_places_drawn_at_random_are_no_constants(places: Callable, known: bool) 
     graph = canonical(trace(Picked(places), (torch.randn(3),)))
     (index,) = [n for n in graph.nodes.values() if n.op == "aten.index"]
     assert (constant_value(graph, index.args[1][0].name) is not None) == known
+
+
+def buckets(x: Tensor) -> Tensor:
+    """Distances, the far ones cut: min with a constant that takes its shape from the distances."""
+    distance = (torch.arange(x.shape[0])[None] - torch.arange(x.shape[0])[:, None]).abs()
+    return torch.min(distance, torch.full_like(distance, 4))
+
+
+def test_a_tensor_that_takes_its_shape_from_a_constant_grows_with_it() -> None:
+    """The rows that longer sequences look up in a table of distances are known."""
+    graph = canonical(trace(Looked(buckets), (torch.randn(3),)))
+    (lookup,) = [n for n in graph.nodes.values() if n.op == "aten.embedding"]
+    longer = constant_value(graph, lookup.args[1].name, stretch=9)
+    assert longer is not None and longer.tolist() == buckets(torch.zeros(9)).tolist()
+
+
+def test_a_tensor_that_takes_its_shape_from_an_input_is_a_constant() -> None:
+    graph = canonical(trace(Looked(lambda x: torch.ones_like(x, dtype=torch.int64)), (torch.randn(3),)))
+    (lookup,) = [n for n in graph.nodes.values() if n.op == "aten.embedding"]
+    assert graph.depends[lookup.args[1].name] == (False, False)
+
+
+class Looked(nn.Module):
+    def __init__(self, places: Callable) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(7, 2), places
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(self.places(x)) + x.sum()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import deadweight
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
@@ -181,3 +182,39 @@ def test_a_tensor_of_one_number_reads_nothing(function: Callable[[Tensor], Tenso
     graph = graph_of(function)
     filled = [node.name for node in graph.nodes.values() if node.op == "aten.full"]
     assert filled and all(graph.depends[name] == (False, False) for name in filled)
+
+
+EMPTY: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # and how many concatenations are left
+    "of another rank, as torch.cat allows": (lambda x: torch.cat([torch.tensor([], dtype=torch.float64), x], 1), 0),
+    "along the axis": (lambda x: torch.cat([x[:, :0], x], dim=1), 0),
+    "beside two others": (lambda x: torch.cat([x[:, :0], x, x.sin()], dim=1), 1),
+    "of another type, which the result takes": (
+        lambda x: torch.cat([torch.tensor([], dtype=torch.float64), x.sign().long()], 1) * x,
+        1,
+    ),
+    "none": (lambda x: torch.cat([x, x.sin()], 1), 1),
+}
+
+
+@pytest.mark.parametrize(("function", "left"), EMPTY.values(), ids=list(EMPTY))
+def test_an_empty_operand_of_a_concatenation_is_dropped(function: Callable[[Tensor], Tensor], left: int) -> None:
+    graph = graph_of(function)
+    joined = [n for n in graph.nodes.values() if n.op == "aten.cat"]
+    assert len(joined) == left and graph.nodes[graph.outputs[0]].dtype == torch.float64
+
+
+class Cached(nn.Module):
+    """Attention that joins its keys to those of a cache, which is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys, values = (torch.cat([torch.tensor([]), part(x)], 1) for part in (self.key, self.value))
+        return (self.query(x) @ keys.mT).softmax(-1) @ values
+
+
+def test_attention_with_an_empty_cache_gets_its_laws() -> None:
+    codes = {finding.code for finding in deadweight.audit(Cached(), X.float()).findings}
+    assert {"DW002", "DW009"} <= codes

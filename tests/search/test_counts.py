@@ -228,8 +228,8 @@ CASES: dict[str, Case] = {
     "stream square slice": (
         lambda m, x: tanh(m.r((h := m.a(x)) + m.b(tanh(m.c(h[..., :2]))))),
         {"a": matrix(4, 4), "b": matrix(4, 4), "c": matrix(2, 4), "r": matrix(4, 4)},
-        {},
-        12,
+        {"DW019 a.weight": 8},
+        4,
     ),
     "one writer square": (
         lambda m, x: tanh(m.c(h := m.a(x))) + sin(m.b(h)),
@@ -342,11 +342,17 @@ CASES: dict[str, Case] = {
         {"DW019 a.weight": 4},
         4,
     ),
+    "twice behind gains": (
+        lambda m, x: tanh(m.c(torch.cat([h := m.a(x), h], -1) * m.g)),
+        {"a": matrix(4, 2), "g": numbers(4), "c": matrix(4, 3)},
+        {"DW019 a.weight": 4},
+        10,
+    ),
     "stream square slice behind a factor": (
         lambda m, x: tanh(m.c(h := (m.a(x) + m.b(sin(x))) * 2)) + sin(m.s(h[..., :2])),
         {"a": matrix(4, 4), "b": matrix(4, 4), "c": matrix(4, 4), "s": matrix(2, 4)},
-        {},  # true, and not claimed: as without the factor
-        12,
+        {"DW019 a.weight": 8},
+        4,
     ),
 }
 

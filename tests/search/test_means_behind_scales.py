@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn, sin, softmax, tanh
 
-from .parts import T, X, Y, ln, numbers, rms, table
+from .parts import T, X, Y, linear, ln, numbers, rms, table
 
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
 
@@ -168,6 +168,15 @@ CASES: dict[str, Case] = {
         {"q": numbers(4, 4), "k": numbers(2, 4), "j": numbers(4, 2)},
         {},
         12,
+    ),
+    "fused heads, normed one by one": (
+        lambda m, x: (
+            tanh(m.c(ln((h := m.a(x).unflatten(-1, (2, 2, 3)))[..., 0, :, :]).flatten(-2)))
+            + sin(m.d(ln(h[..., 1, :, :]).flatten(-2)))
+        ),
+        {"a": linear(4, 12), "c": linear(6, 2), "d": linear(6, 2)},
+        {"DW005 a.weight": 4, "DW005 a.bias[0:6]": 2, "DW005 a.bias[6:12]": 2, "DW014 a.weight": 4},
+        24,
     ),
     "factor of two numbers": (
         lambda m, x: tanh(F.linear(x, m.w) * (m.s + m.u)),

@@ -83,8 +83,8 @@ CASES: dict[str, Case] = {
     "no norm slice": (
         lambda m, x: tanh(m.r(h := (m.a(x) + m.b(sin(x))))) + tanh(m.s(h[..., :3])),
         {"a": matrix(4, 5), "b": matrix(4, 5), "r": matrix(5, 3), "s": matrix(3, 1)},
-        {},
-        26,
+        {"DW019 a.weight": 13},
+        13,
     ),
     "ln slice": (
         lambda m, x: tanh(m.r(ln(h := (m.a(x) + m.b(sin(x)))))) + tanh(m.s(ln(h)[..., :3])),
@@ -148,8 +148,8 @@ CASES: dict[str, Case] = {
     "no norm, slice behind a factor": (
         lambda m, x: tanh(m.r(h := (m.a(x) + m.b(sin(x))) * 2)) + tanh(m.s(h[..., :3])),
         {"a": matrix(4, 5), "b": matrix(4, 5), "r": matrix(5, 3), "s": matrix(3, 1)},
-        {},  # true, and not claimed: as without the factor
-        26,
+        {"DW019 a.weight": 13},
+        13,
     ),
 }
 

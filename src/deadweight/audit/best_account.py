@@ -1,8 +1,9 @@
 """The best account of several clones: a small vocabulary or an unlucky draw makes the count of one too large.
 
 A first layer that reads single tokens sees as many points as there are tokens; with few of them, some dimensions look
-redundant and are not. So does a ReLU unit that is off, or on, for all inputs drawn. Nothing makes the count too small.
-So a shortfall is reported only if it remains with a larger vocabulary and with other parameters.
+redundant and are not. So do those of a ReLU unit that is off, or on, for almost all inputs drawn. Nothing makes the
+count too small. So a shortfall is reported only if it remains with a larger vocabulary and with other parameters. For
+ReLU models these have small biases, so that every unit is on for many inputs and off for many.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ from deadweight.search.prover import Prover
 MORE_TOKENS = (41, 97)  # the narrow vocabulary has 11; a hidden layer of 12 units needs about 30 points
 PATIENCE = 90.0  # seconds of CPU time, after which no further clone is counted
 TRIES = 6  # draws of parameters for ReLU models
+SMALL_BIASES = 0.2  # of the first draw's: 0.1 n in place of 0.5 n, beside pre-activations of about 1
 
 
 @dataclass(frozen=True)
 class CloneChoice:
-    """Which clone to make: the seed of its parameters, and the size of its vocabulary (None: the narrow one)."""
+    """Which clone to make: the seed of its parameters, a factor for its biases, and the size of its vocabulary."""
 
     seed: int = 0
-    vocabulary: int | None = None
+    biases: float = 1.0
+    vocabulary: int | None = None  # the narrow one
+
+    def scale_biases(self, graph: Graph, values: Values) -> Values:
+        """The same values, with the factor at every parameter that is called a bias."""
+        names = {node for node, name in graph.parameters.items() if "bias" in name.rpartition(".")[2]}
+        scaled = {n: values[n] * self.biases for n in names if values[n].is_floating_point()}
+        return values | scaled if self.biases != 1 else values
 
 
 FIRST = CloneChoice()
@@ -91,7 +100,11 @@ def surplus(account: Account) -> int:
 
 
 def choices(clone: Counted, *, widen: bool) -> Iterator[CloneChoice]:
+    has_relu = any(n.op in POSITIVELY_HOMOGENEOUS for n in clone.graph.nodes.values())
+    biases = SMALL_BIASES if has_relu else 1.0
+    if has_relu:
+        yield CloneChoice(biases=biases)
     if widen:
-        yield from (CloneChoice(vocabulary=tokens) for tokens in MORE_TOKENS)
-    if any(n.op in POSITIVELY_HOMOGENEOUS for n in clone.graph.nodes.values()):
-        yield from (CloneChoice(seed) for seed in range(1, TRIES))
+        yield from (CloneChoice(biases=biases, vocabulary=tokens) for tokens in MORE_TOKENS)
+    if has_relu:
+        yield from (CloneChoice(seed, biases) for seed in range(1, TRIES))

@@ -189,13 +189,14 @@ def clone_of(source: Source, prover: Prover | None, laws: Catalogue, choice: Clo
         tensors = named_tensors(graph, module)
         same_buffers(module, source.module)  # as they were traced
         apart = None if PROBABILITIES in graph.nodes else program_error(graph, tensors, small, module)
+        tensors = choice.scale_biases(graph, tensors)
         return Clone(graph, prover, *on_path(graph, tensors, drawer(graph, small), source), words, apart=apart)
     small = narrow(source, seed=choice.seed, vocabulary=choice.vocabulary)
     graph = canonical(trace(small.module, small.args, small.kwargs))
     apart = program_error(graph, {n: to_float64(t) for n, t in graph.tensors.items()}, small, small.module)
     graph = read_as_probabilities(graph) if prover and PROBABILITIES in prover.graph.nodes else graph
     own_prover = laws.search(graph)
-    values = {n: to_float64(t) for n, t in graph.tensors.items()}
+    values = choice.scale_biases(graph, {n: to_float64(t) for n, t in graph.tensors.items()})
     words = small.notes[-1] if small.notes else "a narrow clone"
     return Clone(
         graph, own_prover, *on_path(graph, values, drawer(graph, small), small), words, roles(small.module), apart

@@ -14,6 +14,7 @@ import torch
 
 from deadweight.graph import complex_products as _complex_products  # noqa: F401  (each registers its rewrites)
 from deadweight.graph import embedding_bag as _embedding_bag  # noqa: F401
+from deadweight.graph import empty_operands as _empty_operands  # noqa: F401
 from deadweight.graph import recurrent as _recurrent  # noqa: F401
 from deadweight.graph import slice_writes as _slice_writes  # noqa: F401
 from deadweight.graph import views as _views  # noqa: F401

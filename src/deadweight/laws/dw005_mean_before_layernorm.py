@@ -41,7 +41,11 @@ def dies_in_layernorm(prover: Prover, node: Node, outcome: Outcome) -> bool:
 
 
 def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
-    """A LayerNorm over parts of a vector, head by head say: one dead mean for each part."""
+    """LayerNorms over parts of a vector, head by head say: one dead mean for each part.
+
+    A fused bias has several: that of the queries' norm, and that of the keys'.
+    """
+    taken = torch.zeros(node.shape, dtype=torch.bool)
     for _, outcome in prover.blocked.get(node.name, []):
         lines = outcome.lines
         if lines is None or not is_vector(node) or bool((lines < 0).any()):
@@ -53,9 +57,10 @@ def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
         number[0] = 0
         groups = number[torch.arange(1, len(number))].reshape(node.shape)
         proved = prover.walk(node.name, groups)
-        if proved.proved and dies_in_layernorm(prover, node, proved) and bool(groups.any()):
+        new = bool(groups.any()) and not bool((taken & (groups != 0)).any())
+        if new and proved.proved and dies_in_layernorm(prover, node, proved):
+            taken |= groups != 0
             yield vector_claim(prover, TITLE, node, groups, proved)
-            return
 
 
 def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:

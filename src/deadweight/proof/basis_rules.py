@@ -276,9 +276,8 @@ def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
 
 
 def is_whole(walk: TurnWalk, slot: Slot, width: int) -> bool:
-    """Whether all coordinates stand side by side; behind a norm, which leaves rotations only, also several times."""
-    often = walk.turned.rotations and width % walk.width == 0 and not bool((slot.coordinate == 0).any())
-    return width == walk.width or often
+    """Whether all coordinates stand side by side, once or several times."""
+    return width % walk.width == 0 and not bool((slot.coordinate == 0).any())
 
 
 @turn_rule("linear", EXPERTS, *CONVOLUTIONS)

@@ -305,7 +305,11 @@ def gain_site(graph: Graph, gain: str, coordinate: Tensor, n_uses: int = 1) -> S
 
 def output_parts(graph: Graph, node: Node, width: int) -> list[Tensor]:
     """The outputs of a linear map, split by who computes with them first: a fused weight falls apart."""
+    return split_by_readers(graph, node, numbered_outputs(node, width))
+
+
+def numbered_outputs(node: Node, width: int) -> Tensor:
+    """The number of its output at every element of a linear map's or convolution's value."""
     axis = 1 if node.op in CONVOLUTIONS else len(node.shape) - 1
     shape = [width if a == axis else 1 for a in range(len(node.shape))]
-    flat = numbered(width).reshape(shape).expand(node.shape)
-    return split_by_readers(graph, node, flat)
+    return numbered(width).reshape(shape).expand(node.shape)

@@ -17,19 +17,21 @@ class Taken:
     """Directions u for which every motion x·uᵀ of a parameter, x in the space and u on its other side, is claimed."""
 
     def __init__(self, claims: Iterable[Claim]) -> None:
-        self.by_parameter: dict[str, list[ShiftClaim]] = {}
+        self.single: dict[str, list[ShiftClaim]] = {}  # by parameter: every element moves by itself
+        self.common: dict[str, list[ShiftClaim]] = {}  # several elements move alike
+        self.lost: dict[str, list[ShiftClaim]] = {}  # rows of a weight move along the direction that LayerNorm removed
         for claim in claims:
             if isinstance(claim, ShiftClaim):
-                self.by_parameter.setdefault(claim.node, []).append(claim)
+                alone = self.single if claim.lost is None and element_wise(claim) else self.common
+                kind = alone if claim.lost is None else self.lost
+                kind.setdefault(claim.node, []).append(claim)
 
     def directions(self, site: Site, index: Tensor, shape: tuple[int, ...]) -> int:
         """How many there are for the part of the space at these places of the site's axis."""
-        claims = self.by_parameter.get(site.parameter, [])
-        single = [c for c in claims if c.lost is None and element_wise(c)]
-        common = [c for c in claims if c.lost is None and not element_wise(c)]
-        count = columns(single, site.axis, index, shape)
-        count += any(lost(c, index) for c in claims if c.lost is not None and site.role != "in")
-        return count + sum(along(c, site.axis, index, shape) for c in common)
+        name = site.parameter
+        count = columns(self.single.get(name, []), site.axis, index, shape)
+        count += site.role != "in" and any(lost(c, index) for c in self.lost.get(name, []))
+        return count + sum(along(c, site.axis, index, shape) for c in self.common.get(name, []))
 
 
 def columns(claims: list[ShiftClaim], axis: int, index: Tensor, shape: tuple[int, ...]) -> int:

@@ -16,7 +16,7 @@ from deadweight.proof.operation_groups import CONVOLUTIONS
 from deadweight.proof.steps import Blocked
 from deadweight.proof.weights import uses_of, weight_view
 from deadweight.search.prover import Prover
-from deadweight.search.spaces import Writers, add_table, explore, output_parts, placed
+from deadweight.search.spaces import Writers, add_table, explore, numbered_outputs, output_parts, placed
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,29 @@ def each_space(prover: Prover) -> Iterator[Space]:
     for node in nodes:
         if node.name in covered or node.name not in prover.graph.live:
             continue
-        for writers, size in seeds(prover.graph, node):
-            turned = explore(prover, writers, size, powers=True)
+        for space in written_spaces(prover, node):
+            writers, turned = space.writers, space.turned
             if len(writers.nodes) > 1 or turned.proved:
                 covered.update(writers.nodes)
             if turned.proved:
                 covered.update(biases_of_experts(prover.graph, turned))
-            yield Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))
+            yield space
+
+
+def written_spaces(prover: Prover, node: Node) -> Iterator[Space]:
+    """The spaces of the parts of a node's output; if none of several is proved, that of the whole output.
+
+    Parts of a fused weight have spaces of their own. Parts of a sum have not: the other writers write it whole.
+    """
+    found = [explored(prover, node, *seed) for seed in seeds(prover.graph, node)]
+    yield from found
+    if len(found) > 1 and not any(space.turned.proved for space in found):
+        yield from (explored(prover, node, *seed) for seed in seeds(prover.graph, node, whole=True))
+
+
+def explored(prover: Prover, node: Node, writers: Writers, size: int) -> Space:
+    turned = explore(prover, writers, size, powers=True)
+    return Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))
 
 
 def biases_of_experts(graph: Graph, turned: Turned) -> Iterator[str]:
@@ -81,13 +97,13 @@ def matrices(graph: Graph, writers: Writers) -> Iterator[str]:
             yield node.inputs[0] if node.op == "aten.embedding" else node.name
 
 
-def seeds(graph: Graph, node: Node) -> Iterator[tuple[Writers, int]]:
-    """The spaces that a node writes; a convolution in groups writes its channels one by one."""
+def seeds(graph: Graph, node: Node, *, whole: bool = False) -> Iterator[tuple[Writers, int]]:
+    """The spaces that a node writes, in parts or as a whole; a convolution in groups writes its channels one by one."""
     view = weight_view(graph, node, rows_only=True)
     if view is not None:
         width = graph.nodes[view.parameter].shape[view.output]
         uses = list(uses_of(graph, view.parameter))
-        for part in output_parts(graph, node, width):
+        for part in [numbered_outputs(node, width)] if whole else output_parts(graph, node, width):
             if all(weight_view(graph, graph.nodes[u], rows_only=True) == view for u in uses):
                 coordinate = along_channels(node, part)
                 own = None if view.expert is None or len(uses) > 1 else expert_of(node)

@@ -219,7 +219,10 @@ def signature(block: nn.Module) -> str:
 
 
 def setting(value: object) -> str:
-    """Plain values by their repr; any other object by its identity."""
+    """Plain values by their repr, a partial by its function and arguments; any other object by its identity."""
+    if type(value) is partial and not vars(value):
+        arguments = [*map(setting, value.args), *(f"{k}={setting(v)}" for k, v in sorted(value.keywords.items()))]
+        return f"partial({setting(value.func)},{arguments})"
     if isinstance(value, (int, float, str, bool, type(None), tuple, list, dict, set, frozenset, torch.dtype)):
         return repr(value)
     return f"{type(value).__qualname__}@{id(value)}"
