@@ -218,7 +218,8 @@ class Step:
         self.run_once()  # the cache takes its memory
         for layer in self.cache.layers:
             if isinstance(layer, CodedLayer):  # its sequences begin with the first row, not with this token
-                layer.start, layer.started = torch.zeros_like(layer.start), torch.ones_like(layer.started)
+                layer.start = layer.zero = torch.zeros_like(layer.start)
+                layer.started = torch.ones_like(layer.started)
         if compiled:
             self.call = torch.compile(model, dynamic=False)
 
@@ -402,7 +403,8 @@ def attention_row(config: str, shape: str, share: float, structure: str, turns: 
     query = torch.randn(batch, spec.heads, 1, d, dtype=torch.bfloat16, device="cuda")
     first = [torch.randn(batch, spec.key_heads, spec.first, d, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
     new = [x[:, :, :1].contiguous() for x in first]
-    span = [torch.tensor([length - 1], device="cuda"), torch.zeros(batch, dtype=torch.long, device="cuda")]
+    zeros = torch.zeros(batch, dtype=torch.long, device="cuda")
+    span = [torch.tensor([length - 1], device="cuda"), zeros, zeros]
     job = captured(partial(decode_token, coder.number, query, rows, scales, None, first, new, span, d**-0.5))
     ms = statistics.median(milliseconds(job, 20) for _ in range(turns))
     size = rows.numel() + scales.numel()

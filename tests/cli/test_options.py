@@ -10,7 +10,8 @@ from importlib import import_module
 
 import pytest
 
-from deadweight.compress.settings import Settings
+from deadweight.cli.compress import KeysName
+from deadweight.compress.settings import STRUCTURES, Settings
 
 HOMES = {
     "audit": "audit.run",
@@ -49,3 +50,7 @@ def test_compress_has_the_defaults_of_its_settings() -> None:
 
 def test_a_default_that_differs_is_named() -> None:
     assert differing({"windows": 16, "text": None}, {"windows": 32, "text": None, "inputs": None}) == {"windows"}
+
+
+def test_the_command_offers_every_structure_of_keys() -> None:
+    assert [name.value for name in KeysName] == list(STRUCTURES)

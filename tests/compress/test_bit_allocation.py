@@ -89,6 +89,10 @@ def test_keys_that_belong_into_upper_halves_lie_there(units: int) -> None:
         at = plan.coordinates[: plan.key_fields][low == half]
         assert at[at >= 0].numel() and bool((upper[at[at >= 0]] != half).all())
     assert plan_row(units, own, other).loss <= plan.loss < 1.06 * plan_row(units, own, other).loss
+    uneven = plan_row(units, own, other, torch.arange(64) < 40)
+    assert uneven.loss == plan_row(units, own, other).loss, (
+        "where halves are not equal, no coordinate is left out for it"
+    )
     anywhere = plan_row(64, own, other, upper)  # one code of keys in a unit: there are no halves to choose from
     assert torch.equal(anywhere.coordinates, plan_row(64, own, other).coordinates)
 

@@ -116,6 +116,33 @@ def test_left_padding_changes_nothing(family: str, make: Callable, words: Any) -
     assert torch.equal(alone[0, 10:], beside[0, 15:])
 
 
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [*((family, given) for family in ("llama", "qwen2", "gpt_neox") for given in (True, False)), ("ours", True)],
+)
+def test_padded_forward_passes_lose_what_unpadded_ones_do(family: str, given: bool, make: Callable, words: Any) -> None:
+    """Positions count from the first token, or from the padding if nothing says otherwise; keys are turned so too.
+
+    Our own models hand no positions to attention, so they must be given those that count from the first token.
+    """
+    model = make(family)
+    small: Any = coded(model, words, keep_kv=0.25).module
+    ids = words["input_ids"][:4, :20]
+    padded = torch.cat([torch.zeros(4, 12, dtype=torch.long), ids], 1)
+    mask = torch.cat([torch.zeros(4, 12, dtype=torch.long), torch.ones_like(ids)], 1)
+    more = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if given else {}
+    with torch.no_grad():
+        apart = (small(ids, use_cache=False).logits - model(ids).logits).norm()
+        wanted = model(padded, attention_mask=mask, **more).logits[:, 12:]
+        once = small(padded, attention_mask=mask, use_cache=False, **more).logits[:, 12:]
+        cache, steps = DynamicCache(config=small.config), []
+        for start, end in [(0, 13), *((t, t + 1) for t in range(13, 32))]:  # the padding with the first token
+            own = {name: x[:, start:end] for name, x in more.items()} | {"attention_mask": mask[:, :end]}
+            steps.append(small(padded[:, start:end], past_key_values=cache, use_cache=True, **own).logits[:, -1])
+    assert float((once - wanted).norm()) < 1.5 * float(apart)
+    assert torch.allclose(torch.stack(steps, 1), once, atol=1e-4 * float(once.abs().max()))
+
+
 def test_beams_crops_and_resets_are_followed(make: Callable, words: Any) -> None:
     small: Any = coded(make("llama"), words, keep_kv=0.25).module
     ids = words["input_ids"][:3, :9]

@@ -21,9 +21,9 @@ import deadweight
 from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
 from deadweight.slim.cache import CURRENT
-from deadweight.slim.coded_attention import first_rows, with_first
-from deadweight.slim.coder import folds_of, masks_of, quantisers_of, turns
-from deadweight.slim.format import CacheSpec
+from deadweight.slim.coded_attention import coded_attention, first_rows, with_first
+from deadweight.slim.coder import Coder, folds_of, masks_of, quantisers_of, turns
+from deadweight.slim.format import CacheSpec, UnitRun
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 IDS = torch.randint(3, 99, (24, 24), generator=torch.Generator().manual_seed(1))
@@ -246,3 +246,15 @@ def test_gradients_pass_through_tokens_that_follow_a_cache(small: Any, prompt: i
     small(IDS[:2, prompt:12], past_key_values=cache, use_cache=True).logits.square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in small.parameters())
     small.zero_grad()
+
+
+def test_a_cache_of_another_model_says_what_it_expects() -> None:
+    """The numbers of a config may be anything; a GPU kernel must not read beside the queries for it."""
+    run = (UnitRun(8, (4, 4, 4, 4)),)
+    coder = Coder(CacheSpec(4, 2, 8, 8, 0, 4, 2, 2, (run, run)))
+    with pytest.raises(ValueError, match=r"found key heads and dimensions of keys and values \(1, 8, 1, 8\)"):
+        coder.expect_states(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 3, 8))
+    module = torch.nn.Module()
+    module.coder = coder
+    with pytest.raises(ValueError, match="found 3 query heads of 8 dimensions; expected 4 of 8"):
+        coded_attention(module, torch.zeros(1, 3, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), None)

@@ -144,6 +144,7 @@ def run_of(*widths: int, count: int = 8) -> list[list[dict[str, Any]]]:
         ({"sets": []}, "in 0 sets"),
         ({"sets": run_of(4, 4, 4, 4, count=-8)}, "expected a whole number"),
         ({"sets": run_of(4, 4, 4, 4, count=0)}, "equally long"),
+        ({"sets": run_of(4, 4, 4, 4, count=(1 << 20) - 1)}, "1048575 units for"),  # a kilobyte that takes gigabytes
         ({"sets": [[{"count": 8, "width": 4}]] * 2}, "unexpected keyword"),
         ({"key_fields": 0, "value_fields": 4}, "0 and 4 codes in a unit"),
         ({"key_fields": 9, "value_fields": 0}, "9 and 0 codes in a unit"),

@@ -11,6 +11,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from deadweight.compress.run import compress
 from deadweight.slim import kernels
+from deadweight.slim.coder import Coder
+from deadweight.slim.format import CacheSpec, UnitRun
 from deadweight.slim.kernel_operands import (
     SLOW,
     fast_fragments,
@@ -18,6 +20,7 @@ from deadweight.slim.kernel_operands import (
     kernel_places,
     masks_of_tokens,
     masks_of_units,
+    prepare,
     rotation_table,
     slow_fragments,
     slow_terms,
@@ -174,6 +177,17 @@ def test_maps_are_divided_into_those_of_fast_and_of_slow_pairs() -> None:
         assert fast[1, 1, 1, lane, register].tolist() == maps[1, units, 0, second + 8 + row].tolist()
         dims = slice(second + 16 + 2 * i + 8 * (register % 2), second + 16 + 2 * i + 8 * (register % 2) + 2)
         assert slow[1, 1, 1, 0, lane, register].tolist() == maps[1, 16 + 8 + row, 1, dims].tolist()
+
+
+def test_rotary_pairs_that_share_dimensions_are_refused() -> None:
+    """A GPU would read beside the keys."""
+    run = (UnitRun(8, (4, 4, 4, 4)),)
+    coder = Coder(CacheSpec(2, 1, 8, 8, 4, 4, 2, 2, (run,)))
+    coder.pair_places.copy_(torch.arange(8))
+    assert prepare(coder).turning.fast_groups == 0
+    coder.pair_places[3] = -1
+    with pytest.raises(ValueError, match="rotary pairs that share dimensions"):
+        prepare(coder)
 
 
 def test_chunks_are_shorter_where_that_leaves_fewer_fast_pairs() -> None:

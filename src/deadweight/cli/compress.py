@@ -32,6 +32,7 @@ class KeysName(StrEnum):
     joint = "joint"
     all = "all"
     head = "head"
+    half = "half"
     block = "block"
     pair = "pair"
     scale = "scale"

@@ -75,9 +75,9 @@ class Kind:
 
 
 def kinds_of(low: Sequence[bool], key_fields: int, key_costs: Tensor, value_costs: Tensor, upper: Tensor) -> list[Kind]:
-    """Coordinates of keys and of values; those of keys apart by halves of a unit, if `upper` says that some are."""
+    """Coordinates of keys and of values; those of keys apart by halves of a unit, if half of them are `upper`."""
     values = Kind(list(range(key_fields, len(low))), torch.arange(len(value_costs)), value_costs)
-    if not upper.any() or key_fields % 2:
+    if 2 * int(upper.sum()) != len(upper) or key_fields % 2:  # a half without room for its coordinates would lose them
         return [Kind(list(range(key_fields)), torch.arange(len(key_costs)), key_costs), values]
     halves = []
     for half in (True, False):
@@ -90,7 +90,7 @@ def plan_row(n_units: int, key_costs: Tensor, value_costs: Tensor, upper: Tensor
     """A row of `n_units` units for coordinates of these costs, which fall; `value_costs` may be empty.
 
     Codes of the coordinates of keys that are `upper` lie in the upper halves of units, and the others in lower ones, if
-    each half has as many codes of keys.
+    there are as many of them and each half of a unit has as many codes of keys.
     """
     key_fields, value_fields = fields_for(n_units, len(key_costs), len(value_costs))
     low = in_low_half(key_fields, value_fields)

@@ -104,7 +104,7 @@ def blocks_of(structure: Structure, size: int, pairs: Sequence[tuple[int, int]])
 
 
 def in_second_block(basis: Basis, blocks: Sequence[Sequence[int]]) -> Basis:
-    """The basis with coordinates of every second block in the upper halves of units."""
+    """The basis with coordinates of every second block in the upper halves of units; blocks come in pairs."""
     second = torch.zeros(len(basis.decode), dtype=torch.bool)
     for block in blocks[1::2]:
         second[list(block)] = True

@@ -158,7 +158,8 @@ def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | N
     if structure != "joint":
         blocks = blocks_for(cache, moments.keys, structure)
         keys = keys_basis(moments, blocks, joint=False)
-        keys = in_second_block(keys, blocks) if structure == "half" else keys
+        in_pairs = structure == "half" and len(blocks) == 2 * (moments.keys // heads.d_qk)
+        keys = in_second_block(keys, blocks) if in_pairs else keys
     if structure == "joint" or (structure is None and small):
         joint = keys_basis(moments, [list(range(len(moments.mean)))], joint=True)
     return SetBases(keys, joint)

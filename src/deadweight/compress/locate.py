@@ -24,7 +24,7 @@ from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.printable import printable
 
-FEWEST, MOST = 12, 64  # examples; two numbers count as the same if they agree in all of them
+FEWEST, MOST = 12, 512  # examples; two numbers count as the same if they agree in all of them
 ANGLE = 1e-3  # radians at the farthest position: a pair that rotates less counts as non-rotary
 
 

@@ -27,6 +27,7 @@ class Call:
 
     coder: Coder
     mask: Tensor | None
+    positions: Tensor | None = None  # of the new tokens, (b or 1, t), where the model says them
     layer: CodedLayer | None = None
     key: Tensor | None = None  # of the new tokens
     value: Tensor | None = None
@@ -57,6 +58,7 @@ class CodedLayer(CacheLayerMixin):
 
     def forget(self) -> None:
         self.start: Tensor | None = None
+        self.zero: Tensor | None = None
         self.started: Tensor | None = None
         self.first: tuple[Tensor, Tensor] | None = None  # keys and values, (b, g, first, d)
 
@@ -69,7 +71,8 @@ class CodedLayer(CacheLayerMixin):
         """A copy of a cache (of a shared prompt, for example) belongs to the same model."""
         twin = CodedLayer(copy.deepcopy(self.inner, memo), self.coder)
         memo[id(self)] = twin
-        twin.start, twin.started, twin.first = copy.deepcopy((self.start, self.started, self.first), memo)
+        state = (self.start, self.zero, self.started, self.first)
+        twin.start, twin.zero, twin.started, twin.first = copy.deepcopy(state, memo)
         return twin
 
     @property
@@ -98,10 +101,11 @@ class CodedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Encode and store new keys and values; returns the rows and scales of all tokens."""
+        self.coder.expect_states(key_states, value_states)
         past = self.inner.get_seq_length()
         past = past.clone() if isinstance(past, Tensor) else past  # a static layer keeps counting in it
         call = CURRENT.of(self.coder)
-        self.note(key_states, value_states, past, None if call is None else call.mask)
+        self.note(key_states, value_states, past, call)
         new = past + torch.arange(key_states.shape[2], device=key_states.device)
         if key_states.shape[2] == 1 and fitting(self.coder, key_states):
             rows = encode_token(self.coder.number, key_states, value_states, new - self.origin)
@@ -113,20 +117,22 @@ class CodedLayer(CacheLayerMixin):
 
     @property
     def origin(self) -> Tensor:
-        assert self.start is not None
-        return self.start[:, None]
+        assert self.zero is not None
+        return self.zero[:, None]
 
-    def note(self, key: Tensor, value: Tensor, past: Any, mask: Tensor | None) -> None:
-        """Find where every sequence starts, and keep its first tokens."""
+    def note(self, key: Tensor, value: Tensor, past: Any, call: Call | None) -> None:
+        """Find where every sequence starts and where its positions count from, and keep its first tokens."""
         batch, new, device = len(key), key.shape[2], key.device
-        if self.start is None or self.started is None or self.first is None:
-            self.start = torch.zeros(batch, dtype=torch.long, device=device)
+        if self.start is None or self.zero is None or self.started is None or self.first is None:
+            self.start = self.zero = torch.zeros(batch, dtype=torch.long, device=device)
             self.started = torch.zeros(batch, dtype=torch.bool, device=device)
             first = self.coder.spec.first
             self.first = tuple(x.new_zeros(batch, x.shape[1], first, x.shape[-1]) for x in (key, value))  # type: ignore[assignment]
-        real = real_tokens(mask, batch, new, past, device)
-        here = past + torch.where(real.any(1), real.int().argmax(1), new)
-        self.start = torch.where(self.started, self.start, here)
+        real = real_tokens(None if call is None else call.mask, batch, new, past, device)
+        local = torch.where(real.any(1), real.int().argmax(1), new)
+        self.start = torch.where(self.started, self.start, past + local)
+        position = position_of(None if call is None else call.positions, local, new)
+        self.zero = torch.where(self.started, self.zero, past + local - position)
         self.started = self.started | real.any(1)
         assert self.first is not None
         at = self.start[:, None] + torch.arange(self.coder.spec.first, device=device) - past  # b first
@@ -163,9 +169,9 @@ class CodedLayer(CacheLayerMixin):
 
     def select(self, batch: Tensor) -> None:
         """Keep these rows of a batch."""
-        if self.start is not None and self.started is not None and self.first is not None:
+        if self.start is not None and self.zero is not None and self.started is not None and self.first is not None:
             batch = batch.to(self.start.device)
-            self.start, self.started = self.start[batch], self.started[batch]
+            self.start, self.zero, self.started = self.start[batch], self.zero[batch], self.started[batch]
             self.first = (self.first[0][batch], self.first[1][batch])
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -183,14 +189,30 @@ class CodedLayer(CacheLayerMixin):
 
 
 def real_tokens(mask: Tensor | None, batch: int, new: int, past: Any, device: torch.device) -> Tensor:
-    """Which new tokens are not padding, (b, t): those that attend to themselves."""
+    """Which new tokens are not padding, (b, t): those that attend to themselves, and that the next one attends to.
+
+    A model may let padding attend to itself, so that no row of the mask is empty.
+    """
     if mask is None or mask.ndim != 4:
         return torch.ones(batch, new, dtype=torch.bool, device=device)
     rows = torch.arange(new, device=device)
     seen = mask[:, 0].expand(batch, -1, -1)
     most = seen.shape[-1] - new  # columns before the new tokens, unless a static cache has room behind them
-    own = seen[:, rows, rows + (past.clamp(max=most) if isinstance(past, Tensor) else min(past, most))]
-    return own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
+    columns = rows + (past.clamp(max=most) if isinstance(past, Tensor) else min(past, most))
+    own = visible(seen[:, rows, columns])
+    return torch.cat([own[:, :-1] & visible(seen[:, rows[1:], columns[:-1]]), own[:, -1:]], 1)
+
+
+def visible(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def position_of(positions: Tensor | None, local: Tensor, new: int) -> Tensor:
+    """The position of the first real token of every sequence, which is new token `local`; 0 if nothing says it."""
+    if positions is None or positions.ndim != 2 or positions.shape[1] != new:
+        return torch.zeros_like(local)
+    at = local.clamp(max=new - 1)[:, None]
+    return positions.to(local).expand(len(local), -1).gather(1, at)[:, 0]
 
 
 class CodedCache:
@@ -245,7 +267,9 @@ def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     mask = kwargs.get("attention_mask")
     if mask is None:
         mask = next((a for a in args if isinstance(a, Tensor) and a.ndim == 4), None)
-    CURRENT.call = Call(module.coder, mask if isinstance(mask, Tensor) else None)
+    positions = kwargs.get("position_ids")
+    mask, positions = (x if isinstance(x, Tensor) else None for x in (mask, positions))
+    CURRENT.call = Call(module.coder, mask, positions)
 
     def wrapped(value: Any) -> Any:
         plain = isinstance(value, Cache) and type(value) is not CodedCache

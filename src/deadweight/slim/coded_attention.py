@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .attention import AttentionOptions, attend, options_of, softmax
-from .cache import CURRENT, Call, CodedLayer, before, real_tokens
+from .cache import CURRENT, Call, CodedLayer, before, position_of, real_tokens
 from .coder import Coder, Codes
 from .format import CacheSpec
 from .kernels import decode_token, decodes
@@ -32,22 +32,31 @@ def coded_attention(
     coder: Coder | None = getattr(module, "coder", None)
     if coder is None:
         return attend(query, key, value, options).transpose(1, 2).contiguous(), None
+    if query.shape[1] != coder.spec.heads or query.shape[3] != coder.spec.d_qk:
+        raise ValueError(
+            f"found {query.shape[1]} query heads of {query.shape[3]} dimensions; expected {coder.spec.heads} of "
+            f"{coder.spec.d_qk}, as the coded cache says"
+        )
     options = options.with_scale(options.scale_of(query))
     call, CURRENT.call = CURRENT.of(coder), None
     if key.dtype != torch.uint8:
-        out = as_if_decoded(coder, query, key, value, options)
+        out = as_if_decoded(coder, query, (key, value), options, None if call is None else call.positions)
     else:
         out = on_rows(coder, call, query, (key, value), options)
     return out.transpose(1, 2).contiguous(), None
 
 
-def as_if_decoded(coder: Coder, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+def as_if_decoded(
+    coder: Coder, query: Tensor, states: tuple[Tensor, Tensor], options: AttentionOptions, positions: Tensor | None
+) -> Tensor:
     """Attention without a cache: every query sees itself and the first tokens uncoded, and the codes of all others."""
+    key, value = states
     batch, new = len(key), key.shape[2]
     real = real_tokens(options.mask, batch, new, 0, key.device)
     start = torch.where(real.any(1), real.int().argmax(1), 0)
     places = torch.arange(new, device=key.device)
-    coded_key, coded_value = coder.simulate(key, value, places - start[:, None])
+    zero = start - position_of(positions, start, new)
+    coded_key, coded_value = coder.simulate(key, value, places - zero[:, None])
     exempt = (places - start[:, None] < coder.spec.first)[:, None, :, None]  # padding before the start is never seen
     query, key = coder.paired(query), coder.paired(key)
     coded_key, coded_value = torch.where(exempt, key, coded_key), torch.where(exempt, value, coded_value)
@@ -77,14 +86,14 @@ def on_rows(
         mask = None if options.mask is None else options.mask[..., :new]
         return attend(query, call.key, call.value, options.with_mask(mask))
     layer = call.layer
-    assert layer.start is not None and layer.first is not None
+    assert layer.start is not None and layer.zero is not None and layer.first is not None
     units, exponents = rows
     places = torch.arange(units.shape[2], device=units.device)
     total = call.past + new
     away = torch.as_tensor(total - units.shape[2], device=units.device).clamp(min=0)  # tokens that left a window
     fresh = call.past - away + torch.arange(new, device=units.device)
     if decodes(coder, query, options):
-        exact, span = [call.key, call.value], [fresh, layer.start - away]
+        exact, span = [call.key, call.value], [fresh, layer.start - away, layer.zero - away]
         numbers = (coder.number, query, units, exponents, options.mask, list(layer.first), exact, span)
         return decode_token(*numbers, options.scale_of(query))
     codes = coder.read(units, exponents, query.dtype)
@@ -146,7 +155,8 @@ class FirstRows:
 
 def first_rows(layer: CodedLayer, away: Tensor, rows: int) -> FirstRows:
     n = layer.coder.spec.first
-    start = layer.origin - away
+    assert layer.start is not None
+    start = layer.start[:, None] - away
     wanted = start + torch.arange(n, device=start.device)
     at = wanted.clamp(0, rows - 1)
     token = at - start

@@ -102,6 +102,14 @@ class Coder(nn.Module):
         pairs = zip(self.buffers(), other.buffers(), strict=True)
         return all(torch.equal(a, b.to(a.device, a.dtype)) for a, b in pairs)
 
+    def expect_states(self, key: Tensor, value: Tensor) -> None:
+        """Raise ValueError for keys and values, (b, g, t, d), of another shape than the format says."""
+        spec = self.spec
+        shapes = (*key.shape[1::2], *value.shape[1::2])
+        expected = (spec.key_heads, spec.d_qk, spec.key_heads, spec.d_v)
+        if shapes != expected:
+            raise ValueError(f"found key heads and dimensions of keys and values {shapes}; expected {expected}")
+
     @property
     def order(self) -> Tensor:
         """The dimensions of a head: first ones of rotary pairs, second ones, those in no pair."""

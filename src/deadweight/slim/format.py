@@ -10,6 +10,7 @@ from .codes import LOW_BITS, SHIFT, UNIT, WIDEST, in_low_half
 VERSION = 5
 SIGN = "deadweight_slim_checkpoint__load_it_with_trust_remote_code"  # an empty tensor's name, for error messages
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
+SPARE_UNITS = 8  # by which a row may have more units than numbers: units come in eights
 MOST_FIRST = 1024  # uncoded tokens at the start of a sequence
 MOST_FIELDS = 8  # codes in a unit
 
@@ -165,6 +166,8 @@ class CacheSpec:
             raise ValueError(f"{self.key_fields} and {self.value_fields} codes in a unit")
         if len({sum(run.count for run in own) for own in self.sets}) != 1 or not 0 < self.n_units < LARGEST_COUNT:
             raise ValueError("rows of different sets that are not equally long")
+        if sets * self.n_units > LARGEST_COUNT or self.n_units > self.set_keys + self.set_values + SPARE_UNITS:
+            raise ValueError(f"{self.n_units} units for {self.set_keys} and {self.set_values} numbers, in {sets} sets")
         for run in {run for own in self.sets for run in own}:
             self.expect_unit(run.widths)
 

@@ -58,6 +58,8 @@ def prepare(coder: Coder) -> Prepared:
     blocks, half = -(-spec.n_units // 16), -(-spec.d_qk // 32) * 16
     heads, width = spec.key_heads // spec.n_sets, 16 * blocks
     order = coder.order.cpu() if spec.pairs else torch.arange(spec.d_qk)
+    if sorted(order.tolist()) != list(range(spec.d_qk)):
+        raise ValueError("found rotary pairs that share dimensions, or have none; expected each dimension at most once")
     places, rates = by_speed(kernel_places(spec.pairs, spec.d_qk, half), coder, half)
 
     def by_unit(tensor: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ from .kernel_sizes import JOIN_THREADS, KINDS, PER_PROCESSOR, Sizes, largest_siz
 
 MOST_DIMENSIONS = 128  # of a head
 MOST_FRAGMENTS = 64  # of the codes of keys
+PLAIN_ROOM = 48 << 10  # bytes of shared memory that a program gets without asking
 START = 2  # chunks of tokens in whose time a program of `decode` starts and ends
 LOG2E = 1.4426950408889634
 NAMESPACE = f"deadweight_{zlib.crc32(__name__.encode()):x}"  # a checkpoint brings a copy of this file along
@@ -80,8 +81,10 @@ def fitting(coder: Coder, states: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def most_shared_bytes(coder: int) -> int:
-    """Shared memory that a program takes at most."""
-    return largest_sizes(CODERS[coder].spec, torch.float32).shared_bytes()
+    """Shared memory that a program takes at most; more than there is if `join` does not run with what it gets."""
+    spec = CODERS[coder].spec
+    sizes = largest_sizes(spec, torch.float32)
+    return sizes.shared_bytes() if sizes.join_bytes(spec.first) <= PLAIN_ROOM else 1 << 30
 
 
 @torch.compiler.assume_constant_result
@@ -146,7 +149,7 @@ def decode_token(
     """Attention of one new token, (b, h, 1, d).
 
     `first` and `new` are keys and values of the first tokens and of the current one. `span` are the row of the current
-    token, and of every sequence the row in which it starts.
+    token, and of every sequence the row in which it starts and the row of position 0.
     """
     own = CODERS[coder]
     spec, maps = own.spec, prepared(own)
@@ -158,7 +161,7 @@ def decode_token(
     query, rows, exponents = query.contiguous(), rows.contiguous(), exponents.contiguous()
     gathered = torch.empty(batch, spec.heads, parts, sizes.slots, dtype=torch.float32, device=query.device)
     logs = torch.empty(batch, spec.heads, parts, 4, dtype=torch.float32, device=query.device)
-    high, start = (x.to(torch.int32) for x in span)
+    high, start, origin = (x.to(torch.int32) for x in span)
     low = (start + spec.first).clamp(min=0)
     seen = query if mask is None else mask.expand(batch, 1, 1, -1).contiguous()
     seen_stride = 0 if mask is None else mask.shape[3]
@@ -185,7 +188,7 @@ def decode_token(
         logs,
         low,
         high,
-        start,
+        origin,
     ]
     args += [scaling * LOG2E, tokens, spec.key_heads, heads, seen_stride]
     grid = (parts, spec.key_heads * sizes.turns, batch)
