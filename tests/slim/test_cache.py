@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import (
+    DynamicCache,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StaticCache,
+)
 
 import deadweight
 from deadweight.compress.run import compress
@@ -200,6 +207,24 @@ def test_a_step_of_decoding_compiles_as_one_graph(small: Any) -> None:
     for cache in caches:
         small(IDS[:2, :6], past_key_values=cache, use_cache=True)
     eager, compiled = (decoded(model, IDS[:2, 6:9], cache) for model, cache in zip((small, step), caches, strict=True))
+    assert torch.allclose(eager, compiled, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_layers_without_positions_compile_from_the_first_token_on() -> None:
+    """Their keys are views of what the map gives, which a compiler does not let us change in place."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"head_dim": 8, "intermediate_size": 48, "intermediate_size_mlp": 48, "vocab_size": 99}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "attention_chunk_size": 16}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = Llama4TextConfig(**sizes, **more, **experts, **ends, max_position_embeddings=128)
+    ids = torch.randint(3, 99, (24, 40), generator=torch.Generator().manual_seed(1))
+    model: Any = compress(Llama4ForCausalLM(config).eval(), inputs={"input_ids": ids}, keep_kv=0.4).module
+    torch._dynamo.reset()
+    step = torch.compile(model, backend="aot_eager")
+    caches = [StaticCache(config=config, max_cache_len=12) for _ in range(2)]
+    eager, compiled = (decoded(m, ids[:2, :6], cache) for m, cache in zip((model, step), caches, strict=True))
     assert torch.allclose(eager, compiled, atol=1e-4)
 
 

@@ -99,13 +99,19 @@ def on_rows(
     codes = coder.read(units, exponents, query.dtype)
     key = coder.keys_of(codes, places + away - layer.origin)
     query = coder.paired(query)
-    key = key.index_copy_(2, fresh, coder.paired(call.key).to(key.dtype))
+    key = with_new(key, fresh, coder.paired(call.key))
     key = with_first(key, layer, coder.paired(layer.first[0]), away)
     if query.shape[2] == 1:
         return of_one_token(coder, query, key, codes, Exact(layer, call.value, fresh, away), options)
     value = coder.values_of(codes)
-    value = value.index_copy_(2, fresh, call.value.to(value.dtype))
+    value = with_new(value, fresh, call.value)
     return attend(query, key, with_first(value, layer, layer.first[1], away), options)
+
+
+def with_new(states: Tensor, fresh: Tensor, new: Tensor) -> Tensor:
+    """Keys or values of all rows, with those of the new tokens as they are; a compiler wants no change in place."""
+    copy = Tensor.index_copy if torch.compiler.is_compiling() else Tensor.index_copy_
+    return copy(states, 2, fresh, new.to(states.dtype))
 
 
 @dataclass(frozen=True)

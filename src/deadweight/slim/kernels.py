@@ -2,7 +2,7 @@
 runs.
 
 - `encode` makes the row of one new token, in one launch.
-- `decode` reads rows once for up to four query heads of a key head. Every warp takes a chunk of 128 or 64 tokens
+- `decode` reads rows once for up to four query heads of a key head. Every warp takes a few chunks of 128 or 64 tokens
   at a time. It makes float16 numbers of codes by masks, scores of these numbers on tensor cores, and gathers the
   *numbers* of codes by the softmax, in float32: values are made once, at the end.
 - `join` adds up what all programs have gathered, makes values of it, and adds the tokens that are not coded.
