@@ -9,6 +9,7 @@ from typing import Any
 from deadweight.report.figure import pyplot, save
 
 Rows = list[dict[str, Any]]
+COLUMNS = 3  # panels side by side
 WHOLE = 100  # windows of a text from which on it was judged whole
 HEAD = """# The coded cache: bytes against perplexity
 
@@ -92,16 +93,21 @@ def figure(rows: Rows, file: Path) -> None:
         for text in dict.fromkeys(row["text"] for row in own)
     ]
     colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(family(row) for row in rows))}
+    across = min(COLUMNS, len(panels))
+    down = -(-len(panels) // across)
     picture, axes = pyplot().subplots(
-        1, len(panels), figsize=(5 * len(panels), 4.2), layout="constrained", squeeze=False
+        down, across, figsize=(5 * across, 4.2 * down), layout="constrained", squeeze=False, sharey=True
     )
-    for axis, (title, text, own) in zip(axes[0], panels, strict=True):
+    for axis in axes.flatten()[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (title, text, own) in zip(axes.flatten(), panels, strict=False):
         for name in dict.fromkeys(family(row) for row in own):
             points = sorted((r["bits"], r["rise"]) for r in own if family(r) == name)
             x, y = [100 * b / 16 for b, _ in points], [100 * max(r, 1e-4) for _, r in points]
             axis.plot(x, y, "o-", label=name, color=colours[name], linewidth=3 if name == "ours" else 1)
-        axis.set(yscale="log", ylim=(0.02, 500), xlabel="bytes of a 16-bit cache (%)", title=f"{title}: {text}")
+        axis.set(yscale="log", ylim=(0.02, 5e4), xlabel="bytes of a 16-bit cache (%)", title=f"{title}\n{text}")
         axis.grid(True, which="major", alpha=0.3)
         axis.legend(fontsize=7)
-    axes[0][0].set_ylabel("rise of perplexity (%)")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("rise of perplexity (%)")
     save(picture, file)
