@@ -129,7 +129,7 @@ def add_key_biases(model: str, out: Path, norm: float = 300.0) -> None:
     """Write a LLaMA model with random biases on its keys, of this norm in every head.
 
     They lie in the rotary pairs of the lowest frequencies. There a bias adds nearly the same to the scores of all keys
-    of a query, so that the model stays as good as it was; trained models have their large biases there too.
+    of a query, so that the model stays as good as it was.
     """
     source = open_complete(model)
     config: Any = copy.deepcopy(source.config)

@@ -27,8 +27,8 @@ The other methods were not tuned.
 On the whole texts only some of them were run; the others are in the table of 8 windows of WikiText-2, taken evenly,
 which was recorded on a CPU (torch 2.13) with an older version of their code: since then the levels of TurboQuant and of
 principal components have changed slightly. The tables have different windows: compare within a table only. The model
-with key biases is SmolLM2 with random biases of norm 300 on the keys of every head, in the slowest rotary pairs, where
-trained models have their large biases (`add-key-biases`); it was run on a CPU too.
+with key biases is SmolLM2 with random biases of norm 300 on the keys of every head, in the slowest rotary pairs
+(`add-key-biases`); it was run on a CPU too.
 *Principal components* has our scale per token and our first tokens; its bits leave out 0.04 of what its first tokens
 take. KIVI is without its window of latest tokens. KVQuant was not run. Of ours only three sizes were run: what holds
 above 25 % and below 12.5 % of the bytes is not known for this version. The weights are those of the GGUF file (Q4_1,

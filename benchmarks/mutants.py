@@ -69,7 +69,7 @@ def all_mutants() -> list[Mutant]:
 
 
 def equivalents() -> dict[tuple[str, str, str, str], str]:
-    """The reviewed list: mutants that cannot matter, and why."""
+    """The list of mutants that cannot matter, and why."""
     listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", [])
     return {(m["file"], m["function"], m["original"], m["mutated"]): m["reason"] for m in listed}
 

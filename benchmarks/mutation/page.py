@@ -18,7 +18,7 @@ METHOD = """A law is only as good as its conditions. Each condition of `proof/`,
 `audit/checker.py` is weakened, one at a time, so that the prover would claim more: a refusal happens less often,
 `a and b` loses an operand, `<` becomes `<=`, `fixed=False` becomes `True`, a `raise` returns. If the branches do not
 show which direction is weaker, both are tried. A mutant is *killed* if a test fails with it, *equivalent* if it is on
-the reviewed list below, and *survives* otherwise.
+the list below, and *survives* otherwise.
 
 Repeat it with `python benchmarks/mutants.py` (one core); `--file search/spaces.py --resume` runs one file again.
 """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from deadweight.compress.locate import locate, match
+from deadweight.compress.locate import ForwardRecord, Seen, examples_needed, locate, match
 from deadweight.errors import DeadweightError
 from deadweight.source.model import open_model
 
@@ -78,3 +78,11 @@ def test_attention_with_sinks_is_refused_by_name() -> None:
     config = T.GptOssConfig(**SHARED, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
     with pytest.raises(DeadweightError, match="attention with s_aux, which compressed heads do not support"):
         locate(open_model(T.GptOssForCausalLM(config)))
+
+
+@pytest.mark.parametrize(("heads", "size"), [(4, 256), (1, 128)])
+def test_wide_heads_get_twice_as_many_vectors_as_they_have_dimensions(heads: int, size: int) -> None:
+    """With fewer, rotary pairs are not told apart. Gemma 3 has 4 heads of 256 dimensions."""
+    states = torch.zeros(1, heads, 5, size)
+    run = ForwardRecord({"attention": Seen(states, states, states, states, {})})
+    assert examples_needed(run) * heads >= 2 * size
