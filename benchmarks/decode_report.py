@@ -15,8 +15,8 @@ its scales. The original has the attentions of torch that take no mask; *times t
 the best of those that were run. The configs are those of LLaMA 3 with 1 and 8 billion parameters. What the tables lack
 was not run.
 
-**The coded cache of a whole step has maps for half heads** (`compress --keys half`), the fastest kind. Quality is another
-question: on SmolLM2 half heads lose more than what `compress` does by default ([cache](cache.md))."""
+**The coded cache of a whole step has maps for half heads** (`compress --keys half`), the fastest kind. Quality is
+another question: on SmolLM2 half heads lose more than what `compress` does by default ([cache](cache.md))."""
 AGAIN = """\
 Repeat it on a GPU with `python benchmarks/decode.py run --config LLaMA-1B --shapes 64x16384,1x131072 --fit 16`, the
 same with `--config LLaMA-8B --shapes 32x16384`, and `python benchmarks/decode.py report --markdown docs/decode.md`."""
@@ -72,8 +72,8 @@ def fastest(rows: list[dict[str, Any]], row: dict[str, Any]) -> float:
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
     return [
-        f"- {r['model']}, {by(r)}: {fastest(rows, r) / r['milliseconds']:.2f} times the fastest original that was run, with "
-        f"{r['share']:.1%} of its bytes."
+        f"- {r['model']}, {by(r)}: {fastest(rows, r) / r['milliseconds']:.2f} times the fastest original that was run, "
+        f"with {r['share']:.1%} of its bytes."
         for r in decodes(rows)
         if r["method"] == CODED
     ]
