@@ -13,17 +13,21 @@ DECODE = r"""
 #define IS_SLOW(fr) ((SLOW_FRAGMENTS >> (fr)) & 1)
 #define FAST_MAPS (N_FAST * 2 * KF * 32)  // uint4
 #define SLOW_MAPS (N_SLOW * 2 * KL * 32)
+// Codes as float16 are code · 2⁻²⁴: the bits of a code alone, which is a subnormal number. Where no fragment makes keys
+// of both kinds, those of slow pairs are 1024 + code instead.
+#define APART ((FAST_FRAGMENTS & SLOW_FRAGMENTS) == 0)
+#define OFFSET (APART ? 0x64006400u : 0u)
 
-// The bytes of shared memory that `decode` takes; `kernels.py` counts the same.
+// The bytes of shared memory that `decode` takes; `kernel_sizes.py` counts the same.
 struct Shared {
   uint4 table[TILES * KA * 2 * 32];
   uint4 fast[FAST_MAPS + 1];
   uint4 slow[SLOW_MAPS + 1];
-  float4 starts[2 * NT * 4];
   float4 turns[D2];  // from the last chunks of a warp to its next ones, and by half a chunk
   float2 scale_of_byte[256];
   uint2 key_masks[FRAGS * 4];
   uint2 all_masks[NB * F * 8];
+  uint2 starts[4 * KF * 4 + 1];
   struct Warp {
     float4 query[KA * 4 * 32];
     float2 scales[CH];
@@ -31,7 +35,8 @@ struct Shared {
     __align__(16) u8 ring[STAGES * SLOT];
   } warps[WARPS];
 };
-static_assert(sizeof(Shared) <= SHARED_BYTES, "kernels.py counts fewer bytes");
+static_assert(sizeof(Shared) <= SHARED_BYTES, "kernel_sizes.py counts fewer bytes");
+static_assert(SUB % (PART_ROWS * STAGES) == 0, "half a chunk ends with the last slot of the ring");
 
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
@@ -43,16 +48,21 @@ __device__ __forceinline__ float2 angle_of(float rate, double tokens) {
   __sincosf((float)angle, &s, &c);
   return make_float2(c, s);
 }
+// A score from its slow and its fast pairs, whose keys are 2⁻⁹ of what they should be.
+__device__ __forceinline__ float joined(float slow, float fast) {
+  return APART ? slow + 512.f * fast : 0x1p24f * (slow + 0x1p-15f * fast);
+}
 __device__ __forceinline__ float2 turned_back(float2 x, float2 by) {
   return make_float2(x.x * by.x + x.y * by.y, x.y * by.x - x.x * by.y);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode(const number_t* q, const u8* codes, const u8* exponents_of, const u8* seen, const uint2* key_masks,
-           const uint2* all_masks, const uint4* fast_maps, const uint4* slow_maps, const float4* starts,
+           const uint2* all_masks, const uint4* fast_maps, const uint4* slow_maps, const uint2* starts,
            const float* mean, const float* gains, const float* rates, const float4* turns, const float4* slow_terms,
-           const int* places, const uint4* table, float* out, float4* logs, const int* low, const int* high,
-           const int* origins, double scaling, int tokens, int key_heads, int set_heads, int seen_stride) {
+           const int* places, const uint4* table, float* out, float4* logs, const long long* begins_at,
+           const long long* high, const long long* origins, double scaling, int tokens, int key_heads, int set_heads,
+           int seen_stride, int uncoded) {
   extern __shared__ __align__(128) u8 memory[];
   Shared& shared = *(Shared*)memory;
   int lane;
@@ -70,10 +80,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
   for (int i = threadIdx.x; i < 256; i += 32 * WARPS)
     shared.scale_of_byte[i] = make_float2(scale_of(i & 15), scale_of(i >> 4));
   for (int i = threadIdx.x; i < D2; i += 32 * WARPS) shared.turns[i] = turns[i];
-  for (int i = threadIdx.x; i < 2 * NT * 4; i += 32 * WARPS) shared.starts[i] = starts[g * (2 * NT * 4) + i];
+  for (int i = threadIdx.x; i < 4 * KF * 4; i += 32 * WARPS) shared.starts[i] = starts[g * (4 * KF * 4) + i];
   for (int i = threadIdx.x; i < NB * F * 8; i += 32 * WARPS) shared.all_masks[i] = all_masks[set * NB * F * 8 + i];
 
-  const int first = low[b], last = *high, origin = origins[b];
+  const int first = max((int)begins_at[b] + uncoded, 0), last = (int)*high, origin = (int)origins[b];
   const int c0 = first / BIG, c1 = (last + BIG - 1) / BIG;
   const int each = (c1 - c0 + gridDim.x - 1) / gridDim.x;
   const int begin = c0 + part * each + warp, end = min(c0 + (part + 1) * each, c1);
@@ -110,12 +120,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
   const u8* exponents = exponents_of + ((long long)b * sets + set) * tokens;
   const u32 ring_at = (u32)__cvta_generic_to_shared(own.ring);
   const int most = tokens - 1;
-  constexpr int PIECES = PART_ROWS * CHUNKS, COPIES = (PIECES + 31) / 32, PER = CH / PART_ROWS, ALL = SPAN * PER;
-  const u8* from_here = rows + lane * 16;
+  constexpr int PIECES = PART_ROWS * CHUNKS, COPIES = (PIECES + 31) / 32, PER = CH / PART_ROWS;
   const u32 to_here = ring_at + (lane / CHUNKS) * SROW + (lane % CHUNKS) * 16;
-  auto fetch = [&](int big, int piece, int slot) {
-    const int base = BIG * big + PART_ROWS * piece;
-    if (big < end && base + PART_ROWS <= tokens) {
+  const u8* from_here = rows + lane * 16;
+  asm volatile("" : "+l"(from_here));  // one register pair, not a sum that is computed again
+  const int limit = BIG * end, plain_limit = min(limit, tokens) - PART_ROWS;
+  int base = BIG * begin;  // of the next piece
+  auto fetch = [&](int slot) {
+    if (base <= plain_limit) {
       const u8* from = from_here + (u64)(u32)base * RB;
       const u32 to = to_here + slot * SLOT;
 #pragma unroll
@@ -125,15 +137,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
                                         : ring_at + slot * SLOT + (index / CHUNKS) * SROW + (index % CHUNKS) * 16;
         if (PIECES % 32 == 0 || index < PIECES) copy16(at, from + 512 * r);
       }
-    } else if (big < end) {  // rows behind the last one are never seen: any row will do
+    } else if (base < limit) {  // rows behind the last one are never seen: any row will do
+#pragma unroll 1
       for (int index = lane; index < PIECES; index += 32)
         copy16(ring_at + slot * SLOT + (index / CHUNKS) * SROW + (index % CHUNKS) * 16,
                rows + (u64)(u32)min(base + index / CHUNKS, most) * RB + (index % CHUNKS) * 16);
     }
     asm volatile("cp.async.commit_group;");
+    base += PART_ROWS;
+    if (base % BIG == 0) base += (WARPS - 1) * BIG;
   };
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch(begin + (i / ALL) * WARPS, i % ALL, i);
+  for (int i = 0; i < STAGES - 1; i++) fetch(i);
 
   float acc[NB * F][4], sums[4] = {0.f, 0.f, 0.f, 0.f}, total = 0.f, top = -1e30f;
 #pragma unroll
@@ -142,16 +157,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
       ring_at + (u32)((lane & 7) + ((lane >> 3) & 1) * 8) * SROW + (lane >> 4) * 16;  // rows of A: tokens
   const u32 place_t =
       ring_at + (u32)((lane & 7) + (lane >> 4) * 8) * SROW + ((lane >> 3) & 1) * 16;  // rows of A: units
-  const u32 ONES = 0x3c003c00, OFFSET = 0x64006400;
-  int slot = 0;
-  u32 ahead[CH / 32];  // exponents of the next chunk, and whether a mask hides its tokens
-  auto look = [&](int chunk) {
+  const u32 ONES = 0x3c003c00;
+  // What every tile reads again, in registers where there are enough of them.
+  uint2 own_masks[KEEP ? FRAGS : 1], own_all[KEEP ? NB * F : 1], own_starts[KEEP ? 4 * KF + 1 : 1];
+  uint4 own_maps[KEEP_MAPS ? N_FAST * 2 * KF + 1 : 1];
+#pragma unroll
+  for (int i = 0; i < KEEP * FRAGS; i++) own_masks[i] = shared.key_masks[i * 4 + tig];
+#pragma unroll
+  for (int i = 0; i < KEEP * NB * F; i++) own_all[i] = shared.all_masks[i * 8 + gid];
+#pragma unroll
+  for (int i = 0; i < KEEP * 4 * KF; i++) own_starts[i] = shared.starts[i * 4 + tig];
+#pragma unroll
+  for (int i = 0; i < KEEP_MAPS * N_FAST * 2 * KF; i++) own_maps[i] = shared.fast[i * 32 + lane];
+  auto key_mask = [&](int i) { return KEEP ? own_masks[KEEP * i] : shared.key_masks[i * 4 + tig]; };
+  auto any_mask = [&](int i) { return KEEP ? own_all[KEEP * i] : shared.all_masks[i * 8 + gid]; };
+  auto start_of = [&](int i) { return KEEP ? own_starts[KEEP * i] : shared.starts[i * 4 + tig]; };
+  auto fast_map = [&](int i) { return KEEP_MAPS ? own_maps[KEEP_MAPS * i] : shared.fast[i * 32 + lane]; };
+  u32 ahead[CH / 32], shown[CH / 32];  // exponents of the next chunk, and what the mask says of it
+  auto look = [&](int chunk) {  // nothing is waited for here
 #pragma unroll
     for (int i = 0; i < CH / 32; i++) {
       const int at = min(CH * chunk + 32 * i + lane, most);
-      ahead[i] = exponents[at];
+      asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(ahead[i]) : "l"(exponents + at));
 #if MASKED
-      if (!seen[b * seen_stride + at]) ahead[i] |= 256;
+      asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(shown[i]) : "l"(seen + (long long)b * seen_stride + at));
 #endif
     }
   };
@@ -198,12 +227,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
       u32 all = 0xffffffffu;
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < CH / 32; i++) {
-        const int t = CH * chunk + 32 * i + lane;
-        own.scales[32 * i + lane] = shared.scale_of_byte[ahead[i] & 255];
-        const u32 visible = __ballot_sync(0xffffffffu, t >= first && t < last && !(ahead[i] >> 8));
-        own.visible[i] = visible;
-        all &= visible;
+      for (int i = 0; i < CH / 32; i++) own.scales[32 * i + lane] = shared.scale_of_byte[ahead[i]];
+      if (MASKED || CH * chunk < first || CH * (chunk + 1) > last) {
+#pragma unroll
+        for (int i = 0; i < CH / 32; i++) {
+          const int t = CH * chunk + 32 * i + lane;
+          bool here = t >= first && t < last;
+#if MASKED
+          here = here && shown[i];
+#endif
+          const u32 visible = __ballot_sync(0xffffffffu, here);
+          own.visible[i] = visible;
+          all &= visible;
+        }
       }
       look(span + 1 < SPAN ? chunk + 1 : (big + WARPS) * SPAN);
 
@@ -247,12 +283,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
         f++;
       }
 #pragma unroll
-      for (int half = 0; half < 2; half++) {  // the middle of a code is 1024 and half of its mask
+      for (int half = 0; half < 2; half++) {  // the middle of a code is half of its mask
         float c[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
         for (int fr = 0, f = 0; fr < FRAGS; fr++) {
           if (!IS_SLOW(fr)) continue;
-          const uint2 mk = shared.key_masks[fr * 4 + tig];
+          const uint2 mk = key_mask(fr);
           mma(c, OFFSET, mk.x | OFFSET, OFFSET, mk.y | OFFSET, slow_q[half][f][0], slow_q[half][f][1]);
           f++;
         }
@@ -273,15 +309,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
         }
         float away = gid - 0.5f * (SUB - 1);  // of a token, from the middle of its half of the chunk
 #pragma unroll 1
-        for (int m = half * (PER / 2); m < (half + 1) * (PER / 2); m++) {
+        for (int pair = 0; pair < PER / 2; pair += STAGES)
+#pragma unroll
+        for (int slot = 0; slot < STAGES; slot++) {
+          const int m = half * (PER / 2) + pair + slot;
           asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
           __syncwarp();
-          {
-            const int later = span * PER + m + STAGES - 1, next = slot == 0 ? STAGES - 1 : slot - 1;
-            fetch(later < ALL ? big : big + WARPS, later < ALL ? later : later - ALL, next);
-          }
+          fetch((slot + STAGES - 1) % STAGES);
           const u32 tile = place + slot * SLOT, tile_t = place_t + slot * SLOT;
-          slot = slot == STAGES - 1 ? 0 : slot + 1;
           u32 x[MT][FRAGS][4];
 #pragma unroll
           for (int i = 0; i < NB; i++) {
@@ -293,12 +328,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
               for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
 #pragma unroll
               for (int f = 0; f < FK; f++) {
-                const uint2 mk = shared.key_masks[(i * FK + f) * 4 + tig];
+                const uint2 mk = key_mask(i * FK + f);
                 const u32* from = f < (FK + 1) / 2 ? w : hi;  // the first half of the fields lies in the low bits
-                x[j][i * FK + f][0] = number(from[0], mk.x);
-                x[j][i * FK + f][1] = number(from[1], mk.x);
-                x[j][i * FK + f][2] = number(from[2], mk.y);
-                x[j][i * FK + f][3] = number(from[3], mk.y);
+                const u32 offset = IS_SLOW(i * FK + f) ? OFFSET : 0u;
+                x[j][i * FK + f][0] = from[0] & mk.x | offset;
+                x[j][i * FK + f][1] = from[1] & mk.x | offset;
+                x[j][i * FK + f][2] = from[2] & mk.y | offset;
+                x[j][i * FK + f][3] = from[3] & mk.y | offset;
               }
             }
           }
@@ -327,33 +363,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 #pragma unroll
             for (int h = 0; h < 2 * (k < KF); h++) {
               const int n = 2 * k + h;
-              float k1[MT][4], k2[MT][4];
-              const float4 z1 = shared.starts[n * 4 + tig], z2 = shared.starts[(NT + n) * 4 + tig];
+              u32 k1[MT][2], k2[MT][2];
+              const uint2 z1 = start_of(2 * n), z2 = start_of(2 * n + 1);
 #pragma unroll
               for (int j = 0; j < MT; j++) {
                 k1[j][0] = z1.x;
                 k1[j][1] = z1.y;
-                k1[j][2] = z1.z;
-                k1[j][3] = z1.w;
                 k2[j][0] = z2.x;
                 k2[j][1] = z2.y;
-                k2[j][2] = z2.z;
-                k2[j][3] = z2.w;
               }
 #pragma unroll
               for (int fr = 0, f = 0; fr < FRAGS; fr++) {
                 if (!IS_FAST(fr)) continue;
-                const uint4 w = shared.fast[(f++ * 2 * KF + n) * 32 + lane];
+                const uint4 w = fast_map(f++ * 2 * KF + n);
 #pragma unroll
                 for (int j = 0; j < MT; j++) {
-                  mma(k1[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.x, w.y);
-                  mma(k2[j], x[j][fr][0], x[j][fr][1], x[j][fr][2], x[j][fr][3], w.z, w.w);
+                  half_mma(k1[j], x[j][fr], w.x, w.y);
+                  half_mma(k2[j], x[j][fr], w.z, w.w);
                 }
               }
 #pragma unroll
               for (int j = 0; j < MT; j++) {
-                const u32 y1 = pack(k1[j][0], k1[j][1]), w1 = pack(k1[j][2], k1[j][3]),
-                          y2 = pack(k2[j][0], k2[j][1]), w2 = pack(k2[j][2], k2[j][3]);
+                const u32 y1 = k1[j][0], w1 = k1[j][1], y2 = k2[j][0], w2 = k2[j][1];
                 a[j][2 * h] = hfma(hneg(y2), sn[2 * h], hfma(y1, cs[2 * h], y1));
                 a[j][2 * h + 1] = hfma(hneg(w2), sn[2 * h + 1], hfma(w1, cs[2 * h + 1], w1));
                 c[j][2 * h] = hfma(y1, sn[2 * h], hfma(y2, cs[2 * h], y2));
@@ -375,10 +406,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
             const int tile16 = m * MT + j;
             sa[j] = own.scales[16 * tile16 + gid];
             sb[j] = own.scales[16 * tile16 + gid + 8];
-            s[j][0] = (s[j][0] + away * s[j][1] + r[j][j]) * sa[j].x + (t[j] * 64.f + constant[j]);
-            s[j][2] = (s[j][2] + (away + 8.f) * s[j][3] + r[j][2 + j]) * sb[j].x + (t[2 + j] * 64.f + constant[j]);
+            s[j][0] = joined(s[j][0] + away * s[j][1], r[j][j]) * sa[j].x + (t[j] * 64.f + constant[j]);
+            s[j][2] = joined(s[j][2] + (away + 8.f) * s[j][3], r[j][2 + j]) * sb[j].x + (t[2 + j] * 64.f + constant[j]);
             away += 16.f;
             if (all != 0xffffffffu) {
+              __syncwarp();  // a branch, not predicates: it is taken at the ends of a sequence only
               const u32 bits = own.visible[tile16 / 2];
               const int from = ((tile16 & 1) << 4) + gid;
               if (!((bits >> from) & 1)) s[j][0] = __int_as_float(0xff800000);
@@ -424,10 +456,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
               for (int r = 0; r < 4; r++) hi[r] = w[r] >> 6;
 #pragma unroll
               for (int f = 0; f < F; f++) {
-                const uint2 mk = shared.all_masks[(i * F + f) * 8 + gid];
+                const uint2 mk = any_mask(i * F + f);
                 const u32* from = (f < FK ? f < (FK + 1) / 2 : f - FK < FV / 2) ? w : hi;
-                mma(acc[i * F + f], number(from[0], mk.x), number(from[1], mk.y), number(from[2], mk.x),
-                    number(from[3], mk.y), p0[j], p1[j]);
+                mma(acc[i * F + f], from[0] & mk.x, from[1] & mk.y, from[2] & mk.x, from[3] & mk.y, p0[j], p1[j]);
               }
             }
           }
@@ -448,8 +479,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
   for (int i = 0; i < NB * F; i++) {
     const bool is_key = i % F < FK;
     float* to = gathered + (warp * 4 + tig) * SLOTS + i * 16 + gid;
-    to[0] = is_key ? acc[i][0] : acc[i][1];
-    to[8] = is_key ? acc[i][2] : acc[i][3];
+    to[0] = 0x1p24f * (is_key ? acc[i][0] : acc[i][1]);
+    to[8] = 0x1p24f * (is_key ? acc[i][2] : acc[i][3]);
   }
   __syncthreads();
   const int parts = gridDim.x;

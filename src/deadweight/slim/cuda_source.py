@@ -47,6 +47,11 @@ __device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u3
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+__device__ __forceinline__ void half_mma(u32* c, const u32* a, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1},{%2,%3,%4,%5},{%6,%7},{%0,%1};"
+      : "+r"(c[0]), "+r"(c[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 __device__ __forceinline__ void ldsm(u32* r, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -56,11 +61,6 @@ __device__ __forceinline__ void ldsmt(u32* r, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(at));
-}
-__device__ __forceinline__ u32 number(u32 w, u32 m) {
-  u32 x;
-  asm("lop3.b32 %0, %1, %2, 0x64006400, 0xEA;" : "=r"(x) : "r"(w), "r"(m));
-  return x;
 }
 __device__ __forceinline__ u32 hfma(u32 a, u32 b, u32 c) {
   u32 x;
@@ -102,8 +102,8 @@ JOIN = r"""
 extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
     join(const float* gathered, const float4* logs, const float* offsets, const float* values_of,
          const float* value_mean, const number_t* q, const number_t* first_keys, const number_t* first_values,
-         const number_t* key, const number_t* value, const u8* seen, number_t* out, const int* high,
-         const int* starts, double scaling, int parts, int first, int key_heads, int set_heads,
+         const number_t* key, const number_t* value, const u8* seen, number_t* out, const long long* high,
+         const long long* starts, double scaling, int parts, int first, int key_heads, int set_heads,
          int seen_stride) {
   extern __shared__ float numbers[];  // GQ × SLOTS, then GQ × (first + 1) scores of exact tokens, then sums of groups
   float* exact = numbers + GQ * SLOTS;
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
   const int g = blockIdx.x / TURNS, b = blockIdx.y, set = g / set_heads, turn = blockIdx.x % TURNS,
             asked = min(GQ, G - turn * GQ), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const long long head0 = ((long long)b * key_heads + g) * G + turn * GQ;
-  const int last = *high, start = starts[b];
+  const int last = (int)*high, start = (int)starts[b];
   for (int i = warp; i < asked * (first + 1); i += JOIN_THREADS / 32) {
     const int n = i / (first + 1), e = i % (first + 1), at = start + e;  // the last one is the current token
     bool visible = e == first || (at >= 0 && at < last);
@@ -198,88 +198,117 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
 """
 
 ENCODE = r"""
-// One new token: its row of units and its exponents, for every set of heads.
-extern "C" __global__ void __launch_bounds__(128)
+#define ENCODE_THREADS 256
+
+// to[i] = Σ in[j] · map[j][i] for every row, or to[i] less that sum. The terms of a sum are divided among threads.
+__device__ __forceinline__ void contract(float* to, const float* in, int n, const float* map, int slots, bool less) {
+  __shared__ float parts[ENCODE_ROWS][ENCODE_THREADS];
+  const int width = slots <= 32 ? 32 : slots <= 64 ? 64 : slots <= 128 ? 128 : ENCODE_THREADS;
+  const int groups = ENCODE_THREADS / width, group = threadIdx.x / width, lane = threadIdx.x % width;
+  for (int i = lane; i - lane < slots; i += width) {
+    float sum[ENCODE_ROWS];
+#pragma unroll
+    for (int r = 0; r < ENCODE_ROWS; r++) sum[r] = 0.f;
+    if (i < slots) {
+#pragma unroll 16
+      for (int j = group; j < n; j += groups) {
+        const float w = map[(long long)j * slots + i];
+#pragma unroll
+        for (int r = 0; r < ENCODE_ROWS; r++) sum[r] += in[r * ROW_NUMBERS + j] * w;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < ENCODE_ROWS; r++) parts[r][threadIdx.x] = sum[r];
+    __syncthreads();
+    for (int r = group; r < ENCODE_ROWS && i < slots; r += groups) {
+      float whole = 0.f;
+      for (int g = 0; g < groups; g++) whole += parts[r][g * width + lane];
+      float* at = to + r * ROW_NUMBERS + i;
+      *at = less ? *at - whole : whole;
+    }
+    __syncthreads();
+  }
+}
+
+// One new token of ENCODE_ROWS sequences: their rows of units and their exponents, for one set of heads. A warp rounds
+// the codes of a row.
+extern "C" __global__ void __launch_bounds__(ENCODE_THREADS)
     encode(const number_t* key, const number_t* value, const long long* positions, const int* order,
            const float* rates, const float* key_mean, const float* value_mean, const float* key_encode,
            const float* predict, const float* value_encode, const float* levels, const int* offsets, u16* rows,
-           u8* exponents, int pairs, int key_heads, int set_heads) {
-  extern __shared__ float numbers[];
-  const int set = blockIdx.x, b = blockIdx.y, sets = gridDim.x, n_keys = set_heads * D, n_values = set_heads * DV;
-  const int inputs = FV ? n_keys : n_keys + n_values;
-  float* x = numbers;                // keys, then values
-  float* z = x + n_keys + n_values;  // codes of all slots
-  __shared__ float part[4];
-  const double position = (double)positions[b];
-  for (int j = threadIdx.x; j < n_keys; j += 128) {
+           u8* exponents, int pairs, int key_heads, int set_heads, int batch) {
+  extern __shared__ float numbers[];  // of every row: keys, values, codes of all slots
+  const int set = blockIdx.x, b0 = blockIdx.y * ENCODE_ROWS, sets = gridDim.x, n_keys = set_heads * D,
+            n_values = set_heads * DV, inputs = FV ? n_keys : n_keys + n_values;
+  __shared__ float level_of[NU * F];
+  __shared__ u8 offset_of[NU * F];
+  for (int i = threadIdx.x; i < NU * F; i += ENCODE_THREADS) {
+    level_of[i] = levels[(long long)set * NU * F + i];
+    offset_of[i] = (u8)offsets[(long long)set * NU * F + i];
+  }
+  for (int i = threadIdx.x; i < ENCODE_ROWS * n_keys; i += ENCODE_THREADS) {
+    const int r = i / n_keys, j = i % n_keys, b = min(b0 + r, batch - 1);
     const int head = set * set_heads + j / D, p = j % D;
     const long long own = ((long long)b * key_heads + head) * D;
     float k = load(key, own + order[p]);
     if (p < 2 * pairs) {
       const int pair = p % pairs;
-      double angle = (double)rates[pair] * position;
+      double angle = (double)rates[pair] * (double)positions[b];
       angle -= 6.283185307179586 * rint(angle * 0.15915494309189535);
       float s, c;
       sincosf((float)angle, &s, &c);
       const float other = load(key, own + order[p < pairs ? p + pairs : p - pairs]);
       k = p < pairs ? k * c + other * s : k * c - other * s;
     }
-    x[j] = k - key_mean[set * n_keys + j];
+    numbers[r * ROW_NUMBERS + j] = k - key_mean[set * n_keys + j];
   }
-  for (int j = threadIdx.x; j < n_values; j += 128) {
-    const int head = set * set_heads + j / DV;
-    x[n_keys + j] = load(value, ((long long)b * key_heads + head) * DV + j % DV) - value_mean[set * n_values + j];
+  for (int i = threadIdx.x; i < ENCODE_ROWS * n_values; i += ENCODE_THREADS) {
+    const int r = i / n_values, j = i % n_values, b = min(b0 + r, batch - 1), head = set * set_heads + j / DV;
+    numbers[r * ROW_NUMBERS + n_keys + j] =
+        load(value, ((long long)b * key_heads + head) * DV + j % DV) - value_mean[set * n_values + j];
   }
   __syncthreads();
-  u32 both = 0;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  float* z = numbers + n_keys + n_values;
+  u32 both = 0;  // of the row of this warp
   for (int stage = 0; stage < (FV ? 2 : 1); stage++) {
     const int slots = NU * (stage ? FV : FK), n = stage ? n_values : inputs, before = stage ? NU * FK : 0;
-    const float* in = stage ? x + n_keys : x;
-    const float* encode =
-        stage ? value_encode + (long long)set * n * slots : key_encode + (long long)set * n * slots;
-    const float* level = levels + (long long)set * NU * F + before;
-    float* y = z + before;
-    float largest = 1.f;
-    for (int i = threadIdx.x; i < slots; i += 128) {
-      float sum = 0.f;
-#pragma unroll 8
-      for (int j = 0; j < n; j++) sum += in[j] * encode[(long long)j * slots + i];
-      y[i] = sum;
-      if (level[i] > 2.f) largest = fmaxf(largest, isnan(sum) ? 1.f / 0.f : fabsf(sum) * 2.f / level[i]);
-    }
-    for (int o = 16; o; o >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, o));
-    if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = largest;
-    __syncthreads();
-    largest = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
-    const u32 e = (u32)fminf(ceilf(sqrtf(log2f(largest) * 32.f)), 15.f);
-    both |= e << (4 * stage);
-    const float scale = exp2f((float)(e * e) * 0.03125f);
-    for (int i = threadIdx.x; i < slots; i += 128) {
-      const float code = fminf(fmaxf(floorf(y[i] / scale + level[i] * 0.5f), 0.f), level[i] - 1.f);
-      y[i] = stage ? code : (code - (level[i] - 1.f) * 0.5f) * scale;
+    const float* map = (stage ? value_encode : key_encode) + (long long)set * n * slots;
+    const float* level = level_of + before;
+    contract(z + before, numbers + (stage ? n_keys : 0), n, map, slots, false);
+    float* y = z + before + warp * ROW_NUMBERS;
+    float scale = 1.f;
+    if (warp < ENCODE_ROWS) {
+      float largest = 1.f;
+      for (int i = lane; i < slots; i += 32)
+        if (level[i] > 2.f) largest = fmaxf(largest, isnan(y[i]) ? 1.f / 0.f : fabsf(y[i]) * 2.f / level[i]);
+      for (int o = 16; o; o >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, o));
+      const u32 e = (u32)fminf(ceilf(sqrtf(log2f(largest) * 32.f)), 15.f);
+      both |= e << (4 * stage);
+      scale = exp2f((float)(e * e) * 0.03125f);
+      for (int i = lane; i < slots; i += 32) {
+        const float code = fminf(fmaxf(floorf(y[i] / scale + level[i] * 0.5f), 0.f), level[i] - 1.f);
+        y[i] = stage ? code : (code - (level[i] - 1.f) * 0.5f) * scale;
+      }
     }
     __syncthreads();
     if (!stage) {
-      if (FV) {
-        for (int j = threadIdx.x; j < n_values; j += 128) {
-          float sum = 0.f;
-#pragma unroll 8
-          for (int i = 0; i < slots; i++) sum += z[i] * predict[((long long)set * slots + i) * n_values + j];
-          x[n_keys + j] -= sum;
-        }
-      }
-      __syncthreads();
-      for (int i = threadIdx.x; i < slots; i += 128) z[i] = rintf(z[i] / scale + (level[i] - 1.f) * 0.5f);
-      __syncthreads();
+      if (FV) contract(numbers + n_keys, z, slots, predict + (long long)set * slots * n_values, n_values, true);
+      if (warp < ENCODE_ROWS)
+        for (int i = lane; i < slots; i += 32) y[i] = rintf(y[i] / scale + (level[i] - 1.f) * 0.5f);
     }
   }
-  const long long row = (long long)b * sets + set;
-  for (int u = threadIdx.x; u < NU; u += 128) {
-    u32 unit = 0;
-    for (int f = 0; f < F; f++) unit |= (u32)z[f * NU + u] << offsets[((long long)set * F + f) * NU + u];
-    rows[row * NU + u] = (u16)unit;
+  __syncwarp();
+  if (warp < ENCODE_ROWS && b0 + warp < batch) {
+    const long long row = (long long)(b0 + warp) * sets + set;
+    for (int u = lane; u < NU; u += 32) {
+      u32 unit = 0;
+      for (int f = 0; f < F; f++)
+        unit |= (u32)z[warp * ROW_NUMBERS + f * NU + u] << offset_of[f * NU + u];
+      rows[row * NU + u] = (u16)unit;
+    }
+    if (lane == 0) exponents[row] = (u8)both;
   }
-  if (threadIdx.x == 0) exponents[row] = (u8)both;
 }
 """
 

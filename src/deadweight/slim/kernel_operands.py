@@ -10,6 +10,8 @@ from torch import Tensor
 from .coder import Coder
 from .kernel_sizes import Sizes, Turning, sizes_of
 
+CODE_SCALE = 2.0**24  # a code is 2⁻²⁴ of its number, as its bits are those of a subnormal float16
+KEY_SCALE = 2.0**9  # keys of fast pairs are 2⁻⁹ of what they should be: the maps have no larger numbers than 2¹⁵
 SLOW = 0.06  # the largest angle by which a slow pair turns between the middle and the end of half a chunk
 
 
@@ -78,7 +80,7 @@ def prepare(coder: Coder) -> Prepared:
     gains = torch.exp2(keys.abs().flatten(1).amax(1).clamp(min=1e-30).log2().ceil())
     keys = (keys / gains[:, None, None, None]).half()
     key_masks = masks[:, :, : spec.key_fields].repeat_interleave(heads, 0).double()
-    starts = -((1024 + key_masks / 2)[..., None] * keys.double()).sum((1, 2))  # key heads, 2 · half
+    starts = -(key_masks[..., None] / 2 * keys.double()).sum((1, 2))  # key heads, 2 · half
     mean = coder.key_mean.cpu().double().view(spec.key_heads, -1)
     scaled = mean[:, places.clamp(min=0)] * (places >= 0) / gains[:, None]
     values = folded(coder.predict, slice(0, spec.key_fields))
@@ -97,13 +99,13 @@ def prepare(coder: Coder) -> Prepared:
         "gains": gains.float(),
         "key_masks": masks_of_tokens(by_block[:, :, : spec.key_fields]),
         "all_masks": masks_of_units(by_block),
-        "fast_maps": fast_fragments(keys, turning),
+        "fast_maps": fast_fragments(keys.double() * (CODE_SCALE / KEY_SCALE), turning),
         "slow_maps": slow_fragments(keys, turning),
         "slow_terms": slow_terms(rates, turning.half_chunk),
         "steps": steps_of(rates, sizes),
-        "starts": starts.float().unflatten(1, (-1, 4, 2)).repeat(1, 1, 1, 2),
+        "starts": fast_starts(starts / KEY_SCALE, turning),
         "table": rotation_table(rates, sizes.chunk)[:: sizes.tiles],
-        "offsets": (1024 + by_block.double() / 2).flatten(1).float(),
+        "offsets": (by_block.double() / 2).flatten(1).float(),
         "values_of": values.unflatten(1, (-1, 16)).transpose(2, 3).flatten(1, 3).float(),
         "key_encode": coder.key_encode.cpu().float().mT,
         "predict": coder.predict.cpu().float(),
@@ -205,6 +207,13 @@ def fast_fragments(maps: Tensor, turning: Turning) -> Tensor:
     tiles = fragments_of(maps).flatten(1, 2).unflatten(2, (2, -1))  # heads fragments halves tiles lanes registers
     chosen = tiles[:, members(turning.fast_fragments), :, : 2 * turning.fast_groups]
     return chosen.permute(0, 1, 3, 4, 2, 5).flatten(4)
+
+
+def fast_starts(starts: Tensor, turning: Turning) -> Tensor:
+    """What the keys of fast pairs start from, (key heads, dimensions), for both rows of four lanes each."""
+    numbers = bits_of(starts).unflatten(1, (2, -1, 4, 2))[:, :, : 2 * turning.fast_groups]  # heads halves tiles lanes 2
+    pair = two(numbers[..., 0], numbers[..., 1]).transpose(1, 2)  # heads tiles halves lanes
+    return torch.stack([pair, pair], -1)
 
 
 def slow_fragments(maps: Tensor, turning: Turning) -> Tensor:

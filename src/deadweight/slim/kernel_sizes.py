@@ -9,8 +9,11 @@ import torch
 from .format import CacheSpec
 
 STAGES = 2  # groups of tokens on their way to each warp
-PER_PROCESSOR = 2  # programs of `decode` at once on a multiprocessor
+AT_ONCE = 8  # warps of `decode` on a multiprocessor: they share its registers
 JOIN_THREADS = 256
+ENCODE_THREADS = 256
+PLAIN_ROOM = 48 << 10  # bytes of shared memory that a program gets without asking
+ROOM = 113 << 10  # bytes of shared memory with which two programs fit on a multiprocessor
 MOST_QUERIES = 4  # that a warp serves
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -38,6 +41,7 @@ class Sizes:
     key_fields: int
     value_fields: int
     queries: int  # of a key head
+    set_heads: int  # key heads that are coded together
     turning: Turning
     masked: bool
     kind: int  # of floating-point numbers
@@ -61,19 +65,29 @@ class Sizes:
         return self.fragments * 16
 
     @property
-    def small(self) -> bool:
-        """Whether registers suffice for two tiles of 16 tokens at once."""
-        return self.pairs <= 32 and self.fragments <= 8
+    def programs(self) -> int:
+        """Programs of `decode` at once on a multiprocessor."""
+        return 2 if self.bytes_with(self.tiles, AT_ONCE // 2) <= ROOM else 1
 
     @property
     def warps(self) -> int:
         """Of a program of `decode`."""
-        return 6 if self.small else 4
+        return AT_ONCE // self.programs
+
+    @property
+    def small(self) -> bool:
+        """Whether registers suffice for what every tile of tokens reads again: masks, and what keys start from."""
+        return self.pairs <= 32 and self.fragments <= 8
+
+    @property
+    def keeps_maps(self) -> bool:
+        """Whether they suffice for the maps to fast pairs too."""
+        return self.small and self.turning.fast_fragments.bit_count() * self.turning.fast_groups <= 4
 
     @property
     def tiles(self) -> int:
         """Tiles of 16 tokens at once."""
-        return 2 if self.small else 1
+        return 1 if self.fragments > 16 or self.turning.half_chunk < 64 else 2
 
     @property
     def span(self) -> int:
@@ -112,32 +126,56 @@ class Sizes:
             "MASKED": int(self.masked),
             "KIND": self.kind,
             "MT": self.tiles,
+            "KEEP": int(self.small),
+            "KEEP_MAPS": int(self.keeps_maps),
             "SPAN": self.span,
-            "BLOCKS": PER_PROCESSOR,
+            "BLOCKS": self.programs,
             "KF": turning.fast_groups,
             "SUB": turning.half_chunk,
             "N_FAST": turning.fast_fragments.bit_count(),
             "N_SLOW": turning.slow_fragments.bit_count(),
             "SHARED_BYTES": self.shared_bytes(),
+            "ENCODE_ROWS": self.encode_rows,
+            "ROW_NUMBERS": self.row_numbers,
         }
         sets = {"FAST_FRAGMENTS": turning.fast_fragments, "SLOW_FRAGMENTS": turning.slow_fragments}
         return {name: str(n) for name, n in numbers.items()} | {name: f"{n}ULL" for name, n in sets.items()}
 
     def shared_bytes(self) -> int:
         """Shared memory of a program of `decode`: `struct Shared`, or what its warps add up at the end."""
+        return self.bytes_with(self.tiles, self.warps)
+
+    def bytes_with(self, tiles: int, warps: int) -> int:
+        """The same, with so many tiles at once and so many warps."""
         row = 2 * self.units
         row += 0 if row // 16 % 2 else 16
         groups, chunk, turning = self.pairs // 16, 2 * self.turning.half_chunk, self.turning
-        table = self.chunk // (16 * self.tiles) * groups * 2 * 32 * 16
+        table = self.chunk // (16 * tiles) * groups * 2 * 32 * 16
         fast = turning.fast_fragments.bit_count() * 2 * turning.fast_groups * 32 + 1
         slow = turning.slow_fragments.bit_count() * 2 * (groups - turning.fast_groups) * 32 + 1
         masks = self.blocks * self.key_fields * 4 * 8 + self.fragments * 8 * 8
-        tables = table + 16 * (fast + slow) + 4 * groups * 4 * 16 + groups * 16 * 16 + 256 * 8 + masks
-        ring = STAGES * (16 * self.tiles * row + 32)
+        starts = 8 * (16 * turning.fast_groups + 1)
+        tables = table + 16 * (fast + slow) + groups * 16 * 16 + 256 * 8 + masks + starts
+        ring = STAGES * (16 * tiles * row + 32)
         warp = groups * 4 * 32 * 16 + chunk * 8 + 16 + ring
         warp = -(-warp // 16) * 16
-        gathered = self.warps * 4 * (16 + 4 * self.slots)
-        return max(-(-tables // 16) * 16 + self.warps * warp, gathered)
+        gathered = warps * 4 * (16 + 4 * self.slots)
+        return max(-(-tables // 16) * 16 + warps * warp, gathered)
+
+    @property
+    def row_numbers(self) -> int:
+        """Numbers of a row in `encode`: keys, values, and coordinates of all slots."""
+        return self.set_heads * (self.d_qk + self.d_v) + self.units * (self.key_fields + self.value_fields)
+
+    @property
+    def encode_rows(self) -> int:
+        """Rows of a program of `encode`, for which it reads the maps once."""
+        fixed = 4 * 4 * ENCODE_THREADS + 5 * self.units * (self.key_fields + self.value_fields)
+        return 4 if 4 * 4 * self.row_numbers + fixed <= PLAIN_ROOM - 1024 else 1
+
+    def encode_bytes(self) -> int:
+        """Shared memory of a program of `encode`, besides what it declares."""
+        return 4 * self.encode_rows * self.row_numbers
 
     def join_bytes(self, first: int) -> int:
         """Shared memory of a program of `join`."""
@@ -147,7 +185,8 @@ class Sizes:
 def sizes_of(spec: CacheSpec, turning: Turning, masked: bool, dtype: torch.dtype) -> Sizes:
     queries = spec.heads // spec.key_heads
     fields = (spec.n_units, spec.key_fields, spec.value_fields)
-    return Sizes(spec.d_qk, spec.d_v, *fields, queries, turning, masked, KINDS[dtype])
+    heads = spec.key_heads // spec.n_sets
+    return Sizes(spec.d_qk, spec.d_v, *fields, queries, heads, turning, masked, KINDS[dtype])
 
 
 def largest_sizes(spec: CacheSpec, dtype: torch.dtype) -> Sizes:

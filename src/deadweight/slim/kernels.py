@@ -37,11 +37,10 @@ from .attention import AttentionOptions
 from .coder import CODERS, Coder
 from .cuda_source import SOURCE
 from .kernel_operands import prepared
-from .kernel_sizes import JOIN_THREADS, KINDS, PER_PROCESSOR, Sizes, largest_sizes, sizes_of
+from .kernel_sizes import ENCODE_THREADS, JOIN_THREADS, KINDS, PLAIN_ROOM, Sizes, largest_sizes, sizes_of
 
 MOST_DIMENSIONS = 128  # of a head
 MOST_FRAGMENTS = 64  # of the codes of keys
-PLAIN_ROOM = 48 << 10  # bytes of shared memory that a program gets without asking
 START = 2  # chunks of tokens in whose time a program of `decode` starts and ends
 LOG2E = 1.4426950408889634
 NAMESPACE = f"deadweight_{zlib.crc32(__name__.encode()):x}"  # a checkpoint brings a copy of this file along
@@ -111,7 +110,6 @@ def encode_token(coder: int, key: Tensor, value: Tensor, positions: Tensor) -> t
     sizes = sizes_of(spec, maps.turning, False, key.dtype)
     rows = torch.empty(len(key), spec.n_sets, 1, 2 * spec.n_units, dtype=torch.uint8, device=key.device)
     exponents = torch.empty(len(key), spec.n_sets, 1, 1, dtype=torch.uint8, device=key.device)
-    memory = 4 * (spec.set_keys + spec.set_values + spec.n_units * (spec.key_fields + spec.value_fields))
     args: list[Any] = [
         key.contiguous(),
         value.contiguous(),
@@ -121,9 +119,10 @@ def encode_token(coder: int, key: Tensor, value: Tensor, positions: Tensor) -> t
         maps.key_mean,
     ]
     args += [maps.value_mean, maps.key_encode, maps.predict, maps.value_encode, maps.levels, maps.bits, rows, exponents]
-    args += [spec.pairs, spec.key_heads, spec.key_heads // spec.n_sets]
+    args += [spec.pairs, spec.key_heads, spec.key_heads // spec.n_sets, len(key)]
     kernel = compiled(sizes, key.device.index or 0).encode
-    kernel(grid=(spec.n_sets, len(key), 1), block=(128, 1, 1), shared_mem=memory, args=args)
+    grid = (spec.n_sets, -(-len(key) // sizes.encode_rows), 1)
+    kernel(grid=grid, block=(ENCODE_THREADS, 1, 1), shared_mem=sizes.encode_bytes(), args=args)
     return rows, exponents
 
 
@@ -161,8 +160,7 @@ def decode_token(
     query, rows, exponents = query.contiguous(), rows.contiguous(), exponents.contiguous()
     gathered = torch.empty(batch, spec.heads, parts, sizes.slots, dtype=torch.float32, device=query.device)
     logs = torch.empty(batch, spec.heads, parts, 4, dtype=torch.float32, device=query.device)
-    high, start, origin = (x.to(torch.int32) for x in span)
-    low = (start + spec.first).clamp(min=0)
+    high, start, origin = (x.contiguous() for x in span)
     seen = query if mask is None else mask.expand(batch, 1, 1, -1).contiguous()
     seen_stride = 0 if mask is None else mask.shape[3]
     args: list[Any] = [
@@ -186,11 +184,11 @@ def decode_token(
         maps.table,
         gathered,
         logs,
-        low,
+        start,
         high,
         origin,
     ]
-    args += [scaling * LOG2E, tokens, spec.key_heads, heads, seen_stride]
+    args += [scaling * LOG2E, tokens, spec.key_heads, heads, seen_stride, spec.first]
     grid = (parts, spec.key_heads * sizes.turns, batch)
     kernels.decode(grid=grid, block=(32 * sizes.warps, 1, 1), shared_mem=sizes.shared_bytes(), args=args)
     out = torch.empty(batch, spec.heads, 1, spec.d_v, dtype=query.dtype, device=query.device)
@@ -219,7 +217,7 @@ def _(
 
 def planned_parts(sizes: Sizes, programs: int, tokens: int, device: int) -> int:
     """Among how many programs the tokens of a sequence are divided, for the least time: rounds times their length."""
-    places, chunks = processors(device) * PER_PROCESSOR, math.ceil(tokens / sizes.chunk)
+    places, chunks = processors(device) * sizes.programs, math.ceil(tokens / sizes.chunk)
 
     def time(parts: int) -> int:
         rounds = math.ceil(math.ceil(chunks / parts) / sizes.warps)
