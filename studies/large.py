@@ -67,7 +67,8 @@ def listing(record: list[large_record.Run]) -> list[str]:
         steps += sum(left[part])
         state = f"{len(left[part]):3d} runs, {steps / STEPS * each / 60:5.1f} min" if left[part] else "done"
         rows.append(f"{state:20} {part.study:6} {part.question} ({', '.join(part.variants)})")
-    return [f"{len(runs)} runs in the record; a run of {STEPS:,} steps takes {each:.0f} s of the GPU; minutes are summed up", *rows]
+    head = f"{len(runs)} runs in the record; {STEPS:,} steps take {each:.0f} s of the GPU; minutes are summed up"
+    return [head, *rows]
 
 
 def go_on(text: str, file: Path, seconds: float, *, graphs: bool = True) -> None:

@@ -173,8 +173,8 @@ class Queue:
         return replace(job, members=job.members[:runs]) if runs > 0 else None
 
     def step_seconds(self, runs: int) -> float:
-        """How long a step of so many runs takes at most, by the slowest job so far. More runs take longer in proportion;
-        fewer take less, but not in proportion, since one alone leaves a part of the GPU idle."""
+        """How long a step of so many runs takes at most, by the slowest job so far. More runs take longer in
+        proportion; fewer take less, but not in proportion, since one alone leaves a part of the GPU idle."""
         known = self.measured or [self.expected]
         return max(seconds * max(runs / n, (runs + 1) / (n + 1)) for seconds, n in known)
 

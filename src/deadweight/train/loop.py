@@ -30,7 +30,7 @@ from deadweight.train.objective import Objective, language_model, precision_of
 from deadweight.train.optimizer import make_optimizer, set_learning_rate
 from deadweight.train.result import Listener, Metrics, Trained, Update, write_result
 from deadweight.train.schedule import learning_rate
-from deadweight.train.settings import Run, Train
+from deadweight.train.settings import Run
 from deadweight.train.state import load_state, save_state, saved_step, saved_text, whole_weights
 from deadweight.train.tokenizer import save_tokenizer
 
