@@ -91,6 +91,7 @@ def lines_of(job: TrainingJob, results: list[TimedCurve]) -> Iterator[Run]:
             "rounded": {str(bits): loss for bits, loss in result.rounded.items()},
             "diverged_at": curve.diverged_at,
             "side_by_side": len(results),
+            "graphs": result.graphs,
             "tokens_per_second": round(result.tokens_per_second),
             "gigabytes": None if result.gigabytes is None else round(result.gigabytes, 2),
             "at": list(curve.steps),

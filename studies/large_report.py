@@ -192,9 +192,9 @@ def noise(results: Results) -> list[str]:
     return [
         "## How much reruns differ",
         "",
-        f"{len(pairs)} runs were repeated with the same seed, text and settings, by later code. They differ by "
-        f"{', '.join(f'{d:+.4f}' for d in pairs)} bits per byte: {largest:.4f} at most. The order of sums on a GPU is "
-        "not fixed.",
+        f"Runs were repeated with the same seed, text and settings, by later code: {len(pairs)}. Differences in bits "
+        f"per byte: {', '.join(f'{d:+.4f}' for d in pairs)}; {largest:.4f} at most. The order of sums on a GPU is not "
+        "fixed.",
         "",
     ]
 
@@ -211,7 +211,8 @@ def speed(results: Results) -> list[str]:
         if alone
         else ""
     )
-    return ["## Speed", "", f"Runs are CUDA graphs on streams of one process: {told}, together.{before}", ""]
+    steps = "Steps are CUDA graphs" if all(r.get("graphs") for r in together) else "Runs share the GPU"
+    return ["## Speed", "", f"{steps} on streams of one process: {told}, together.{before}", ""]
 
 
 def figure(results: Results, file: Path) -> None:

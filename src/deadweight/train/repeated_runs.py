@@ -53,6 +53,7 @@ class TimedCurve:
     tokens_per_second: float  # median over the steps of the curve, with the other runs beside it
     gigabytes: float | None  # peak memory of torch on the GPU, all runs of the job together
     rounded: dict[int, float] = field(default_factory=dict)  # loss with weights of that many bits
+    graphs: bool = False  # whether its steps were replayed as CUDA graphs
 
 
 class Repeated:
@@ -157,7 +158,8 @@ class Repeated:
         curve = Curve(member, tuple(log.steps), tuple(log.losses), loss, log.diverged_at)
         rounded = {} if bad else {b: self.valid_loss(model, valid[:ROUNDED_ON], b) for b in job.rounded_to}
         per_step = self.train.batch * self.config.context
-        return TimedCurve(curve, tuple(log.seconds), speed(curve.steps, tuple(log.seconds)) * per_step, held, rounded)
+        times = tuple(log.seconds)
+        return TimedCurve(curve, times, speed(curve.steps, times) * per_step, held, rounded, self.graphs)
 
     @torch.no_grad()
     def valid_loss(self, model: TransformerForCausalLM, valid: TokenArray, bits: int | None = None) -> float:
