@@ -254,8 +254,14 @@ class StudyPlan:
         return TrainingJob(variant.graph, tuple(members), variant.steps, **settings)
 
     def left(self) -> list[TrainingJob]:
-        """All jobs that can be trained now, first things first."""
-        return list(dict.fromkeys(job for part in PARTS for job in self.missing(part)))
+        """All jobs that can be trained now, first things first; no part repeats what an earlier one asks for."""
+        jobs: list[TrainingJob] = []
+        for part in PARTS:
+            asked = {(replace(job, members=()), member) for job in jobs for member in job.members}
+            for job in self.missing(part):
+                new = tuple(m for m in job.members if (replace(job, members=()), m) not in asked)
+                jobs += [replace(job, members=new)] if new else []
+        return jobs
 
 
 def together(jobs: list[TrainingJob]) -> list[TrainingJob]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -162,6 +164,30 @@ def test_the_plan_of_the_bound_is_what_the_solver_says(study: Callable[[str], Mo
         made = allocate(shape, profile["norms"], d_token=profile["d_token"], rules=rules, **saturation)
         layers = [(layer.heads, layer.size) for layer in made.layers]
         assert study("large_shapes").heads(layers) == study("large_shapes").PLANS["the bound"]
+
+
+BARE = """
+import importlib.machinery, runpy, sys
+find = importlib.machinery.PathFinder.find_spec
+without = {"typer", "rich", "tomli_w", "jaxtyping", "psutil", "accelerate", "threadpoolctl", "markdown_it", "matplotlib"}
+importlib.machinery.PathFinder.find_spec = staticmethod(
+    lambda name, *more: None if name.split(".")[0] in without else find(name, *more)
+)
+try:
+    import typer
+except ImportError:
+    sys.argv = [sys.argv[1], "--list"]
+    sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_call_needs_torch_and_transformers_and_nothing_else_of_ours() -> None:
+    large = Path(__file__).parents[2] / "studies" / "large.py"
+    ran = subprocess.run([sys.executable, "-c", BARE, large.as_posix()], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "runs in the record" in ran.stdout
 
 
 @pytest.mark.slow
