@@ -169,7 +169,7 @@ def test_the_plan_of_the_bound_is_what_the_solver_says(study: Callable[[str], Mo
 BARE = """
 import importlib.machinery, runpy, sys
 find = importlib.machinery.PathFinder.find_spec
-without = {"typer", "rich", "tomli_w", "jaxtyping", "psutil", "accelerate", "threadpoolctl", "markdown_it", "matplotlib"}
+without = {"typer", "rich", "tomli_w", "jaxtyping", "psutil", "accelerate", "markdown_it", "matplotlib"}
 importlib.machinery.PathFinder.find_spec = staticmethod(
     lambda name, *more: None if name.split(".")[0] in without else find(name, *more)
 )
