@@ -28,8 +28,7 @@ from deadweight.report.record import circumstances, write_rows
 from deadweight.train.device_run import DeviceRun
 from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.fused_projections import with_fused_projections
-from deadweight.train.loop import precision_of
-from deadweight.train.objective import Objective
+from deadweight.train.objective import Objective, precision_of
 from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
 

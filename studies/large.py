@@ -1,8 +1,8 @@
 """All studies at 38 M parameters, one after the other, in as many calls as it takes.
 
 12 layers of width 512, context 512, 67 M bytes of enwik8 in its usual split (90 M to train on, the next 5 M to judge
-by). The record says what is done; a call goes on from there, starts no job that would not end in time, and appends
-each result at once.
+by), some comparisons 157 M. The record says what is done; a call goes on from there, starts no job that would not end
+in time, and appends each result at once. A call needs torch and transformers, nothing else.
 
     python studies/large.py --list                                             what is done, what is left, GPU minutes
     python studies/large.py --text enwik8.xz --record studies/large.jsonl --minutes 9
@@ -11,18 +11,18 @@ each result at once.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-from collections import Counter
+import sys
+import time
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import large_record
 import large_shapes
-import typer
-from large_plan import BATCH, PARTS, STEPS, StudyPlan, expected_jobs
+from large_plan import BATCH, PARTS, SIDE_BY_SIDE, STEPS, Part, StudyPlan, expected_jobs
 
-from deadweight.errors import DeadweightError
 from deadweight.source.plain_text import check_text, read_text
 from deadweight.train.gpu_queue import Agenda, Queue, WorkerSetup
 from deadweight.train.repeated_runs import TimedCurve, TrainingJob
@@ -30,48 +30,50 @@ from deadweight.train.settings import Train
 
 SPLIT = (90, 95)  # hundredths of the text: where training text and validation text end
 EXPECTED = 45.0  # seconds of one run, before any is measured
-SIDE_BY_SIDE = 3
 RECORD = Path(__file__).with_suffix(".jsonl")
 
 
-def main(
-    text: Annotated[str | None, typer.Option(help="A text file; .xz is unpacked.")] = None,
-    record: Annotated[Path, typer.Option(help="JSON lines; runs that it has are not repeated.")] = RECORD,
-    minutes: Annotated[float, typer.Option(help="Time limit; no job is started that would exceed it.")] = 9.0,
-    plain: Annotated[bool, typer.Option("--plain", help="Without CUDA graphs.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Train nothing: show what is done and what is left.")] = False,
-) -> None:
+def main(arguments: list[str]) -> None:
     """Train what is left, the most decisive comparison first."""
-    if listed or text is None:
-        print("\n".join(listing(large_record.read_record(record))))
-        if not listed:
-            raise DeadweightError("expected --text FILE to train on, or --list")
-        return
-    go_on(text, record, 60 * minutes, graphs=not plain)
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--text", help="a text file; .xz is unpacked")
+    parser.add_argument("--record", type=Path, default=RECORD, help="JSON lines; runs that it has are not repeated")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no job is begun that would end later")
+    parser.add_argument("--plain", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--list", action="store_true", help="train nothing: show what is done and what is left")
+    told = parser.parse_args(arguments)
+    if told.list:
+        print("\n".join(listing(large_record.read_record(told.record))))
+    elif told.text is None:
+        parser.error("expected --text FILE to train on, or --list")
+    else:
+        go_on(told.text, told.record, 60 * told.minutes, graphs=not told.plain)
 
 
 def seconds_of(runs: list[large_record.Run]) -> float:
     """GPU seconds of one run, with what it takes besides its steps."""
     known = [r["seconds"][-1] / r["side_by_side"] for r in runs if r.get("side_by_side") and r["steps"] == STEPS]
-    return statistics.median(known) + 2.0 if known else EXPECTED
+    return statistics.median(known) + 4.0 if known else EXPECTED
 
 
 def listing(record: list[large_record.Run]) -> list[str]:
     """One line per comparison: runs and GPU minutes that are left, if the first rate of every sweep is the best."""
     runs = large_record.runs_of(record)
-    each, left = seconds_of(runs), Counter[str]()
+    each, left = seconds_of(runs), defaultdict[Part, list[int]](list)
     for part, job in expected_jobs(runs):
-        left[part.question] += len(job.members)
-    rows, gone = [], 0
+        left[part] += [job.steps] * len(job.members)
+    rows, steps = [], 0
     for part in PARTS:
-        gone += left[part.question]
-        state = f"{left[part.question]:3d} runs, {gone * each / 60:5.1f} min" if left[part.question] else "done"
+        steps += sum(left[part])
+        state = f"{len(left[part]):3d} runs, {steps / STEPS * each / 60:5.1f} min" if left[part] else "done"
         rows.append(f"{state:20} {part.study:6} {part.question} ({', '.join(part.variants)})")
-    return [f"{len(runs)} runs in the record; a run takes {each:.0f} s of the GPU; minutes are summed up", *rows]
+    head = f"{len(runs)} runs in the record; {STEPS:,} steps take {each:.0f} s of the GPU; minutes are summed up"
+    return [head, *rows]
 
 
 def go_on(text: str, file: Path, seconds: float, *, graphs: bool = True) -> None:
     """Train what is left until the time is over."""
+    end = time.perf_counter() + seconds
     with TemporaryDirectory() as folder:
         raw = Path(folder) / "text"
         length = unpack(text, raw)
@@ -93,7 +95,8 @@ def go_on(text: str, file: Path, seconds: float, *, graphs: bool = True) -> None
             )
 
         agenda = Agenda(lambda: StudyPlan(runs).left(), setup, keep)
-        Queue(agenda, seconds=seconds, run_seconds=seconds_of(runs) / STEPS, progress=say).run()
+        expected = seconds_of(runs) * SIDE_BY_SIDE / STEPS, SIDE_BY_SIDE
+        Queue(agenda, seconds=end - time.perf_counter(), expected=expected, progress=say).run()
         print("\n".join(listing(large_record.read_record(file))))
 
 
@@ -109,4 +112,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(sys.argv[1:])

@@ -2,9 +2,10 @@
 
 A *variant* is a shape with its settings. Some variants are swept: the first seed is trained at learning rates that
 differ by factors of two, until the best one has a worse neighbour on both sides; then the other seeds are trained at
-the best. The sweep has the length of the runs that are judged, so no rate is extrapolated. Variants that change little
-(biases, heads, exact changes of basis) take the rate of a swept one. All runs of one seed begin with the same weights,
-as far as both shapes have them, and see the same text in the same order.
+the best. The sweep has the length of the runs that are judged, so no rate is extrapolated, except for runs of 157 M
+bytes: they take the best rate of 67 M bytes × (ratio of steps)^−0.32 (arXiv 2409.19913), every shape alike. Variants
+that change little (biases, heads, exact changes of basis) take the rate of a swept one. All runs of one seed begin with
+the same weights, as far as both shapes have them, and see the same text in the same order.
 """
 
 from __future__ import annotations
@@ -20,11 +21,19 @@ from large_shapes import BIASED, BOUND, EQUAL, KINDS, PLANS, POST, PROJECTIONS, 
 from deadweight.train.ensemble import Member
 from deadweight.train.repeated_runs import TrainingJob
 
-STEPS, BATCH = 4096, 32  # 67 M bytes
+STEPS, LONG, BATCH = 4096, 9600, 32  # 67 M and 157 M bytes
+LAW = -0.32
+SIDE_BY_SIDE = 3  # runs of one graph that share the GPU
 SEEDS = (0, 1, 2)
 DECAY, THIRD = 0.1, 0.03125
-RATE = 6.78e-4  # where sweeps begin: found by sweeps of short runs (docs/query-weights.md)
-FIRST_RATES = {"identity Q": 8.88e-4}
+RATE = 6.78e-4  # where sweeps begin: found for each of these shapes by a sweep of short runs (docs/query-weights.md)
+FIRST_RATES = {
+    "full": RATE,
+    "identity Q": 8.88e-4,
+    "identity K": 8.47e-4,
+    "identity V": 6.92e-4,
+    "identity Q, larger MLP": 1.01e-3,
+}
 OCTAVES = (-3, 5)  # factors of two that a sweep does not go beyond
 ROUNDED = (4, 3)  # bits per weight, after training
 EVERY = 100  # steps between two exact changes of the weights
@@ -33,7 +42,7 @@ EVERY = 100  # steps between two exact changes of the weights
 @dataclass(frozen=True)
 class Variant:
     """A shape with its settings. `rate_of` names the variant whose best learning rate it takes; itself, if it is swept.
-    `octaves` are added to that rate."""
+    `octaves` are added to that rate, and the law of longer runs applies to it."""
 
     name: str
     shape: str
@@ -43,6 +52,11 @@ class Variant:
     learned_scale: bool = False
     decay: float = DECAY
     upkeep: str | None = None
+    is_long: bool = False
+
+    @property
+    def steps(self) -> int:
+        return LONG if self.is_long else STEPS
 
     @property
     def graph(self) -> str:
@@ -78,10 +92,18 @@ def kept_in_gauge() -> Iterator[Variant]:
         yield replace(plain, name=f"{2**octaves} × the rate, upkeep: both", octaves=octaves, upkeep="both")
 
 
+LONGER = ", 157 M bytes"
+
+
+def longer(*names: str) -> Iterator[Variant]:
+    yield from (Variant(name + LONGER, name, name, is_long=True) for name in names)
+
+
 VARIANTS: dict[str, Variant] = {
     v.name: v
     for v in (
         *swept(*PROJECTIONS, "rotary", "post-norm"),
+        *longer(*PROJECTIONS),
         *at_rate_of("full", *EQUAL, *PLANS, *BIASED),
         *at_rate_of("rotary", *(n for n in SHAPES if n.startswith("rotary, "))),
         *at_rate_of("post-norm", *(n for n in POST if n != "post-norm")),
@@ -101,23 +123,37 @@ class Part:
     base: str
     variants: tuple[str, ...]
     copies: int = 1  # times each seed is trained: more than once measures how much reruns differ
+    seeds: tuple[int, ...] = SEEDS
 
 
 def leave_one_out(base: str, kinds: Iterable[str] = KINDS) -> tuple[str, ...]:
     return tuple(f"{base} but {kind}" for kind in kinds)
 
 
+def long_part(*names: str) -> Part:
+    return Part("S2", f"The same, after {LONGER[2:]}", "full" + LONGER, tuple(name + LONGER for name in names))
+
+
 RERUN = "Do two runs of one seed agree?"
 PARTS: tuple[Part, ...] = (
-    Part("noise", RERUN, "full", ("full",), copies=2),
+    Part("noise", RERUN, "full", ("full",), copies=2, seeds=SEEDS[:1]),  # fills the GPU beside the sweep
     Part("S2", "Can queries do without weights?", "full", ("identity Q",)),
+    Part("S2", "Can keys do without weights?", "full", ("identity K",)),
+    Part("S2", "Can values do without weights?", "full", ("identity V",)),
+    long_part("identity Q"),
+    Part("S2", "Are query weights worth more in the MLP?", "full", ("identity Q, larger MLP",)),
+    Part("S2", "Are value weights worth more in the MLP?", "full", ("identity V, larger MLP",)),
     Part("S1", "Do biases earn their place at all?", "full", ("all biases",)),
     Part("gauge", "Does training without the gauge change anything?", "full", ("upkeep: both",)),
     Part("S3", "Larger or smaller heads?", "full", ("16 × 32", "4 × 128")),
-    Part("S2", "Can keys do without weights?", "full", ("identity K",)),
-    Part("S2", "Can values do without weights?", "full", ("identity V",)),
-    Part("S2", "Are query weights worth more in the MLP?", "full", ("identity Q, larger MLP",)),
-    Part("S2", "Are value weights worth more in the MLP?", "full", ("identity V, larger MLP",)),
+    long_part("identity K", "identity V"),
+    long_part("identity Q, larger MLP", "identity V, larger MLP"),
+    Part("S2", "Are key weights worth more in the MLP?", "full", ("identity K, larger MLP",)),
+    Part("S2", "Neither query nor value weights?", "full", ("identity Q and V", "identity Q and V, larger MLP")),
+    Part("S2", "A smaller MLP instead?", "identity Q", ("full, smaller MLP",)),
+    Part("S2", "Half the scale", "identity Q", ("identity Q, half the scale",)),
+    Part("S2", "A third of the decay", "identity Q", ("identity Q, a third of the decay",)),
+    long_part("identity K, larger MLP", "identity Q and V", "identity Q and V, larger MLP"),
     Part("S3", "Heads with rotary positions", "rotary", ("rotary, 16 × 32", "rotary, 4 × 128")),
     Part("S1", "Which bias earns its place?", "all biases", leave_one_out("all biases")),
     Part("gauge", "Which part of it?", "full", ("upkeep: balance", "upkeep: dead directions")),
@@ -129,12 +165,7 @@ PARTS: tuple[Part, ...] = (
     Part("S1", "With post-norm: which?", "post-norm, all biases", leave_one_out("post-norm, all biases")),
     Part("S1", "With rotary positions: all biases?", "rotary", ("rotary, all biases",)),
     Part("S1", "With rotary positions: the key bias?", "rotary, all biases", ("rotary, all biases but K",)),
-    Part("S2", "Are key weights worth more in the MLP?", "full", ("identity K, larger MLP",)),
-    Part("S2", "Neither query nor value weights?", "full", ("identity Q and V", "identity Q and V, larger MLP")),
-    Part("S2", "A smaller MLP instead?", "identity Q", ("full, smaller MLP",)),
-    Part("S2", "Half the scale", "identity Q", ("identity Q, half the scale",)),
     Part("S2", "Other scales", "identity Q", ("identity Q, twice the scale", "identity Q, learned scale")),
-    Part("S2", "A third of the decay", "identity Q", ("identity Q, a third of the decay",)),
     Part("S2", "Scales and decay of the full shape", "full", tuple(v.name for v in changed("full"))),
     Part("S3", "Very large and small heads, rotary positions", "rotary", ("rotary, 2 × 256", "rotary, 32 × 16")),
     Part("gauge", "At eight times the rate", "8 × the rate", ("8 × the rate, upkeep: both",)),
@@ -150,15 +181,14 @@ class StudyPlan:
     """The plan beside a record: what is done, what is known, what is left."""
 
     def __init__(self, runs: list[Run]) -> None:
-        self.by_settings: dict[tuple[str, Member, str | None], list[Run]] = defaultdict(list)
+        self.by_settings: dict[tuple[str, Member, str | None, int], list[Run]] = defaultdict(list)
         for run in runs:
-            if run["steps"] == STEPS:
-                self.by_settings[run["graph"], member_of(run), run.get("upkeep")].append(run)
+            self.by_settings[run["graph"], member_of(run), run.get("upkeep"), run["steps"]].append(run)
         self.swept: dict[str, dict[int, float]] = {}
 
     def of(self, variant: Variant, member: Member) -> list[Run]:
         """All runs with these settings."""
-        return self.by_settings.get((variant.graph, member, variant.upkeep), [])
+        return self.by_settings.get((variant.graph, member, variant.upkeep, variant.steps), [])
 
     def losses(self, variant: Variant, member: Member) -> list[float]:
         return [loss_of(run) for run in self.of(variant, member)]
@@ -177,7 +207,7 @@ class StudyPlan:
     def octaves_to_try(self, name: str) -> list[int]:
         """Octaves that the sweep still needs; none when the best has a worse neighbour on both sides."""
         losses = self.sweep(name)
-        middle = 0 if name in ("full", *FIRST_RATES) else self.best_octave("full") or 0
+        middle = 0 if name in FIRST_RATES else self.best_octave("full") or 0
         if middle not in losses:
             return [o for o in (middle - 1, middle, middle + 1) if o not in losses]
         best = min(losses, key=lambda octave: losses[octave])
@@ -193,35 +223,57 @@ class StudyPlan:
 
     def rate(self, variant: Variant) -> float | None:
         best = self.best_octave(variant.rate_of)
-        return None if best is None else rate_at(variant.rate_of, best + variant.octaves)
+        if best is None:
+            return None
+        rate = rate_at(variant.rate_of, best + variant.octaves)
+        return float(f"{rate * (variant.steps / STEPS) ** LAW:.3g}") if variant.is_long else rate
 
     def missing(self, part: Part) -> list[TrainingJob]:
         """The jobs of a part that can be trained now: sweeps first, then the other seeds, base and variants alike."""
         names = list(dict.fromkeys((part.base, *part.variants)))
         sources = list(dict.fromkeys(VARIANTS[name].rate_of for name in names))
         jobs = [job for name in sources if (job := self.sweep_job(VARIANTS[name])) is not None]
-        return jobs + [job for name in names if (job := self.seeds_job(VARIANTS[name], part.copies)) is not None]
+        return together(jobs + [job for name in names if (job := self.seeds_job(VARIANTS[name], part)) is not None])
 
     def sweep_job(self, variant: Variant) -> TrainingJob | None:
         rates = [rate_at(variant.name, octave) for octave in self.octaves_to_try(variant.name)]
         return self.job(variant, [variant.member(SEEDS[0], rate) for rate in rates])
 
-    def seeds_job(self, variant: Variant, copies: int) -> TrainingJob | None:
+    def seeds_job(self, variant: Variant, part: Part) -> TrainingJob | None:
         """One more copy of every seed that has too few."""
-        rate = self.rate(variant) if copies == 1 else rate_at(variant.name, 0)
+        rate = self.rate(variant) if part.copies == 1 else rate_at(variant.name, 0)
         if rate is None:
             return None
-        members = [variant.member(seed, rate) for seed in SEEDS]
-        return self.job(variant, [m for m in members if len(self.of(variant, m)) < copies])
+        members = [variant.member(seed, rate) for seed in part.seeds]
+        return self.job(variant, [m for m in members if len(self.of(variant, m)) < part.copies])
 
     def job(self, variant: Variant, members: list[Member]) -> TrainingJob | None:
         if not members:
             return None
-        return TrainingJob(variant.graph, tuple(members), STEPS, upkeep=variant.upkeep, every=EVERY, rounded_to=ROUNDED)
+        settings = {"upkeep": variant.upkeep, "every": EVERY, "rounded_to": ROUNDED}
+        return TrainingJob(variant.graph, tuple(members), variant.steps, **settings)
 
     def left(self) -> list[TrainingJob]:
-        """All jobs that can be trained now, first things first."""
-        return list(dict.fromkeys(job for part in PARTS for job in self.missing(part)))
+        """All jobs that can be trained now, first things first; no part repeats what an earlier one asks for."""
+        jobs: list[TrainingJob] = []
+        for part in PARTS:
+            asked = {(replace(job, members=()), member) for job in jobs for member in job.members}
+            for job in self.missing(part):
+                new = tuple(m for m in job.members if (replace(job, members=()), m) not in asked)
+                jobs += [replace(job, members=new)] if new else []
+        return jobs
+
+
+def together(jobs: list[TrainingJob]) -> list[TrainingJob]:
+    """Jobs that differ in their members alone, as one, or as many as it takes: a job of three runs fills the GPU."""
+    members: dict[TrainingJob, list[Member]] = defaultdict(list)
+    for job in jobs:
+        members[replace(job, members=())] += job.members
+    return [
+        replace(job, members=tuple(mine[first : first + SIDE_BY_SIDE]))
+        for job, mine in members.items()
+        for first in range(0, len(mine), SIDE_BY_SIDE)
+    ]
 
 
 def expected_jobs(runs: list[Run]) -> Iterator[tuple[Part, TrainingJob]]:
@@ -230,6 +282,7 @@ def expected_jobs(runs: list[Run]) -> Iterator[tuple[Part, TrainingJob]]:
     for part in PARTS:
         while jobs := StudyPlan(played).missing(part):
             for member in jobs[0].members:
-                line = {"graph": jobs[0].graph, "steps": STEPS, "member": asdict(member), "upkeep": jobs[0].upkeep}
-                played.append({**line, "valid_loss": 1.0 + abs(math.log2(member.learning_rate / RATE))})
+                line = {"graph": jobs[0].graph, "steps": jobs[0].steps, "member": asdict(member)}
+                away = abs(math.log2(member.learning_rate / FIRST_RATES.get(jobs[0].graph, RATE)))
+                played.append({**line, "upkeep": jobs[0].upkeep, "valid_loss": 1.0 + away})
             yield part, jobs[0]

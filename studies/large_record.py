@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from deadweight.errors import DeadweightError
-from deadweight.report.record import circumstances
+from deadweight.report.circumstances import circumstances
 from deadweight.train.ensemble import Member
 from deadweight.train.repeated_runs import TimedCurve, TrainingJob
 
@@ -25,9 +26,18 @@ Run = dict[str, Any]
 
 
 def read_record(file: Path) -> list[dict[str, Any]]:
-    """The lines of a record; a last line that was cut off is left out."""
+    """The lines of a record; a line that was cut off is left out."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return [line for line in map(parsed, lines) if line is not None]
+
+
+def parsed(line: str) -> dict[str, Any] | None:
+    """A line of a record; None if it was cut off."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return found
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
@@ -35,6 +45,8 @@ def append(file: Path, line: dict[str, Any]) -> None:
     broken = file.is_file() and file.stat().st_size > 0 and not file.read_bytes().endswith(b"\n")
     with file.open("a", encoding="utf-8") as out:
         out.write(("\n" if broken else "") + json.dumps(line) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def runs_of(record: list[dict[str, Any]]) -> list[Run]:
@@ -79,6 +91,7 @@ def lines_of(job: TrainingJob, results: list[TimedCurve]) -> Iterator[Run]:
             "rounded": {str(bits): loss for bits, loss in result.rounded.items()},
             "diverged_at": curve.diverged_at,
             "side_by_side": len(results),
+            "graphs": result.graphs,
             "tokens_per_second": round(result.tokens_per_second),
             "gigabytes": None if result.gigabytes is None else round(result.gigabytes, 2),
             "at": list(curve.steps),

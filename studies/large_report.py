@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from large_plan import BATCH, EVERY, PARTS, SEEDS, STEPS, VARIANTS, Part, StudyPlan, Variant, rate_at
+from large_plan import BATCH, EVERY, LAW, LONG, PARTS, SEEDS, STEPS, VARIANTS, Part, StudyPlan, Variant, rate_at
 from large_record import read_record, runs_of
 from large_shapes import SIZES
 from paired import MATTERS, Difference, difference, words
@@ -136,7 +136,8 @@ def introduction(results: Results) -> list[str]:
         f"**{done} of {every} comparisons are done.** A comparison without three pairs of seeds is not judged.",
         "",
         f"{SIZES['n_layers']} layers of width {SIZES['d_model']}, context {SIZES['context']}, {STEPS:,} steps of "
-        f"{BATCH * SIZES['context']:,} bytes, 67 M in all, of {s['text']} (the first 90 M bytes; judged on the next 5 "
+        f"{BATCH * SIZES['context']:,} bytes, 67 M in all ({LONG:,} steps where 157 M bytes is said), of {s['text']} "
+        "(the first 90 M bytes; judged on the next 5 "
         "M), AdamW, clip 1, weight decay 0.1, warm-up over a tenth of the steps, then a cosine to a tenth; LayerNorm "
         f"before each block, learned positions and no biases unless said; bfloat16, {s['machine']}, torch "
         f"{s['torch']}.",
@@ -145,7 +146,8 @@ def introduction(results: Results) -> list[str]:
         f"{len(SEEDS)} seeds that are paired (equal initial weights where both have them, equal text in equal order), "
         "± standard error. A 95 % interval is ± 4.3 standard errors. *No difference that matters*: the whole interval "
         f"is within ± {MATTERS}. *Better*, *worse*: the whole interval is on one side of zero. Learning rates of the "
-        "shapes in the last table were swept at this length, on one seed; other variants take the rate of their base. "
+        "shapes in the last table were swept at 67 M bytes, on one seed; other variants take the rate of their base, "
+        f"and runs of 157 M bytes the best of their shape × (ratio of steps)^{LAW:g} (arXiv 2409.19913). "
         "Columns of bits: the difference after rounding all linear layers to so many bits, one scale per row, on the "
         "first million bytes of held-out text.",
         "",
@@ -190,9 +192,9 @@ def noise(results: Results) -> list[str]:
     return [
         "## How much reruns differ",
         "",
-        f"{len(pairs)} runs were repeated with the same seed, text and settings, by later code. They differ by "
-        f"{', '.join(f'{d:+.4f}' for d in pairs)} bits per byte: {largest:.4f} at most. The order of sums on a GPU is "
-        "not fixed.",
+        f"Runs were repeated with the same seed, text and settings, by later code: {len(pairs)}. Differences in bits "
+        f"per byte: {', '.join(f'{d:+.4f}' for d in pairs)}; {largest:.4f} at most. The order of sums on a GPU is not "
+        "fixed.",
         "",
     ]
 
@@ -209,7 +211,8 @@ def speed(results: Results) -> list[str]:
         if alone
         else ""
     )
-    return ["## Speed", "", f"Runs are CUDA graphs on streams of one process: {told}, together.{before}", ""]
+    steps = "Steps are CUDA graphs" if all(r.get("graphs") for r in together) else "Runs share the GPU"
+    return ["## Speed", "", f"{steps} on streams of one process: {told}, together.{before}", ""]
 
 
 def figure(results: Results, file: Path) -> None:

@@ -23,9 +23,9 @@ class Played:
 
     made: ClassVar[list[Played]] = []
 
-    def __init__(self, graph: str) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         Played.made.append(self)
-        self.graph, self.job, self.ended = graph, None, False  # type: ignore[var-annotated]
+        self.setup, self.job, self.ended = setup, None, False  # type: ignore[var-annotated]
         self.answers = [time.perf_counter()]  # when they come
 
     def send(self, job: TrainingJob) -> None:
@@ -62,12 +62,12 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(gpu_queue, "OVERHEAD", 0.0)
         monkeypatch.setattr(gpu_queue, "wait", ready)
 
-        def hire(graph: Any) -> gpu_queue.Worker:
-            played: Any = Played(graph)
+        def hire(setup: WorkerSetup) -> gpu_queue.Worker:
+            played: Any = Played(setup)
             return gpu_queue.Worker(played, played)
 
         monkeypatch.setattr(gpu_queue, "hire", hire)
-        known: Any = lambda name: name  # noqa: E731
+        known = lambda name: WorkerSetup({"graph": name}, Train(), Path(), (0, 0))  # noqa: E731
         left = lambda: [j for j in jobs if j not in done]  # noqa: E731
         return Queue(Agenda(left, known, lambda job, _: done.append(job)), seconds=seconds), done
 
@@ -113,15 +113,44 @@ def test_of_a_job_that_would_end_too_late_those_runs_are_trained_that_end_in_tim
 
 def test_the_expected_time_of_a_step_counts_before_any_is_measured(queue: Any) -> None:
     made, done = queue(jobs("a", steps=10), seconds=5.0)
-    made.run_seconds = 1.0
+    made.expected = 1.0, 1
     made.run()
     assert done == []
 
 
-def test_a_graph_that_fails_is_given_up_and_the_others_go_on(queue: Any) -> None:
+def test_fewer_runs_than_were_measured_do_not_take_less_in_proportion(queue: Any) -> None:
+    made, _ = queue([])
+    made.measured = [(3.0, 3)]  # seconds of a step of three runs that fill the GPU
+    assert [made.step_seconds(n) for n in (1, 2, 3, 6)] == [1.5, 2.25, 3.0, 6.0]
+    made.measured.append((8.0, 3))
+    assert made.step_seconds(3) == 8.0
+
+
+def test_a_process_that_fails_is_replaced_by_one_without_cuda_graphs_then_given_up(queue: Any) -> None:
     made, done = queue([TrainingJob("a", (Member(-1, 1e-3, 0.1),), 10), *jobs("a", "b", "b")])
     made.run()
     assert made.failed == {"a"} and [j.graph for j in done] == ["b", "b"]
+    processes = [(p.setup.model["graph"], p.setup.graphs) for p in Played.made]
+    assert sorted(processes) == [("a", False), ("a", True), ("b", True)]
+
+
+def test_a_later_job_waits_a_moment_for_the_process_of_an_earlier_one(queue: Any) -> None:
+    made, _ = queue([])
+    early, late = jobs("a", "b")
+    setup = WorkerSetup({}, Train(), Path(), (0, 0))
+    ends = [Played(setup), Played(setup)]
+    a, b = (gpu_queue.Worker(p, p) for p in ends)  # type: ignore[arg-type]
+    made.workers = {"a": a, "b": b}
+    b.ready, b.free_since = True, time.perf_counter()
+    made.send([early, late])
+    assert b.job is None
+    b.free_since -= gpu_queue.PATIENCE
+    made.send([early, late])
+    assert b.job == late
+    a.ready, b.job, ends[1].job = True, None, None
+    b.free_since = time.perf_counter()
+    made.send([late])
+    assert b.job == late  # nothing that is wanted earlier is being prepared
 
 
 @pytest.mark.slow

@@ -7,20 +7,16 @@ which they are asked to.
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
-import transformers
 import typer
 from rich.console import Console
 
+from deadweight.report.circumstances import circumstances as circumstances
 from deadweight.source.type_aliases import JsonObject
-from deadweight.version import __version__
 
 RecordArgument = Annotated[Path, typer.Argument(metavar="RECORD", help="The record (JSON).")]
 OutOption = Annotated[Path, typer.Option("--out", metavar="RECORD", help="The record to write.")]
@@ -31,17 +27,6 @@ ReadOption = Annotated[
 PageOption = Annotated[
     Path | None, typer.Option("--markdown", metavar="PAGE", help="Write the page here, and a figure beside it.")
 ]
-
-
-def circumstances() -> dict[str, str]:
-    """Versions and machine."""
-    cpu = f"{platform.machine()} CPU, {os.cpu_count()} cores"
-    return {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "deadweight": __version__,
-        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu,
-    }
 
 
 def load_record(file: Path) -> JsonObject:

@@ -32,6 +32,7 @@ class DeviceRun:
         self.model, self.loss, self.train, self.text, device = model, loss, train, text, text.device
         self.start = {name: value.clone() for name, value in model.state_dict().items()}
         self.optimizer = make_optimizer(model, train, device)
+        self.optimizer.zero_grad(set_to_none=True)  # a capture that failed leaves gradients
         self.rate = torch.zeros((), device=device)
         set_learning_rate(self.optimizer, self.rate)
         for group in self.optimizer.param_groups:
@@ -84,8 +85,9 @@ class DeviceRun:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Weights, optimizer and counter as at the start, in the same memory."""
+        """Weights, optimizer and counter as at the start, in the same memory; no gradients."""
         self.model.load_state_dict(self.start)
+        self.optimizer.zero_grad(set_to_none=True)
         for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()

@@ -6,7 +6,6 @@ can decide what is trained next, and a queue that was stopped can be resumed.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import time
 import traceback
@@ -29,6 +28,7 @@ PREPARING = 4  # processes that compile at the same time
 AHEAD = 6  # jobs for which processes are started before their turn
 KEPT = 6  # processes at most: each holds weights and a copy of the text on the GPU
 OVERHEAD = 3.0  # seconds that are left over at the end, at least
+PATIENCE = 5.0  # seconds that a process which is ready waits for that of an earlier job
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Worker:
     ready: bool = False
     job: TrainingJob | None = None
     started: float = field(default_factory=time.perf_counter)
+    free_since: float = 0.0
 
 
 def serve(pipe: Connection, setup: WorkerSetup) -> None:
@@ -95,18 +96,20 @@ def hire(setup: WorkerSetup) -> Worker:
 
 
 class Queue:
-    """Works through an agenda until it is done or the time is over. `run_seconds` is the expected time of one step of
-    one run, until it is measured."""
+    """Works through an agenda until it is done or the time is over. `expected` says how long one step of a job takes,
+    and with how many runs, until it is measured. A graph whose process fails is tried once more, without CUDA graphs.
+    """
 
     def __init__(
-        self, agenda: Agenda, *, seconds: float, run_seconds: float = 0.0, progress: Progress = silent
+        self, agenda: Agenda, *, seconds: float, expected: tuple[float, int] = (0.0, 1), progress: Progress = silent
     ) -> None:
         self.agenda, self.progress = agenda, progress
         self.end = time.perf_counter() + seconds
         self.workers: dict[str, Worker] = {}
+        self.plain: set[str] = set()  # graphs whose first process failed
         self.failed: set[str] = set()
-        self.run_seconds = run_seconds
-        self.measured: list[float] = []  # seconds of one step of one run, by job
+        self.expected = expected
+        self.measured: list[tuple[float, int]] = []  # seconds of one step of a job, and its runs
 
     def run(self) -> None:
         try:
@@ -136,7 +139,8 @@ class Queue:
             if sum(not w.ready for w in self.workers.values()) >= PREPARING:
                 return
             if graph not in self.workers and self.make_room(wanted):
-                self.workers[graph] = hire(self.agenda.setup(graph))
+                setup = self.agenda.setup(graph)
+                self.workers[graph] = hire(replace(setup, graphs=False) if graph in self.plain else setup)
 
     def make_room(self, wanted: list[str]) -> bool:
         """Whether there is room for one more process, after ending an idle one that is not wanted."""
@@ -151,19 +155,28 @@ class Queue:
         """Send the first job that can start now to its process, if none is running; towards the end, a part of it."""
         if any(w.job for w in self.workers.values()):
             return
+        now, earlier = time.perf_counter(), False
         for job in jobs:
             worker, part = self.workers.get(job.graph), self.part_that_fits(job)
-            if worker is not None and worker.ready and part is not None:
-                worker.job, worker.started = part, time.perf_counter()
+            if worker is None or part is None:
+                continue
+            if worker.ready and not (earlier and now < worker.free_since + PATIENCE):
+                worker.job, worker.started = part, now
                 worker.pipe.send(part)
                 return
+            earlier = earlier or not worker.ready
 
     def part_that_fits(self, job: TrainingJob) -> TrainingJob | None:
-        """As many runs of a job as end in time, by the slowest job so far."""
-        per_run = job.steps * max(self.measured, default=self.run_seconds)
+        """As many runs of a job as end in time."""
         left = self.end - time.perf_counter() - OVERHEAD
-        runs = len(job.members) if per_run == 0 and left > 0 else math.floor(left / per_run) if left > 0 else 0
+        runs = next((n for n in range(len(job.members), 0, -1) if job.steps * self.step_seconds(n) < left), 0)
         return replace(job, members=job.members[:runs]) if runs > 0 else None
+
+    def step_seconds(self, runs: int) -> float:
+        """How long a step of so many runs takes at most, by the slowest job so far. More runs take longer in
+        proportion; fewer take less, but not in proportion, since one alone leaves a part of the GPU idle."""
+        known = self.measured or [self.expected]
+        return max(seconds * max(runs / n, (runs + 1) / (n + 1)) for seconds, n in known)
 
     def hear(self, name: str) -> None:
         """Take a message of a process: None (ready), an error, or the results of its job."""
@@ -174,17 +187,22 @@ class Queue:
             message = "its process ended"
         gone = time.perf_counter() - worker.started
         if message is None:
-            worker.ready = True
+            worker.ready, worker.free_since = True, time.perf_counter()
             self.progress(f"{name}: ready after {gone:.0f} s")
         elif isinstance(message, str):
-            self.progress(f"{name}: given up\n{message}")
-            self.failed.add(name)
-            del self.workers[name]
+            self.give_up(name, message)
         else:
             assert worker.job is not None
-            job, worker.job = worker.job, None
-            self.measured.append(gone / job.steps / len(job.members))
+            job, worker.job, worker.free_since = worker.job, None, time.perf_counter()
+            self.measured.append((gone / job.steps, len(job.members)))
             self.agenda.keep(job, message)
             ends = ", ".join(f"{result.curve.valid_loss:.4f}" for result in message)
             speed = sum(result.tokens_per_second for result in message)
             self.progress(f"{name}, {job.steps} steps: {ends} after {gone:.1f} s, {speed:,.0f} tokens/s together")
+
+    def give_up(self, name: str, why: str) -> None:
+        """A process has failed: the next one of its graph does without CUDA graphs, and is the last."""
+        again = name not in self.plain
+        self.progress(f"{name}: {'tried again without CUDA graphs' if again else 'given up'}\n{why}")
+        (self.plain if again else self.failed).add(name)
+        self.workers.pop(name).process.terminate()

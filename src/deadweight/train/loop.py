@@ -26,11 +26,11 @@ from deadweight.train.fast_gelu import with_fast_gelu
 from deadweight.train.launch import DATA, begin_out, finished_run, make_accelerator
 from deadweight.train.masking import hide_tokens
 from deadweight.train.memory import check_memory
-from deadweight.train.objective import Objective, language_model
+from deadweight.train.objective import Objective, language_model, precision_of
 from deadweight.train.optimizer import make_optimizer, set_learning_rate
 from deadweight.train.result import Listener, Metrics, Trained, Update, write_result
 from deadweight.train.schedule import learning_rate
-from deadweight.train.settings import Run, Train
+from deadweight.train.settings import Run
 from deadweight.train.state import load_state, save_state, saved_step, saved_text, whole_weights
 from deadweight.train.tokenizer import save_tokenizer
 
@@ -292,11 +292,6 @@ class Trainer:
             save_tokenizer(self.corpus, self.config.context, self.out)
             write_result(result)
         self.accelerator.wait_for_everyone()
-
-
-def precision_of(train: Train, device: torch.device) -> torch.dtype:
-    wanted = train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
-    return torch.bfloat16 if wanted == "bf16" else torch.float32
 
 
 def tensorboard(out: Path) -> SummaryWriter:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from deadweight.train.fused_loss import fused_cross_entropy, is_fused
 from deadweight.train.masking import split_hidden
+from deadweight.train.settings import Train
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM, TransformerForMaskedLM
 
 LanguageModel: TypeAlias = TransformerForCausalLM | TransformerForMaskedLM
@@ -19,6 +20,11 @@ LanguageModel: TypeAlias = TransformerForCausalLM | TransformerForMaskedLM
 def language_model(config: TransformerConfig) -> LanguageModel:
     """A decoder, or an encoder with a readout."""
     return TransformerForCausalLM(config) if config.causal else TransformerForMaskedLM(config)
+
+
+def precision_of(train: Train, device: torch.device) -> torch.dtype:
+    wanted = train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
+    return torch.bfloat16 if wanted == "bf16" else torch.float32
 
 
 class Objective(nn.Module):
