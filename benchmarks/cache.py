@@ -207,7 +207,8 @@ def run(
             start = time.perf_counter()
             choice, undone = heal(job, replace(work, texts={}), code_and_judge(replace(work, texts={}), size))
             typer.echo(f"healed in {time.perf_counter() - start:.0f} s {undone}", err=True)
-            measured(f"ours, healed in {heal_steps} steps", "this package", 16 * choice.plan.share, choice.module)
+            if not undone:  # otherwise these are the weights from before
+                measured(f"ours, healed in {heal_steps} steps", "this package", 16 * choice.plan.share, choice.module)
     if not others:
         return
     known, samples = remeasured(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ SHAPES = {  # hidden size, heads, key heads, head dimension, share
 }
 
 
+@lru_cache(maxsize=2)
 def made(shape: str) -> Any:
     hidden, heads, key_heads, size, share = SHAPES[shape]
     torch.manual_seed(0)
@@ -79,7 +81,7 @@ def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> to
 @torch.no_grad()
 def test_kernels_decode_to_what_torch_operations_do(shape: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32; the kernels' products are of float16, whose rounding is 5e-4 of a logit or less."""
-    model = made(shape).cuda()
+    model = copy.deepcopy(made(shape)).cuda()
     ids = torch.randint(3, 99, (3, 170), generator=torch.Generator().manual_seed(2)).cuda()
     mask = torch.ones_like(ids)
     if padded:
@@ -105,7 +107,7 @@ def decoded_without_kernels(model: Any, ids: Any, mask: Any, monkeypatch: pytest
 @needs_gpu
 @torch.no_grad()
 def test_the_kernels_run_and_compile_in_one_graph() -> None:
-    model = made("a set for each head").to("cuda", torch.bfloat16)
+    model = copy.deepcopy(made("a set for each head")).to("cuda", torch.bfloat16)
     used = []
     original = kernels.compiled
     kernels.compiled = lambda *args: used.append(args) or original(*args)  # type: ignore[assignment,func-returns-value]

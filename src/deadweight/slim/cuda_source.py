@@ -312,4 +312,4 @@ extern "C" __global__ void __launch_bounds__(ENCODE_THREADS)
 }
 """
 
-SOURCE = COMMON + DECODE + JOIN + ENCODE
+SOURCES = {name: COMMON + own for name, own in (("encode", ENCODE), ("decode", DECODE), ("join", JOIN))}

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from .attention import AttentionOptions
 from .coder import CODERS, Coder
-from .cuda_source import SOURCE
+from .cuda_source import SOURCES
 from .kernel_operands import prepared
 from .kernel_sizes import ENCODE_THREADS, JOIN_THREADS, KINDS, PLAIN_ROOM, Sizes, largest_sizes, sizes_of
 
@@ -56,10 +56,10 @@ class Kernels:
 @lru_cache(maxsize=256)
 def compiled(sizes: Sizes, device: int) -> Kernels:
     """The kernels for these sizes, on the current device; compiling takes a second or two."""
-    source = "".join(f"#define {name} {value}\n" for name, value in sizes.defines().items()) + SOURCE
+    defines = "".join(f"#define {name} {value}\n" for name, value in sizes.defines().items())
     compile_kernel = torch.cuda._compile_kernel
     kernels = Kernels(
-        *(compile_kernel(source, name, nvcc_options=["--std=c++17"]) for name in ("encode", "decode", "join"))
+        **{name: compile_kernel(defines + own, name, nvcc_options=["--std=c++17"]) for name, own in SOURCES.items()}
     )
     if sizes.shared_bytes() >= 48 << 10:
         kernels.decode.set_shared_memory_config(sizes.shared_bytes())
