@@ -107,7 +107,8 @@ def repeated_slices(node: Node, graph: Graph) -> Labels:
         return labels
     for axis in range(value.ndim):
         first: dict[bytes, int] = {}
-        slices = value.detach().movedim(axis, 0).contiguous().view(torch.uint8).flatten(1)
+        slices = value.detach().movedim(axis, 0).clone(memory_format=torch.contiguous_format)  # strides of 1 as well
+        slices = slices.view(torch.uint8).flatten(1)
         same = [first.setdefault(part.numpy().tobytes(), place) for place, part in enumerate(slices)]
         labels = labels.index_select(axis, torch.tensor(same))
     return labels
