@@ -232,6 +232,14 @@ def test_a_factor_of_every_place_is_no_gain_of_the_channels() -> None:
     assert "DW019" in laws(found(Odd(lambda m, y: m.b(m.a(y)), **CONVOLVED), places), "a.weight")
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 6)])
+def test_an_empty_value_of_another_precision_beside_a_space_has_nothing_to_turn(shape: tuple[int, ...]) -> None:
+    def read(m: nn.Module, x: Tensor) -> Tensor:
+        return m.b(torch.cat([m.a(x), torch.zeros(shape, dtype=torch.float64)], 1).to(x.dtype))
+
+    assert found(Odd(read, **CHAIN), X)["DW019", "a.weight"] == 6**2 - 2 * 2
+
+
 def test_a_gain_of_many_channels_behind_one_row_is_no_gain_of_its_rows() -> None:
     parts = {"b": linear(6, WIDTH), "g": torch.rand(6) + 0.5}
     widened = lambda m, x: torch.tanh(m.b(m.a(x) * m.g))  # noqa: E731

@@ -16,7 +16,7 @@ from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.proof import basis_rules, identity_labels
+from deadweight.proof import basis_rules, identity_labels, steps
 from deadweight.proof.shift_rules import scores as score_rules
 
 WIDTH, LENGTH = 3, 4
@@ -88,6 +88,10 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {  # laws t
     "keys by position": (by_position, {"DW003", "DW009", "DW010"}),
     "read twice": (lambda m, x: scores(m, x).softmax(-1) @ m.v(x) + scores(m, x) @ x, {"DW009"}),
     "taken back": (cancelled, {"DW003", "DW010"}),
+    "taken back, and a bias of keys": (
+        lambda m, x: cancelled(m, x) + (m.q(x) @ (x + m.offset).mT).softmax(-1) @ torch.cos(x),
+        {"DW002", "DW003"},
+    ),
     "weights times a factor": (
         lambda m, x: (scores(m, x).softmax(-1) * torch.arange(1.0, LENGTH + 1)) @ m.v(x),
         {"DW002", "DW009", "DW010"},
@@ -167,3 +171,27 @@ def test_large_values_have_the_verdicts_of_small_ones(
         monkeypatch.setattr(rules, "LARGE", 0)
     assert findings(module) == small
     assert laws <= {code for code, _ in small}
+
+
+def twice_transposed(m: Attention, x: Tensor) -> Tensor:
+    """The offset is taken back from products with the same numbers, seen otherwise; as a bias of keys it is dead."""
+    square = x.mT @ x
+    logits = (m.q(x) + m.offset) @ square - m.offset.expand_as(x) @ square.mT.mT
+    return logits.softmax(-1) @ m.v(x)[:, :WIDTH] + (m.q(x) @ (x + m.offset).mT).softmax(-1) @ torch.cos(x)
+
+
+def test_lines_of_one_value_seen_twice_are_the_same_lines() -> None:
+    found = findings(Attention(twice_transposed))
+    assert found["DW002", "offset"] == (WIDTH, "dead")
+
+
+def test_values_turn_however_many_weights_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of more elements than are told apart ends a proof; of weights only the lines are named."""
+    weights, sums = 2 * LENGTH * LENGTH, 2 * LENGTH * WIDTH
+    assert sums < weights
+    monkeypatch.setattr(steps, "LARGEST", weights - 1)
+    module = Attention(CASES["attention"][0])
+    assert ("DW010", "v.weight") not in findings(module)
+    for rules in (identity_labels, basis_rules):
+        monkeypatch.setattr(rules, "LARGE", 0)
+    assert findings(module)["DW010", "v.weight"] == (WIDTH**2, "gauge")

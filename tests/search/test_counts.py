@@ -67,6 +67,12 @@ CASES: dict[str, Case] = {
         {"DW019 a.weight": 9 + 9},
         2 * 3 * 4 + 3 - 9,
     ),
+    "a scale that passes a gain": (
+        lambda m, x: tanh(m.c(rms(h := m.a(x)))) + sin(m.d(rms(h * m.g + m.b(sin(x))))),
+        {"a": matrix(4, 3), "b": matrix(4, 3), "g": numbers(3), "c": matrix(3, 2), "d": matrix(3, 2)},
+        {"DW014 a.weight": 1},
+        1,  # the scale of the second sum, by the gain and by b
+    ),
     "chain three": (
         lambda m, x: tanh(m.c(m.b(m.a(x)))),
         {"a": matrix(4, 3), "b": matrix(3, 3), "c": matrix(3, 4)},

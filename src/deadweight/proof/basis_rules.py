@@ -277,8 +277,7 @@ def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
         return False
     if not is_vector_of_parameters(walk.graph, other.name, node.shape):
         return False
-    coordinate = slot.coordinate.expand(node.shape)
-    return coordinate_axis(coordinate) == len(node.shape) - 1 and is_whole(walk, lines(slot)[0][0])
+    return is_whole(walk, lines(slot)[0][0])
 
 
 def is_whole(walk: TurnWalk, along: torch.Tensor) -> bool:

@@ -43,7 +43,7 @@ class Identity:
         labelled: memory and time then grow with the number of lines.
         """
         node = self.graph.nodes[name]
-        if math.prod(node.shape) <= LARGE or name in self.known or not self.is_new(node):
+        if math.prod(node.shape) <= LARGE or not self.is_new(node):
             return fold(self.of(name), axis).unsqueeze(axis)
         shape = [1 if a == axis % len(node.shape) else n for a, n in enumerate(node.shape)]
         return fresh(tuple(shape), name, "line", axis % len(node.shape))
