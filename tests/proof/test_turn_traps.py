@@ -276,7 +276,10 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     "a coordinate that data picks": (lambda m, x, w, i: m.short(m.write(x)[..., i[0, 0]]), 0),
     "zeros beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(2, 1, 6, dtype=x.dtype))), 36),
     "nothing beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(2, 0, 6, dtype=x.dtype))), 36),
-    "nothing of another rank beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(0, dtype=x.dtype))), 36),
+    "nothing of another rank beside": (
+        lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(0, dtype=x.dtype))),
+        36,
+    ),
     "ones beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.ones(2, 1, 6, dtype=x.dtype))), 0),
     "a vector beside": (lambda m, x, w, i: m.read(beside(m.write(x), m.bias.expand(2, 1, 6))), 36),
     "a vector beside that is stored as a matrix": (

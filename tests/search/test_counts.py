@@ -31,7 +31,7 @@ def hd(h: Tensor) -> Tensor:
 
 def with_signs(h: Tensor) -> Tensor:
     """The same, by two ways: three channels change their sign twice."""
-    return torch.cat([-(-h[..., :3]), h[..., 3:]], -1)
+    return torch.cat([h[..., :3].neg().neg(), h[..., 3:]], -1)
 
 
 CASES: dict[str, Case] = {

@@ -179,10 +179,7 @@ CASES: dict[str, Case] = {
         24,
     ),
     "heads, normed one by one and read as they are": (
-        lambda m, x: (
-            tanh(m.c(ln(h := m.a(x).unflatten(-1, (2, 3))).flatten(-2)))
-            + sin(m.d(sin(h).flatten(-2)))
-        ),
+        lambda m, x: tanh(m.c(ln(h := m.a(x).unflatten(-1, (2, 3))).flatten(-2))) + sin(m.d(sin(h).flatten(-2))),
         {"a": linear(4, 6), "c": linear(6, 2), "d": linear(6, 2)},
         {},
         2 * 2,  # every row of c reads two vectors that sum to zero
