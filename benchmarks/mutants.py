@@ -68,10 +68,11 @@ def all_mutants() -> list[Mutant]:
     return [mutant for file in sorted(files, reverse=True) for mutant in mutants_of(SOURCE, file)]
 
 
-def equivalents() -> dict[tuple[str, str, str, str], str]:
-    """The list of mutants that cannot matter, and why."""
-    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", [])
-    return {(m["file"], m["function"], m["original"], m["mutated"]): m["reason"] for m in listed}
+def equivalents() -> tuple[dict[tuple[str, str, str, str], str], str]:
+    """The list of mutants that cannot matter, and why; and who has read the reasons."""
+    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    reasons = {(m["file"], m["function"], m["original"], m["mutated"]): m["reason"] for m in listed["mutant"]}
+    return reasons, listed["note"]
 
 
 def known_rows(file: Path) -> dict[tuple, Row]:
@@ -96,13 +97,14 @@ def run(
     results: Annotated[Path, typer.Option(help="The record.")] = RESULTS,
     markdown: Annotated[Path, typer.Option(help="The page.")] = PAGE,
 ) -> None:
-    mutants, known, reasons = all_mutants(), known_rows(results), equivalents()
+    mutants, known, (reasons, note) = all_mutants(), known_rows(results), equivalents()
     chosen = [m for m in mutants if fnmatch.fnmatch(m.file, file)]
     if listing:
         for m in chosen:
             print(f"{m.file} {m.function}: {m.original} → {m.mutated}")
         return
     facts = record.read_rows(results)[0] if read else setting(tests.split(), budget)
+    facts = facts | {"note": note}
     if not read:
         if resume:
             chosen = [m for m in chosen if m.key not in known or known[m.key].verdict not in ("killed", "timeout")]

@@ -45,6 +45,11 @@ CASES: dict[str, tuple[Callable[[], Mixer], int]] = {
     "constant factors before it": (lambda: Mixer(lambda m, x: m.conv(x * torch.arange(1.0, 8.0)), CHANNELS), CHANNELS),
     "channels in pairs": (lambda: Mixer(conv, CHANNELS // 2), 0),
     "an activation before it": (lambda: Mixer(lambda m, x: m.conv(F.silu(x)), CHANNELS), 0),
+    "sums of channels before it": (lambda: Mixer(lambda m, x: m.conv(x + x.roll(1, 1)), CHANNELS), 0),
+    "kernels that are computed": (
+        lambda: Mixer(lambda m, x: F.conv1d(x, torch.tanh(m.conv.weight), groups=CHANNELS), CHANNELS),
+        0,
+    ),
     "channels that are read without it": (lambda: Mixer(lambda m, x: m.conv(x) + x[..., 1:], CHANNELS), 0),
     "a weight that is read elsewhere": (lambda: Mixer(lambda m, x: m.conv(x) * m.conv.weight.sum(), CHANNELS), 0),
 }

@@ -232,6 +232,21 @@ def test_a_factor_of_every_place_is_no_gain_of_the_channels() -> None:
     assert "DW019" in laws(found(Odd(lambda m, y: m.b(m.a(y)), **CONVOLVED), places), "a.weight")
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 6)])
+def test_an_empty_value_of_another_precision_beside_a_space_has_nothing_to_turn(shape: tuple[int, ...]) -> None:
+    def read(m: nn.Module, x: Tensor) -> Tensor:
+        return m.b(torch.cat([m.a(x), torch.zeros(shape, dtype=torch.float64)], 1).to(x.dtype))
+
+    assert found(Odd(read, **CHAIN), X)["DW019", "a.weight"] == 6**2 - 2 * 2
+
+
+def test_a_gain_of_many_channels_behind_one_row_is_no_gain_of_its_rows() -> None:
+    parts = {"b": linear(6, WIDTH), "g": torch.rand(6) + 0.5}
+    widened = lambda m, x: torch.tanh(m.b(m.a(x) * m.g))  # noqa: E731
+    assert found(Odd(widened, a=nn.Linear(WIDTH, 1, bias=False), **parts), X) == {("DW011", "a.weight"): 1}
+    assert found(Odd(widened, a=nn.Linear(WIDTH, 6, bias=False), **parts), X)["DW011", "g"] == 6
+
+
 @pytest.mark.parametrize("spread", [lambda t: t.tile(1, 1, 2), lambda t: t.repeat_interleave(2, -1)])
 def test_values_that_are_repeated_side_by_side_turn_copy_by_copy(spread: Callable) -> None:
     parts = {"q": linear(), "k": linear(), "v": linear(WIDTH, 2), "o": linear()}

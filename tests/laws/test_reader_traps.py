@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
+REPEATS = torch.tensor([2, 0, 1, 1])  # as many as there were
+
 
 class Read(nn.Module):
     """A norm of four channels, and what may read it."""
@@ -107,6 +109,15 @@ LOST: dict[str, tuple[Callable, int]] = {
     "a non-linear function between": (lambda m, x: torch.tanh(m.read(torch.sin(centred(x)))), 0),
     "a channel cut off": (lambda m, x: torch.tanh(F.linear(centred(x)[..., :3], m.square.weight[:, :3])), 0),
     "channels picked": (lambda m, x: torch.tanh(m.read(centred(x)[..., torch.tensor([0, 0, 1, 2])])), 0),
+    "channels repeated": (
+        lambda m, x: torch.tanh(m.read(centred(x).repeat_interleave(REPEATS, -1, output_size=4))),
+        0,
+    ),
+    "channels of one vector repeated": (
+        lambda m, x: torch.tanh(m.read(centred(x[0, 0]).repeat_interleave(REPEATS, output_size=4))) + x.mean(),
+        0,
+    ),
+    "places repeated": (lambda m, x: torch.tanh(m.read(centred(x).repeat_interleave(2, 1))), 5),
     "channels mixed with places": (lambda m, x: torch.tanh(m.read(centred(x).reshape(2, 4, 3).mT)), 0),
 }
 

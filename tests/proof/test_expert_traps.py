@@ -56,6 +56,10 @@ TRAPS: dict[str, tuple[Callable, int]] = {
         0,
     ),
     "all experts": (lambda m, x: every(m, x, lambda h: h), EXPERTS * UNITS),
+    "all experts, whose matrices are multiplied by themselves": (
+        lambda m, x: torch.bmm(torch.relu(torch.bmm(m.own, m.own)), m.back) + x.mean(),
+        0,
+    ),
     "all experts, cut along the units": (lambda m, x: every(m, x, lambda h: h[..., :4], "cut"), EXPERTS * 4),
     "all experts, the first left out": (lambda m, x: every(m, x, lambda h: h[1:], "fewer"), 0),
     "all experts, the first two rows left out": (lambda m, x: every(m, x, lambda h: h[:, 2:]), 0),
@@ -66,6 +70,7 @@ def parts() -> dict[str, Tensor]:
     shapes = {"up": (EXPERTS, UNITS, 4), "down": (EXPERTS, 2, UNITS), "table": (EXPERTS, UNITS), "thin": (EXPERTS, 1)}
     shapes |= {"square": (UNITS, UNITS), "forth": (EXPERTS, 4, UNITS), "back": (EXPERTS, UNITS, 2)}
     shapes |= {"cut": (EXPERTS, 4, 2), "fewer": (EXPERTS - 1, UNITS, 2)}
+    shapes |= {"own": (EXPERTS, UNITS, UNITS)}
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
 

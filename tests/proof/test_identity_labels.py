@@ -94,3 +94,8 @@ def test_a_table_without_rows_has_no_labels() -> None:
 def test_a_table_without_values_has_a_label_for_each_number() -> None:
     assert len(labels_of(angles()).unique()) == angles().numel() // 2
     assert len(labels_of(angles().to("meta")).unique()) == angles().numel()
+
+
+def test_a_table_of_one_row_or_one_column_has_a_label_for_each_number() -> None:
+    assert len(labels_of(torch.tensor([[1.0, 2.0]])).unique()) == 2
+    assert len(labels_of(torch.tensor([[1.0], [2.0], [1.0]])).unique()) == 2

@@ -12,14 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.proof import basis_rules, identity_labels
+from deadweight.proof import basis_rules, identity_labels, steps
 from deadweight.proof.shift_rules import scores as score_rules
 
 WIDTH, LENGTH = 3, 4
-X = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
+X = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+PLACES, TWO = torch.arange(1.0, LENGTH + 1)[:, None], torch.tensor([[1.0, 2.0]])
+ALIKE = torch.arange(1.0, WIDTH + 1)[:, None].repeat(1, LENGTH).double()
+STAYS = 1e-11  # of outputs of order one: float64 rounds at about 1e-16
 
 
 class Attention(nn.Module):
@@ -37,6 +41,23 @@ class Attention(nn.Module):
 
 def scores(m: Attention, x: Tensor) -> Tensor:
     return m.q(x) @ m.k(x).mT
+
+
+def heads(h: Tensor) -> Tensor:
+    """As many heads as channels."""
+    return h.unflatten(-1, (WIDTH, 1)).transpose(1, 2)
+
+
+def one_key(m: Attention, x: Tensor) -> Tensor:
+    """Two heads; in the first every position has the same key, so that nothing of its queries matters."""
+    queries = torch.stack([m.q(x) + m.offset, torch.sin(x)], 1)
+    keys = torch.stack([m.k(x)[:, :1].expand(-1, LENGTH, -1), m.v(x)], 1)
+    return (queries @ keys.mT).softmax(-1).sum(1) @ x
+
+
+def doubled(weights: Tensor, values: Tensor) -> Tensor:
+    """Sums of doubled values, for the first channel; for the others the double of their sums."""
+    return torch.cat([(weights @ (2 * values))[..., :1], (weights @ values * 2)[..., 1:]], -1)
 
 
 def cancelled(m: Attention, x: Tensor) -> Tensor:
@@ -67,6 +88,10 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {  # laws t
     "keys by position": (by_position, {"DW003", "DW009", "DW010"}),
     "read twice": (lambda m, x: scores(m, x).softmax(-1) @ m.v(x) + scores(m, x) @ x, {"DW009"}),
     "taken back": (cancelled, {"DW003", "DW010"}),
+    "taken back, and a bias of keys": (
+        lambda m, x: cancelled(m, x) + (m.q(x) @ (x + m.offset).mT).softmax(-1) @ torch.cos(x),
+        {"DW002", "DW003"},
+    ),
     "weights times a factor": (
         lambda m, x: (scores(m, x).softmax(-1) * torch.arange(1.0, LENGTH + 1)) @ m.v(x),
         {"DW002", "DW009", "DW010"},
@@ -80,6 +105,44 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {  # laws t
         {"DW002", "DW009"},
     ),
     "a difference of sums": (difference, {"DW002", "DW009"}),
+    "values of each head": (
+        lambda m, x: (heads(m.q(x)) @ heads(m.k(x)).mT).softmax(-1).matmul(heads(m.v(x))).transpose(1, 2).flatten(2),
+        {"DW002", "DW003", "DW009", "DW010"},
+    ),
+    "a column times a row": (
+        lambda m, x: (m.v(x)[:, :1].mT @ (x[:, :1] @ x.mT).softmax(-1)).mT,
+        {"DW010"},
+    ),
+    "keys of one channel by position": (
+        lambda m, x: (m.q(x) @ (m.k(x) * torch.cat([PLACES, TWO.expand(LENGTH, 2)], -1)).mT).softmax(-1) @ m.v(x),
+        {"DW002", "DW003", "DW009", "DW010"},
+    ),
+    "learned keys and a bias of their scores": (
+        lambda m, x: (m.q(x) @ torch.sin(m.o.weight) + m.offset).softmax(-1) @ torch.cos(x[:, :3]),
+        {"DW003", "DW018"},
+    ),
+    "keys that are all alike in one head": (one_key, {"DW002", "DW018"}),
+    "keys that are all alike, behind a function": (
+        lambda m, x: (m.q(x) @ torch.sin(m.k(x).sum(1, keepdim=True).mT.expand(-1, -1, LENGTH))).softmax(-1) @ m.v(x),
+        {"DW002", "DW003", "DW010"},
+    ),
+    "constant keys that are all alike": (
+        lambda m, x: (m.q(x) @ ALIKE).softmax(-1) @ m.v(x),
+        {"DW002", "DW003", "DW010"},
+    ),
+    "scores the other way round": (
+        lambda m, x: scores(m, x).mT.softmax(-1) @ m.v(x),
+        {"DW002", "DW003", "DW009", "DW010"},
+    ),
+    "a number added": (lambda m, x: (scores(m, x) + 1.0).softmax(-1) @ m.v(x), {"DW002", "DW003", "DW009", "DW010"}),
+    "a multiple of scores added": (
+        lambda m, x: torch.add(x @ x.mT, scores(m, x), alpha=2).softmax(-1) @ m.v(x),
+        {"DW002", "DW003", "DW009", "DW010"},
+    ),
+    "values doubled before their sum and behind it": (
+        lambda m, x: doubled(torch.sigmoid(scores(m, x)), -m.v(x)),
+        {"DW009", "DW010"},
+    ),
     "two sums of values": (
         lambda m, x: (scores(m, x).softmax(-1) + torch.sigmoid(scores(m, x))) @ m.v(x),
         {"DW009", "DW010"},
@@ -88,8 +151,14 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {  # laws t
 
 
 def findings(module: nn.Module) -> dict[tuple[str, str], tuple[int, str]]:
-    graph = canonical(trace(module.eval(), (X,)))
-    return {(c.code, graph.parameters[c.node]): (c.dof, c.verdict) for c in search(graph).claims}
+    """What is claimed of a module; it must stay the same function along every claim."""
+    graph = canonical(trace(module.double().eval(), (X,)))
+    claims = search(graph).claims
+    point = Point(graph, {n: t.detach() for n, t in graph.tensors.items()}, {graph.inputs[0]: X})
+    for claim in claims:
+        moved = point.at(claim.member(point, torch.Generator().manual_seed(1)))
+        assert float((moved.outputs[0] - point.outputs[0]).abs().max()) < STAYS, claim
+    return {(c.code, graph.parameters[c.node]): (c.dof, c.verdict) for c in claims}
 
 
 @pytest.mark.parametrize(("function", "laws"), CASES.values(), ids=list(CASES))
@@ -102,3 +171,27 @@ def test_large_values_have_the_verdicts_of_small_ones(
         monkeypatch.setattr(rules, "LARGE", 0)
     assert findings(module) == small
     assert laws <= {code for code, _ in small}
+
+
+def twice_transposed(m: Attention, x: Tensor) -> Tensor:
+    """The offset is taken back from products with the same numbers, seen otherwise; as a bias of keys it is dead."""
+    square = x.mT @ x
+    logits = (m.q(x) + m.offset) @ square - m.offset.expand_as(x) @ square.mT.mT
+    return logits.softmax(-1) @ m.v(x)[:, :WIDTH] + (m.q(x) @ (x + m.offset).mT).softmax(-1) @ torch.cos(x)
+
+
+def test_lines_of_one_value_seen_twice_are_the_same_lines() -> None:
+    found = findings(Attention(twice_transposed))
+    assert found["DW002", "offset"] == (WIDTH, "dead")
+
+
+def test_values_turn_however_many_weights_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of more elements than are told apart ends a proof; of weights only the lines are named."""
+    weights, sums = 2 * LENGTH * LENGTH, 2 * LENGTH * WIDTH
+    assert sums < weights
+    monkeypatch.setattr(steps, "LARGEST", weights - 1)
+    module = Attention(CASES["attention"][0])
+    assert ("DW010", "v.weight") not in findings(module)
+    for rules in (identity_labels, basis_rules):
+        monkeypatch.setattr(rules, "LARGE", 0)
+    assert findings(module)["DW010", "v.weight"] == (WIDTH**2, "gauge")

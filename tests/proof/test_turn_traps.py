@@ -64,6 +64,15 @@ def halves(h: Tensor) -> tuple[Tensor, Tensor]:
     return h[..., :3], h[..., 3:]
 
 
+def with_half(h: Tensor, data: Tensor) -> Tensor:
+    """The space, and beside it along the positions one half of it with data in place of the other."""
+    return torch.cat([h, joined(h[..., :3], data[..., :3])], 1)
+
+
+def doubled(weights: Tensor, h: Tensor) -> Tensor:
+    return joined((weights @ (2.0 * h))[..., :3], (weights @ h * 2.0)[..., 3:])
+
+
 def two_positions(h: Tensor, alpha: float) -> Tensor:
     return torch.add(h[:, :1], h[:, 1:2], alpha=alpha)
 
@@ -92,6 +101,7 @@ def parts() -> dict[str, Any]:
         "table": torch.randn(2, 3),
         "batches": torch.randn(2, 3, 6),
         "nine": torch.randn(9),
+        "twelve": torch.rand(12) + 0.5,
         "extra": torch.randn(2, 1, 3),
         "seven": linear(7, 3),
         "spare": linear(6, 3),
@@ -145,7 +155,21 @@ TRAPS: dict[str, tuple[Callable, int]] = {
         lambda m, x, w, i: m.read(normed(joined(h := -m.write(x), h[..., :3]))[..., :6]),
         6,  # rotations of the three that stand there twice, and of the other three
     ),
+    "a norm over the space, and over a part of it beside data": (
+        lambda m, x, w, i: (m.read((n := normed(with_half(-m.write(x), w)))[:, :3]), n[:, 3:, 3:]),
+        0,
+    ),
     "a norm over all coordinates twice": (lambda m, x, w, i: m.read(normed(joined(h := -m.write(x), h))[..., :6]), 15),
+    "a gain over a part of the space": (
+        lambda m, x, w, i: m.read(joined((h := -m.write(x))[..., :3] * m.three, h[..., 3:])),
+        3 + 9,
+    ),
+    "a gain over the space and data beside it": (
+        lambda m, x, w, i: m.wide(joined(m.write(x), torch.sin(w)) * m.twelve),
+        36,
+    ),
+    "a gain over two copies of the space": (lambda m, x, w, i: m.wide(joined(h := m.write(x), h) * m.twelve), 36),
+    "a gain over data alone": (lambda m, x, w, i: m.wide(joined(m.write(x), torch.sin(w) * m.gain)), 36),
     "a layer behind a gain": (lambda m, x, w, i: m.read((h := m.write(x)) + m.square(h) * m.gain), 36),
     "a layer in another order behind a gain": (
         lambda m, x, w, i: m.read((h := m.write(x)) + m.square(h).flip(-1) * m.gain),
@@ -189,6 +213,10 @@ TRAPS: dict[str, tuple[Callable, int]] = {
         lambda m, x, w, i: m.read(apart(m.write(x), lambda a: two_positions(a, 1.0), lambda b: two_positions(b, 2.0))),
         2 * 9,
     ),
+    "halves, doubled before a weighed sum and behind it": (
+        lambda m, x, w, i: m.read(doubled(torch.softmax(x @ x.mT, -1), -m.write(x))),
+        36,
+    ),
     "a choice between two orders": (
         lambda m, x, w, i: m.read(torch.where(x[..., :1] > 0, h := m.write(x), h.flip(-1))),
         0,
@@ -210,6 +238,10 @@ TRAPS: dict[str, tuple[Callable, int]] = {
         0,
     ),
     "a reader whose weight is computed": (lambda m, x, w, i: F.linear(m.write(x), torch.tanh(m.square.weight)), 0),
+    "a vector whose reader's weight is computed": (
+        lambda m, x, w, i: F.linear(m.write(x)[0, 0], torch.tanh(m.square.weight)),
+        0,
+    ),
     "a reader whose weight is a vector": (lambda m, x, w, i: F.linear(m.write(x), m.bias), 0),
     "a reader whose weight is the space": (lambda m, x, w, i: F.linear(w[0], m.write(x)[0]), 0),
     "a reader that is read the other way round too": (
@@ -243,6 +275,11 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     "coordinates that data picks": (lambda m, x, w, i: m.read(m.write(x)[..., i.flatten()]), 0),
     "a coordinate that data picks": (lambda m, x, w, i: m.short(m.write(x)[..., i[0, 0]]), 0),
     "zeros beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(2, 1, 6, dtype=x.dtype))), 36),
+    "nothing beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(2, 0, 6, dtype=x.dtype))), 36),
+    "nothing of another rank beside": (
+        lambda m, x, w, i: m.read(beside(m.write(x), torch.zeros(0, dtype=x.dtype))),
+        36,
+    ),
     "ones beside": (lambda m, x, w, i: m.read(beside(m.write(x), torch.ones(2, 1, 6, dtype=x.dtype))), 0),
     "a vector beside": (lambda m, x, w, i: m.read(beside(m.write(x), m.bias.expand(2, 1, 6))), 36),
     "a vector beside that is stored as a matrix": (
@@ -359,6 +396,19 @@ PRODUCTS: dict[str, tuple[Callable, int]] = {
         lambda m, x: joined(m.write(x), x[..., :3]) @ joined(torch.sin(x[..., :3]), m.key(x)).mT,
         0,
     ),
+    "data beside queries and keys": (
+        lambda m, x: torch.tanh(joined(m.write(x), torch.sin(x)) @ joined(m.key(x), torch.cos(x)).mT),
+        36 - 2 * 2,  # keys and queries are made of four numbers
+    ),
+    "data added to queries": (
+        lambda m, x: torch.tanh((m.write(x) + torch.sin(joined(x, x[..., :2]))) @ m.key(x).mT),
+        0,
+    ),
+    "queries of learned vectors": (lambda m, x: torch.tanh(m.write(m.learned) @ m.key(x).mT), 36 - 2 * 2),
+    "queries of learned vectors that are read elsewhere": (
+        lambda m, x: torch.tanh((h := m.write(m.learned)) @ m.key(x).mT + h.sum()),
+        0,
+    ),
     "query heads that meet one key head in two orders": (
         lambda m, x: torch.stack([h := m.write(x), m.square(h).sin() * 0 + h.flip(-1)], 1) @ m.key(x)[:, None].mT,
         0,
@@ -380,7 +430,8 @@ PRODUCTS: dict[str, tuple[Callable, int]] = {
 def test_what_stands_before_a_product_decides_which_turns_are_free(
     traced: Callable, assert_flat: Callable, forward: Callable, free: int
 ) -> None:
-    graph = traced(forward, (X,), write=linear(4, 6), key=linear(4, 6), square=linear(6, 6), gain=torch.rand(6) + 0.5)
+    vectors = {"gain": torch.rand(6) + 0.5, "learned": torch.randn(8, 4)}
+    graph = traced(forward, (X,), write=linear(4, 6), key=linear(4, 6), square=linear(6, 6), **vectors)
     claims = [claim for claim in search(graph).claims if claim.code != "DW001"]
     assert sum(c.dof for c in claims) == free
     for claim in claims:

@@ -29,6 +29,11 @@ def hd(h: Tensor) -> Tensor:
     return h.unflatten(-1, (2, -1)).transpose(1, 2)
 
 
+def with_signs(h: Tensor) -> Tensor:
+    """The same, by two ways: three channels change their sign twice."""
+    return torch.cat([h[..., :3].neg().neg(), h[..., 3:]], -1)
+
+
 CASES: dict[str, Case] = {
     "chain": (lambda m, x: tanh(m.b(m.a(x))), {"a": matrix(4, 3), "b": matrix(3, 4)}, {"DW019 a.weight": 9}, 0),
     "chain wide": (lambda m, x: tanh(m.b(m.a(x))), {"a": matrix(4, 7), "b": matrix(7, 4)}, {"DW019 a.weight": 40}, 0),
@@ -37,6 +42,36 @@ CASES: dict[str, Case] = {
         {"a": linear(4, 7), "b": linear(7, 4)},
         {"DW017 a.bias": 7, "DW019 a.weight": 40},
         0,
+    ),
+    "chain wide, the bias in two claims": (
+        lambda m, x: tanh(m.c(att(x, x, with_signs(m.a(x[..., :2]) + m.b(sin(x[..., 2:])))))),
+        {"a": linear(2, 7), "b": matrix(2, 7), "c": linear(7, 2)},
+        {"DW003 a.bias[0:3]": 3, "DW003 a.bias[3:7]": 4, "DW019 a.weight": 49 - (7 - 4) * (7 - 2)},
+        0,
+    ),
+    "one map for two chains": (
+        lambda m, x: tanh(m.b((h := m.a(x))[..., :3])) + sin(m.c(h[..., 3:])),
+        {"a": matrix(4, 6), "b": matrix(3, 4), "c": matrix(3, 4)},
+        {"DW019 a.weight[0:3]": 9, "DW019 a.weight[3:6]": 9},
+        0,
+    ),
+    "a part of a sum": (
+        lambda m, x: tanh(m.c((2.0 * m.a(x) + m.b(sin(x)))[..., :3])),
+        {"a": matrix(4, 6), "b": matrix(4, 6), "c": matrix(3, 4)},
+        {"DW019 a.weight": 9 + 9},
+        2 * 3 * 4 - 9,  # rows that nothing reads
+    ),
+    "a part of a sum with a bias": (
+        lambda m, x: tanh(m.c((2.0 * m.a(x) + m.b(sin(x)))[..., :3])),
+        {"a": linear(4, 6), "b": matrix(4, 6), "c": matrix(3, 4)},
+        {"DW019 a.weight": 9 + 9},
+        2 * 3 * 4 + 3 - 9,
+    ),
+    "a scale that passes a gain": (
+        lambda m, x: tanh(m.c(rms(h := m.a(x)))) + sin(m.d(rms(h * m.g + m.b(sin(x))))),
+        {"a": matrix(4, 3), "b": matrix(4, 3), "g": numbers(3), "c": matrix(3, 2), "d": matrix(3, 2)},
+        {"DW014 a.weight": 1},
+        1,  # the scale of the second sum, by the gain and by b
     ),
     "chain three": (
         lambda m, x: tanh(m.c(m.b(m.a(x)))),

@@ -178,6 +178,12 @@ CASES: dict[str, Case] = {
         {"DW005 a.weight": 4, "DW005 a.bias[0:6]": 2, "DW005 a.bias[6:12]": 2, "DW014 a.weight": 4},
         24,
     ),
+    "heads, normed one by one and read as they are": (
+        lambda m, x: tanh(m.c(ln(h := m.a(x).unflatten(-1, (2, 3))).flatten(-2))) + sin(m.d(sin(h).flatten(-2))),
+        {"a": linear(4, 6), "c": linear(6, 2), "d": linear(6, 2)},
+        {},
+        2 * 2,  # every row of c reads two vectors that sum to zero
+    ),
     "factor of two numbers": (
         lambda m, x: tanh(F.linear(x, m.w) * (m.s + m.u)),
         {"w": numbers(3, 4), "s": numbers(3), "u": numbers(3)},

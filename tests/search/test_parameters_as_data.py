@@ -104,8 +104,8 @@ CASES: dict[str, Case] = {
     "q k data": (
         lambda m, x: att(F.linear(m.w, m.q)[None], F.linear(x, m.k), x),
         {"w": numbers(4, 4), "k": numbers(4, 4), "q": numbers(4, 4)},
-        {},
-        32,
+        {"DW009 k": 16},
+        16,
     ),
     "q k crossed": (
         lambda m, x: att(F.linear(m.k, m.q)[None], F.linear(x, m.k), x),

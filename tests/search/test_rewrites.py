@@ -255,6 +255,15 @@ CASES: dict[str, Case] = {
         ["a.weight is zero at one place of axis 1, lost"],
         {},
     ),
+    "lost, by experts": (
+        "DW008",
+        lambda m, x: tanh(torch.bmm(ln(x).flatten(0, 1).expand(3, -1, -1), m.w)),
+        X,
+        None,
+        {"w": numbers(3, 4, 5)},
+        [],
+        {"DW008 w": "its matrices are stored as one parameter for all experts, which keeps all its columns"},
+    ),
     "lost T": (
         "DW008",
         lambda m, x: tanh(ln(x) @ m.w),

@@ -14,7 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, sin, softmax, tanh
 
-from .parts import T, ln, numbers, rms, table
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import trace
+from deadweight.laws.catalogue import search
+
+from .conftest import Odd
+from .parts import Buffers, T, ln, numbers, rms, table
 
 T4 = T.clamp(max=3)
 Case = tuple[Callable, dict[str, Any], dict[str, int], int]  # forward, parts, findings, and what is left unexplained
@@ -446,3 +451,15 @@ def test_rows_are_paired_only_if_the_table_has_such_a_row(census: Callable, numb
 
     findings = census(forward, T, e=table(7, 4), p=table(6, 4)).findings
     assert sum(findings.values()) == dof
+
+
+@pytest.mark.parametrize(("device", "dof"), [("cpu", 8), ("meta", 4)])
+def test_rows_of_a_model_without_values_are_not_paired(device: str, dof: int) -> None:
+    """Positions are looked up in a table of constants; without its values nothing is known of them."""
+
+    def forward(m: Any, t: Tensor) -> Tensor:
+        return tanh(m.e(t) + m.p(torch.gather(m.constants.places.expand(2, -1), 1, pos(t))))
+
+    parts = {"e": table(7, 4), "p": table(6, 4), "constants": Buffers(places=torch.arange(6))}
+    graph = canonical(trace(Odd(forward, **parts).to(device), (T.to(device),)))
+    assert sum(claim.dof for claim in search(graph).claims) == dof

@@ -140,9 +140,10 @@ def lost_motion(point: Point, node: Node, amounts: Tensor, *, unit: bool) -> Ten
     gain, _ = affine_values(point, node)
     motion = torch.outer(amounts / (lost_scale(point, node) if unit else 1.0), 1 / gain)
     view = weight_view(point.graph, node)
-    if view is not None and view.expert is not None:  # the rows of all experts, one expert after the other
+    assert view is not None
+    if view.expert is not None:  # the rows of all experts, one expert after the other
         motion = motion.unflatten(0, (point.graph.nodes[view.parameter].shape[view.expert], -1))
-    return motion if view is None or view.output < view.input else motion.mT
+    return motion if view.output < view.input else motion.mT
 
 
 def lost_scale(point: Point, node: Node) -> Tensor:

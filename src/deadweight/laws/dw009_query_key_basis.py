@@ -74,28 +74,22 @@ def find(prover: Prover) -> Iterator[Claim]:
 
 
 def in_order(graph: Graph, roots: Roots) -> tuple[Root, ...]:
-    return tuple(roots[name] for name in sorted(roots, key=graph.place.__getitem__)) if roots else ()
+    return tuple(roots[name] for name in sorted(roots, key=graph.place.__getitem__))
 
 
-Roots = dict[str, Root] | None
+Roots = dict[str, Root]
 
 
 def roots_of(graph: Graph) -> dict[str, Roots]:
-    """For each value the projections (or norm gains) that it is a linear image of, in the graph's order.
+    """For each value the projections (or norm gains) that it may be a linear image of.
 
-    Nothing for a constant, None where it is made of other things too. Of two factors one may be anything: the state of
-    a recurrence decays by factors that data gives.
+    What else it is made of does not matter here: whether the projections turn is proved afterwards.
     """
     found: dict[str, Roots] = {}
     for name, node in graph.nodes.items():
-        root = as_root(graph, node) if graph.depends[name][1] else None
-        if root is not None or not graph.depends[name][1]:
-            found[name] = {} if root is None else {name: root}
-            continue
-        parts = [found[n] for n in dict.fromkeys(node.inputs)] if node.op in THROUGH else [None]
-        usable = [part for part in parts if part is not None]
-        whole = len(usable) == len(parts) or (node.op == "aten.mul" and any(usable))
-        found[name] = {k: v for part in usable for k, v in part.items()} if whole else None
+        root = as_root(graph, node)
+        parts = [found[n] for n in node.inputs] if node.op in THROUGH else []
+        found[name] = {k: v for part in parts for k, v in part.items()} if root is None else {name: root}
     return found
 
 

@@ -19,7 +19,6 @@ from deadweight.proof import field as exact
 from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import fold, fresh
 from deadweight.proof.linear_form import Form, Slot, lines
-from deadweight.proof.operation_groups import CONVOLUTIONS
 from deadweight.proof.steps import Blocked, Step, refuse_large
 from deadweight.proof.weights import WeightView, groups_of, uses_of
 
@@ -182,7 +181,7 @@ class TurnWalk:
         """Every position's vector gets a factor of its own, common to its coordinates."""
         coordinate = self.writers[node.name].expand(node.shape)
         own = fresh((*node.shape[:-1], 1), node.name, "vector")
-        if node.op in CONVOLUTIONS and groups_of(node) != 1:
+        if groups_of(node) != 1:
             self.turned.single_coordinates()  # its kernels read different channels: they scale, and mix nothing
         if node.op.startswith("aten.conv"):
             own = fresh((node.shape[0], 1, *node.shape[2:]), node.name, "vector")

@@ -180,8 +180,12 @@ def addition(walk: TurnWalk, node: Node) -> Form:
             return form
         raise Blocked(node.name, node.op, "a constant is added, which does not turn")
     add_parameter(walk, node, form, other)
-    grown = [Slot(s.coordinate.expand(node.shape), s.factor.expand(node.shape)) for s in form.slots]
-    return form.with_slots(grown)
+    return grown(form, node)
+
+
+def grown(form: Form, node: Node) -> Form:
+    """The form at every element of a result that has more of them than the turned operand."""
+    return form.with_slots([Slot(s.coordinate.expand(node.shape), s.factor.expand(node.shape)) for s in form.slots])
 
 
 def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
@@ -259,9 +263,9 @@ def product(walk: TurnWalk, node: Node) -> Form:
         factor = torch.tensor(element(node, other))
         return scaled(form, field.inverse(factor) if divides else factor)
     if node.op == "aten.mul" and is_gain(walk, node, form, other):
-        return replace(form, gain=other.name)
+        return replace(grown(form, node), gain=other.name)
     if walk.scalar and not walk.graph.depends[other.name][1]:
-        return form
+        return grown(form, node)
     factor = walk.numbers_of(other)
     return scaled(form, (field.inverse(factor) if divides else factor).expand(node.shape))
 
@@ -269,15 +273,16 @@ def product(walk: TurnWalk, node: Node) -> Form:
 def is_gain(walk: TurnWalk, node: Node, form: Form, other: Ref) -> bool:
     """Whether a parameter multiplies every coordinate of the whole space by a number of its own."""
     slot = form.single
-    if slot is None or form.gain is not None or walk.scalar or not is_whole(walk, slot, node.shape[-1]):
+    if slot is None or form.gain is not None or walk.scalar:
         return False
-    last = coordinate_axis(slot.coordinate.expand(node.shape)) == len(node.shape) - 1
-    return last and is_vector_of_parameters(walk.graph, other.name, node.shape)
+    if not is_vector_of_parameters(walk.graph, other.name, node.shape):
+        return False
+    return is_whole(walk, lines(slot)[0][0])
 
 
-def is_whole(walk: TurnWalk, slot: Slot, width: int) -> bool:
-    """Whether all coordinates stand side by side, once or several times."""
-    return width % walk.width == 0 and not bool((slot.coordinate == 0).any())
+def is_whole(walk: TurnWalk, along: torch.Tensor) -> bool:
+    """Whether all coordinates stand side by side, once or several times, perhaps beside others."""
+    return len(along[along != 0].unique()) == walk.width
 
 
 @turn_rule("linear", EXPERTS, *CONVOLUTIONS)
@@ -296,8 +301,7 @@ def linear(walk: TurnWalk, node: Node) -> None:
 
 def is_depthwise(walk: TurnWalk, node: Node) -> bool:
     """A convolution that reads every channel by itself, with kernels of its own."""
-    channels = node.op in CONVOLUTIONS and walk.graph.node(node.args[0]).shape[1]
-    return bool(channels) and groups_of(node) == channels
+    return node.op in CONVOLUTIONS and groups_of(node) == walk.graph.node(node.args[0]).shape[1]
 
 
 def read_channels(walk: TurnWalk, node: Node, form: Form) -> None:
@@ -308,8 +312,7 @@ def read_channels(walk: TurnWalk, node: Node, form: Form) -> None:
     often = walk.graph.nodes[view.parameter].shape[0] // slot.coordinate.shape[-1]
     spread = [x.repeat_interleave(often, -1) for x in (slot.coordinate, slot.factor)]
     walk.read(node, view, 0, form.with_slots([Slot(*spread)]))
-    if not walk.scalar:
-        walk.turned.single_coordinates()
+    walk.turned.single_coordinates()
 
 
 @turn_rule("aten.matmul", "bag")
@@ -358,8 +361,7 @@ def homogeneous(walk: TurnWalk, node: Node) -> Form:
     form = walk.forms[node.args[0].name]
     if form.single is None or form.gain is not None:
         raise Blocked(node.name, node.op, "it sees sums of several coordinates")
-    if not walk.scalar:
-        walk.turned.single_coordinates()
+    walk.turned.single_coordinates()
     return form
 
 
@@ -427,7 +429,7 @@ def split_by_vectors(walk: TurnWalk, node: Node, slot: Slot) -> None:
     if not torch.equal(coordinate, coordinate[:1].expand_as(coordinate)):
         raise Blocked(node.name, node.op, "the vectors it reads are not whole")
     inside = coordinate[0] != 0
-    if len(coordinate[0][inside].unique()) != walk.width:
+    if not is_whole(walk, coordinate[0]):
         raise Blocked(node.name, node.op, "the norm reads less than the whole space")
     along = coordinate[0][inside]
     walk.turned.split(signatures(along, copies_of(along, factor[:, inside]), walk.turned.size))

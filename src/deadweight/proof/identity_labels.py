@@ -43,7 +43,7 @@ class Identity:
         labelled: memory and time then grow with the number of lines.
         """
         node = self.graph.nodes[name]
-        if math.prod(node.shape) <= LARGE or name in self.known or not self.is_new(node):
+        if math.prod(node.shape) <= LARGE or not self.is_new(node):
             return fold(self.of(name), axis).unsqueeze(axis)
         shape = [1 if a == axis % len(node.shape) else n for a, n in enumerate(node.shape)]
         return fresh(tuple(shape), name, "line", axis % len(node.shape))
@@ -107,7 +107,8 @@ def repeated_slices(node: Node, graph: Graph) -> Labels:
         return labels
     for axis in range(value.ndim):
         first: dict[bytes, int] = {}
-        slices = value.detach().movedim(axis, 0).contiguous().view(torch.uint8).flatten(1)
+        slices = value.detach().movedim(axis, 0).clone(memory_format=torch.contiguous_format)  # strides of 1 as well
+        slices = slices.view(torch.uint8).flatten(1)
         same = [first.setdefault(part.numpy().tobytes(), place) for place, part in enumerate(slices)]
         labels = labels.index_select(axis, torch.tensor(same))
     return labels

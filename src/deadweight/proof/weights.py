@@ -37,7 +37,8 @@ def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightV
         plain = plain and (rows_only or groups_of(node) == 1) and not reads_itself(graph, node, found)
         return WeightView(found.name, 0, 1) if plain else None
     if node.op == EXPERTS:
-        return WeightView(node.args[1].name, 3 - node.args[3], node.args[3], 0)
+        found = graph.node(node.args[1])
+        return None if reads_itself(graph, node, found) else WeightView(found.name, 3 - node.args[3], node.args[3], 0)
     if node.op != "linear":
         return None
     ref, turned = node.args[1], False

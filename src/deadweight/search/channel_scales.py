@@ -58,6 +58,8 @@ def read_back(graph: Graph, product: Node, law: Title) -> ScaleClaim | None:
     if chain.constant and shift is None:
         return None
     size = product.shape[channel]
+    if graph.nodes[view.parameter].shape[view.output] != size:
+        return None  # one row writes several channels
     try:
         own = gain_site(graph, factor, numbered(size)).parameter
     except Blocked:

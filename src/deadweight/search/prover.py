@@ -241,7 +241,7 @@ def adds_to_product(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool
 
 def is_constant_multiple(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool:
     """A value times, or over, what depends on neither parameters nor inputs: elements keep their places."""
-    if node.op not in ("aten.mul", "aten.div") or node.kwargs or not isinstance(node.args[0], Ref):
+    if node.op not in ("aten.mul", "aten.div") or node.kwargs:
         return False
     others = [name for name in node.inputs if name not in values]
     constant = all(graph.depends[name] == (False, False) for name in others)

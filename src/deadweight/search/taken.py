@@ -22,8 +22,8 @@ class Taken:
         self.lost: dict[str, list[ShiftClaim]] = {}  # rows of a weight move along the direction that LayerNorm removed
         for claim in claims:
             if isinstance(claim, ShiftClaim):
-                alone = self.single if claim.lost is None and element_wise(claim) else self.common
-                kind = alone if claim.lost is None else self.lost
+                kind = self.single if element_wise(claim) else self.common
+                kind = kind if claim.lost is None else self.lost
                 kind.setdefault(claim.node, []).append(claim)
 
     def directions(self, site: Site, index: Tensor, shape: tuple[int, ...]) -> int:

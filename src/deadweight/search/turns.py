@@ -55,22 +55,20 @@ def each_space(prover: Prover) -> Iterator[Space]:
         if node.name in covered or node.name not in prover.graph.live:
             continue
         for space in written_spaces(prover, node):
-            writers, turned = space.writers, space.turned
-            if len(writers.nodes) > 1 or turned.proved:
-                covered.update(writers.nodes)
-            if turned.proved:
-                covered.update(biases_of_experts(prover.graph, turned))
+            covered.update(space.writers.nodes)
+            covered.update(where_written(prover.graph, space.turned))
             yield space
 
 
 def written_spaces(prover: Prover, node: Node) -> Iterator[Space]:
-    """The spaces of the parts of a node's output; if none of several is proved, that of the whole output.
+    """The spaces of the parts of a node's output that are read; if none is proved, that of the whole output.
 
     Parts of a fused weight have spaces of their own. Parts of a sum have not: the other writers write it whole.
     """
     found = [explored(prover, node, *seed) for seed in seeds(prover.graph, node)]
     yield from found
-    if len(found) > 1 and not any(space.turned.proved for space in found):
+    in_parts = any(bool((space.writers.sites[0].coordinate == 0).any()) for space in found)
+    if in_parts and not any(space.turned.proved for space in found):
         yield from (explored(prover, node, *seed) for seed in seeds(prover.graph, node, whole=True))
 
 
@@ -79,12 +77,14 @@ def explored(prover: Prover, node: Node, writers: Writers, size: int) -> Space:
     return Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))
 
 
-def biases_of_experts(graph: Graph, turned: Turned) -> Iterator[str]:
-    """Look-ups of biases that turn along expert by expert: all experts turned alike is part of that, not one more."""
-    tables = {site.parameter for site in turned.sites if site.expert is not None}
-    for node in (graph.nodes[name] for name in turned.touched):
-        if node.op == "aten.embedding" and node.inputs[0] in tables:
-            yield node.name
+def where_written(graph: Graph, turned: Turned) -> Iterator[str]:
+    """The operations through which parameters write a space, look-ups of biases that turn along among them.
+
+    Where biases turn expert by expert, all experts turned alike is part of that, and not one more.
+    """
+    for site in turned.sites:
+        if site.role == "out":
+            yield from (user.name for user in graph.users[site.parameter])
 
 
 def matrices(graph: Graph, writers: Writers) -> Iterator[str]:

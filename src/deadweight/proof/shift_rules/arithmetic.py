@@ -194,9 +194,9 @@ def matmul(walk: ShiftWalk, node: Node) -> Shift:
     labels, fixed = [], True
     for shift, other, axis in ((left, b, -1), (right, a, -2)):
         if shift is not None:
+            suspect(walk, shift, axis)
             labels.append(contracted(walk, shift, other, axis, node))
             fixed = fixed and shift.fixed and not walk.graph.depends[other.name][1]
-            suspect(walk, shift, axis)
     if left is not None and right is not None:
         lines = fold(left.label, -1).unsqueeze(-1), fold(right.label, -2).unsqueeze(-2)
         refuse_large(node, *(compact(line).shape for line in lines))
@@ -210,7 +210,8 @@ def contracted(walk: ShiftWalk, shift: Shift, other: Node, axis: int, node: Node
     other_axis = -2 if axis == -1 else -1
     moved = fold(shift.label, axis).unsqueeze(axis)
     partner = walk.identity.lines(other.name, other_axis)
-    refuse_at_softmax(walk, node, moved, partner)
+    if walk.graph.depends[other.name][1]:  # else a bias behind the product may take the shift over
+        refuse_at_softmax(walk, node, moved, partner)
     refuse_large(node, compact(moved).shape, compact(partner).shape)
     return mix(moved.expand(node.shape), partner)
 

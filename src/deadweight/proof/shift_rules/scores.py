@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from deadweight.graph.node import Node, Ref
+from deadweight.graph.node import Node
 from deadweight.proof.identity_labels import LARGE
 from deadweight.proof.labels import Labels, compact
 from deadweight.proof.operation_groups import SOFTMAXES
@@ -36,9 +36,9 @@ def softmax_behind(walk: ShiftWalk, node: Node) -> Node | None:
         if reader.op in SOFTMAXES:
             return reader if reader.args[1] % len(reader.shape) == len(reader.shape) - 1 else None
         others = [name for name in reader.inputs if name != before]
-        number = reader.op in ("aten.mul", "aten.div") and not others and reader.args[0] == Ref(before)
-        total = reader.op in ("aten.add", "aten.sub") and len(others) == 1 and not is_behind(walk, others[0])
-        if not (number or total) or reader.kwargs or reader.shape != node.shape:
+        number = reader.op in ("aten.mul", "aten.div") and not others
+        total = reader.op in ("aten.add", "aten.sub") and not any(is_behind(walk, name) for name in others)
+        if not (number or total):
             return None
         node = reader
     return None
