@@ -167,8 +167,10 @@ def addition(walk: TurnWalk, node: Node) -> Form:
     alpha = node.kwargs.get("alpha", 1) * (-1 if node.op == "aten.sub" else 1)
     right = right if right is None or alpha == 1 else scaled(right, element(node, alpha))
     if left is not None and right is not None:
-        if (left.gain, left.expert, left.power) != (right.gain, right.expert, right.power):
-            raise Blocked(node.name, node.op, "it adds values behind different gains, experts or powers")
+        if left.gain != right.gain:
+            left, right = without_gain(walk, left), without_gain(walk, right)
+        if (left.expert, left.power) != (right.expert, right.power):
+            raise Blocked(node.name, node.op, "it adds values of different experts or powers")
         total = added(left, right, node.shape)
         if total is None:
             raise Blocked(node.name, node.op, "too many coordinates in one sum")
@@ -182,6 +184,11 @@ def addition(walk: TurnWalk, node: Node) -> Form:
     add_parameter(walk, node, form, other)
     grown = [Slot(s.coordinate.expand(node.shape), s.factor.expand(node.shape)) for s in form.slots]
     return form.with_slots(grown)
+
+
+def without_gain(walk: TurnWalk, form: Form) -> Form:
+    """The same value with the gain as one factor for each coordinate: a reader then scales coordinates, and mixes none."""
+    return form if form.gain is None else scaled(replace(form, gain=None), walk.numbers_of(Ref(form.gain)))
 
 
 def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
