@@ -40,14 +40,19 @@ def stack_selected(make: Canonicaliser, node: Node) -> Ref | None:
     """
     axis, written = axis_of(node), dict[int, Ref]()
     current: Node = node
-    while current.op == "aten.select_scatter" and axis_of(current) == axis and len(written) < node.shape[axis]:
+    while current.op == "aten.select_scatter" and axis_of(current) == axis:
         written.setdefault(int(argument(current, 3, "index")) % node.shape[axis], current.args[1])
         current = make.nodes[current.args[0].name]
     parts = [written[index] for index in sorted(written)]
-    if len(parts) < node.shape[axis] or any(make.nodes[part.name].dtype != node.dtype for part in parts):
+    if len(parts) < node.shape[axis] or not all(same_numbers(make.nodes[part.name], node) for part in parts):
         return None
     args: tuple[Argument, ...] = (parts, axis)
     return make.emit(f"{node.name}_stacked", STACK, args, node.shape, node)
+
+
+def same_numbers(part: Node, node: Node) -> bool:
+    """Whether writing keeps the numbers: the tensor that is filled has their type, or another float type."""
+    return part.dtype == node.dtype or (part.is_float and node.is_float)
 
 
 def axis_of(node: Node) -> int:

@@ -90,8 +90,10 @@ def padding(walk: TurnWalk, node: Node) -> Form:
     padded = [rank - 1 - i for i in range(len(node.args[1]) // 2) if any(node.args[1][2 * i : 2 * i + 2])]
     if mode != "constant" or value not in (0, None):
         raise Blocked(node.name, node.op, "it pads with numbers that do not turn")
-    if form.expert is not None or (form.gain is not None and rank - 1 in padded):
-        raise Blocked(node.name, node.op, "it moves rows of experts, or what a gain multiplies")
+    if form.expert is not None:
+        raise Blocked(node.name, node.op, "it moves rows that belong to experts")
+    if form.gain is not None and rank - 1 in padded:
+        raise Blocked(node.name, node.op, "it takes apart what a gain multiplies")
     slots = []
     for slot in form.slots:
         coordinate = slot.coordinate
