@@ -43,7 +43,7 @@ REORDERS = ("movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "T",
 
 @rewrites(*(f"aten.{name}" for name in REORDERS))
 def permute(make: Canonicaliser, node: Node) -> Ref | None:
-    """Any change of the order of axes is a permute; one that changes nothing, or undoes another, is the value itself."""
+    """Any change of the order of axes is a permute; one that changes nothing or undoes another is no step."""
     order = order_of_axes(node)
     if order is None:
         return None

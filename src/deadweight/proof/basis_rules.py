@@ -187,7 +187,7 @@ def addition(walk: TurnWalk, node: Node) -> Form:
 
 
 def without_gain(walk: TurnWalk, form: Form) -> Form:
-    """The same value with the gain as one factor for each coordinate: a reader then scales coordinates, and mixes none."""
+    """The same value with the gain as a factor of each coordinate: what reads it scales coordinates, and mixes none."""
     return form if form.gain is None else scaled(replace(form, gain=None), walk.numbers_of(Ref(form.gain)))
 
 
