@@ -156,7 +156,14 @@ def filled_with_whole_numbers(x: Tensor) -> Tensor:
     return out + x
 
 
-@pytest.mark.parametrize("function", [filled_step_by_step, filled_twice_at_one_step])
+def filled_with_choices(x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.int64)
+    for t in range(x.shape[1]):
+        out[:, t] = (x[:, t] > 0).long()
+    return out + x
+
+
+@pytest.mark.parametrize("function", [filled_step_by_step, filled_twice_at_one_step, filled_with_choices])
 def test_steps_that_cover_a_tensor_are_stacked(function: Callable[[Tensor], Tensor]) -> None:
     graph = graph_of(function)
     assert "aten.stack" in ops(graph) and "aten.select_scatter" not in ops(graph)

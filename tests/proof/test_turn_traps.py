@@ -83,6 +83,7 @@ def parts() -> dict[str, Any]:
         "key": linear(4, 6),
         "short": linear(3, 3),
         "wide": linear(12, 3),
+        "thin": linear(4, 1),
         "into": torch.randn(6, 4, 1),
         "from_three": torch.randn(6, 3, 1),
         "mix": torch.randn(6, 6, 1),
@@ -111,6 +112,10 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     "gains that differ in a sum": (lambda m, x, w, i: m.read(m.write(x) * m.gain + m.write(x) * m.other_gain), 6),
     "gains that differ in a sum, normed": (
         lambda m, x, w, i: m.read(normed(m.write(x) * m.gain + m.write(x * x) * m.other_gain)),
+        0,
+    ),
+    "one channel behind a gain, and zeros beside it": (
+        lambda m, x, w, i: m.read(F.pad(m.thin(x) * m.one, (0, 5)) + F.pad(m.thin(x) * m.one, (5, 0))),
         0,
     ),
     "channels in another order behind a gain": (lambda m, x, w, i: m.read((m.write(x) * m.gain).flip(-1)), 0),
