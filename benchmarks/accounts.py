@@ -68,7 +68,45 @@ NOTHING_ROTATES = (
     "2: a quarter of the head is rotary, and of the clone's heads of size 4 that is nothing: in the layer with full "
     "attention all frequencies are 0, so that single elements of the two gains may trade scales. The proof sees pairs."
 )
+MUSICGEN = (
+    "28 lie in rows of tables that no drawn input reads. 3: positions are fixed vectors, and five of them leave three "
+    "rotations of the stream that keep their differences; with longer inputs none is left. 2, one for each layer: "
+    "values may gain a constant u with W_O·u a multiple of the ones vector, which LayerNorm ignores."
+)
+TABLE_OF_EACH_LAYER = (
+    "68: what the projection and its norm add to the second table of words is a function of the word alone, so the "
+    "table can take over any change of their 64 + 4 parameters. 8: each channel of each layer trades scale between "
+    "that table and what reads it. No law moves a function of the words into a table. 2: of a head of size 4 nothing "
+    "is rotary in the layer with full attention, so that single elements of the two gains may trade scales."
+)
+TABLE_ROWS = "56 lie in rows of tables that no drawn input reads. The rest is that of gemma4_text. "
 REASONS = {
+    "fuyu": "60, as in persimmon. 7 lie in a row of the table of words that no drawn input reads.",
+    "gemma4": TABLE_ROWS + TABLE_OF_EACH_LAYER,
+    "gemma4_text": TABLE_OF_EACH_LAYER,
+    "jamba": "1: the gain of what reads the state, the skip D and the output projection share one scale, as in mamba.",
+    "jetmoe": "Its code splits the words by expert, so the graph is that of one path. 72: each hidden unit of each "
+    "expert trades scale between its rows and its column; the proof does not follow the rows of one expert through a "
+    "concatenation of all of them. 5 move queries of the experts, keys and the gain before them.",
+    "musicgen": MUSICGEN,
+    "musicgen_melody": MUSICGEN,
+    "phimoe": "36, all in the routers. Scores that are more than 2 % below the largest are masked before the softmax. "
+    "Where one score is left its weight is 1 whatever the router says; few of the drawn inputs leave two.",
+    "prophetnet": "For each layer 40 in the map from the stream to scores of relative positions: 18 of a bucket that "
+    "no input of five words reaches, 18 because the same number for all buckets of a head is dead in the softmax (no "
+    "law groups the rows of a map so), 4 the direction that LayerNorm lost. 7: row 0 of the positions is never read, "
+    "less its mean.",
+    "reformer": "8: keys of the local layer may gain a constant. 12: queries and keys of the other layer are one "
+    "vector, of which one is normed: each head has its rotations. 6: rotations of the stream that keep the halves of "
+    "the two position tables apart. 2: values may gain a constant u with W_O·u a multiple of the ones vector, if both "
+    "streams gain the same multiple. No law follows its sorted chunks.",
+    "roc_bert": "144 lie in the tables of shapes and pronunciations: without such ids, all words read their row 0. 16 "
+    "move the table of words, its map and the last norm, and were not looked into.",
+    "rwkv": "15: a norm alone reads the table, and its results are read by norms alone. With ε > 0 the rows can be "
+    "chosen so that they undo any change of the norm's 8 gains and 8 shifts, less one that is explained (see minimax).",
+    "xlm": "65: its code sets padded positions to zero after every layer and in the output, so that nothing at a "
+    "padded position matters; the proof sees a shift that holds at some positions only. For each layer 24 directions "
+    "that LayerNorm lost (queries, keys, values) and 8 shifts of the norm; 1 scale of the table.",
     "bigbird_pegasus": CONSTANT_OF_VALUES,
     "blenderbot-small": "1: positions are added to a normed embedding, so x may gain 1·(w·p) for the position's vector "
     "p, with w = 1/γ of that norm. LayerNorm ignores it, and Q, K and V of the first layer undo it. As in rembert.",

@@ -30,7 +30,8 @@ def graph_of(function: Callable[[Tensor], Tensor]) -> Graph:
     """The canonical graph, which must compute what the module does."""
     module = Function(function)
     graph = canonical(trace(module, (X,)))
-    (out,) = evaluate(graph, dict(graph.tensors), {graph.inputs[0]: X})
+    with torch.no_grad():
+        out, *_ = evaluate(graph, dict(graph.tensors), {graph.inputs[0]: X})  # then masks of data that decide shapes
     assert torch.allclose(out, module(X), rtol=0, atol=1e-13)  # a few products of numbers of order one
     return graph
 
@@ -118,6 +119,115 @@ def test_a_slice_that_repeats_what_is_written_is_still_the_same_function() -> No
     graph_of(filled_by_repeats)
 
 
+def filled_step_by_step(x: Tensor) -> Tensor:
+    out, state = torch.zeros_like(x), torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        state = 0.5 * state + x[:, t]
+        out[:, t] = state
+    return out
+
+
+def filled_twice_at_one_step(x: Tensor) -> Tensor:
+    out = torch.ones_like(x)
+    for place, t in enumerate((3, 0, -1, 2, -2, 1)):  # -2 is 3
+        out[:, t] = x[:, t] + place
+    return out
+
+
+def filled_but_for_one_step(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for t in range(1, x.shape[1]):
+        out[:, t] = x[:, t - 1]
+    return out
+
+
+def filled_along_two_axes(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for t in range(4):
+        out[:, t] = x[:, t].sin()
+    out[1] = x[0]
+    return out
+
+
+def filled_with_whole_numbers(x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.int64)
+    for t in range(x.shape[1]):
+        out = torch.select_scatter(out, torch.full_like(x[:, t], 0.5 + t), 1, t)
+    return out + x
+
+
+def filled_with_choices(x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.int64)
+    for t in range(x.shape[1]):
+        out[:, t] = (x[:, t] > 0).long()
+    return out + x
+
+
+@pytest.mark.parametrize("function", [filled_step_by_step, filled_twice_at_one_step, filled_with_choices])
+def test_steps_that_cover_a_tensor_are_stacked(function: Callable[[Tensor], Tensor]) -> None:
+    graph = graph_of(function)
+    assert "aten.stack" in ops(graph) and "aten.select_scatter" not in ops(graph)
+
+
+@pytest.mark.parametrize("function", [filled_but_for_one_step, filled_along_two_axes, filled_with_whole_numbers])
+def test_steps_that_leave_something_or_round_are_not_stacked(function: Callable[[Tensor], Tensor]) -> None:
+    graph = graph_of(function)
+    assert "aten.select_scatter" in ops(graph) and "aten.stack" not in ops(graph)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.mT.sin().mT, lambda x: x.mT.mT, lambda x: x.permute(1, 2, 0).permute(2, 0, 1)]
+)
+def test_an_order_of_axes_that_undoes_another_is_dropped(function: Callable[[Tensor], Tensor]) -> None:
+    left = sum(n.op in ("aten.permute", "aten.transpose") for n in graph_of(function).nodes.values())
+    assert left == (2 if "sin" in function.__code__.co_names else 0)
+
+
+def test_an_order_of_axes_that_does_not_undo_another_stays() -> None:
+    graph_of(lambda x: x.permute(1, 2, 0).permute(1, 2, 0))
+    assert "aten.permute" in ops(graph_of(lambda x: x.permute(1, 2, 0).permute(1, 2, 0)))
+
+
+def test_a_matrix_before_columns_that_were_rows_needs_no_order() -> None:
+    found = [n for n in matrix_graph(lambda w, x: w @ x.mT, 6, 6).nodes.values() if n.op == "aten.permute"]
+    assert len(found) == 1  # of the result
+
+
+def masked_over(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    out[mask] = values
+    return out
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[torch.ones(2) * 0 == 0].sin(),
+        lambda x: x[torch.ones(2, 5) * 0 == 0].sin(),
+        lambda x: masked_over(x, torch.ones(2) * 0 == 0, x.cos()),
+        lambda x: masked_over(x, torch.ones(2, 5) * 0 == 0, x[0, 0].cos()),
+    ],
+)
+def test_a_mask_that_is_true_everywhere_picks_everything(function: Callable[[Tensor], Tensor]) -> None:
+    assert not {"aten.index", "aten.index_put"} & ops(graph_of(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[torch.arange(2) < 1],  # not everywhere
+        lambda x: x[torch.arange(2) < 2],  # not for a longer example
+        lambda x: x[torch.ones(2, dtype=torch.int64)],  # no mask
+        lambda x: x[:, torch.ones(5) == 1],  # another axis
+        lambda x: x[:1][torch.ones(1) == 1, torch.ones(5) == 1],  # two masks
+        lambda x: x[x[:, 0, 0] < 9],  # data
+        lambda x: torch.index_put(x, [torch.ones(2) == 1], x.cos(), accumulate=True),
+    ],
+)
+def test_any_other_index_stays(function: Callable[[Tensor], Tensor]) -> None:
+    assert {"aten.index", "aten.index_put"} & ops(graph_of(function))
+
+
 class Matrix(nn.Module):
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
         super().__init__()
@@ -127,12 +237,16 @@ class Matrix(nn.Module):
         return self.function(self.weight, x)
 
 
-def matrix_ops(function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> set[str]:
+def matrix_graph(function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> Graph:
     module = Matrix(function, *shape)
     graph = canonical(trace(module, (X,)))
     (out,) = evaluate(graph, dict(graph.tensors), {graph.inputs[0]: X})
     assert torch.allclose(out, module(X), rtol=0, atol=1e-13)  # sums of six products of order one
-    return ops(graph)
+    return graph
+
+
+def matrix_ops(function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> set[str]:
+    return ops(matrix_graph(function, *shape))
 
 
 @pytest.mark.parametrize("product", [lambda w, x: w @ x.mT, lambda w, x: w.T @ x.mT, lambda w, x: w @ x[0].T])

@@ -95,6 +95,18 @@ SOUND: dict[str, list[dict]] = {
     "masked": [case(lambda m, x: m.read(m.write(x).masked_fill(x[..., :1] > 0, 0.0)), free=36)],
     "dropout": [case(lambda m, x: m.read(F.dropout(m.write(x), 0.4, True)), training=True, free=6)],
 }
+SOUND["padding"] = [
+    case(lambda m, x: m.read(F.pad(m.write(x), (0, 0, 1, -1))), free=36),
+    case(lambda m, x: m.read(F.pad(m.write(x), (0, 0, 2, 1, 1, 0), value=0.0) * m.gain), gain=torch.rand(6), free=36),
+    case(lambda m, x: m.read(torch.constant_pad_nd(m.write(x).mT, (1, 1)).mT), free=36),
+    case(lambda m, x: m.read(m.write(x) + F.pad(m.write(x), (0, 0, 1, -1))), free=36),
+    case(lambda m, x: m.read(F.pad(m.write(x) * m.gain, (0, 0, 1, -1))), gain=torch.rand(6) + 0.5, free=36),
+]
+SOUND["addition"] += [
+    case(lambda m, x: m.read(m.write(x) * m.gain + m.write(x * x) * (1 - m.gain)), gain=torch.rand(6), free=6),
+    case(lambda m, x: m.read(m.write(x) * m.gain + m.write(x * x)), gain=torch.rand(6), free=6),
+    case(lambda m, x: m.read(m.write(x) - m.write(x * x) * m.gain), gain=torch.rand(6), free=6),
+]
 SOUND["recurrent"] = [case(lambda m, x: m.read(recur(m, x)), square=nn.Linear(6, 6), free=6)]
 SOUND["packing"] = [case(lambda m, x: m.read(repacked(m.write(x))), free=36)]
 SOUND["index"] += [case(lambda m, x, i: m.read(m.write(x).index_select(1, i[0])), X, TOKENS, free=36)]
@@ -136,6 +148,12 @@ SILENT: dict[str, list[dict]] = {
     "masked": [case(lambda m, x: m.read(m.write(x).masked_fill(x[..., :1] > 0, 5.0)), free=0)],
     "dropout": [case(lambda m, x: m.read(torch.tanh(F.dropout(m.write(x), 0.4, True))), training=True, free=0)],
     "packing": [case(lambda m, x: m.read(repacked(m.write(x), 1.0)), free=0)],
+    "padding": [
+        case(lambda m, x: m.read(F.pad(m.write(x), (0, 0, 1, -1), value=1.0)), free=0),
+        case(lambda m, x: m.read(torch.constant_pad_nd(m.write(x), (0, 0, 1, -1), 1.0)), free=0),
+        case(lambda m, x: m.read(F.pad(m.write(x).mT, (1, -1), "circular").mT), free=0),
+        case(lambda m, x: m.read(F.pad(m.write(x), (1, -1))), free=0),
+    ],
     "recurrent": [
         case(lambda m, x: recur(m, x), square=nn.Linear(6, 6), free=0),
         case(lambda m, x: m.read(recur(m, x, kind="rnn_tanh")), square=nn.Linear(6, 6), free=0),

@@ -62,6 +62,10 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     ),
     "all experts, cut along the units": (lambda m, x: every(m, x, lambda h: h[..., :4], "cut"), EXPERTS * 4),
     "all experts, the first left out": (lambda m, x: every(m, x, lambda h: h[1:], "fewer"), 0),
+    "all experts, their rows one expert further": (
+        lambda m, x: every(m, x, lambda h: F.pad(h, (0, 0, 0, 0, 1, -1))),
+        0,
+    ),
     "all experts, the first two rows left out": (lambda m, x: every(m, x, lambda h: h[:, 2:]), 0),
 }
 

@@ -92,6 +92,7 @@ def parts() -> dict[str, Any]:
         "key": linear(4, 6),
         "short": linear(3, 3),
         "wide": linear(12, 3),
+        "thin": linear(4, 1),
         "into": torch.randn(6, 4, 1),
         "from_three": torch.randn(6, 3, 1),
         "mix": torch.randn(6, 6, 1),
@@ -118,7 +119,15 @@ TRAPS: dict[str, tuple[Callable, int]] = {
         lambda m, x, w, i: m.read(torch.cat([m.write(x) * m.gain, m.write(x) * m.other_gain], 1)),
         0,
     ),
-    "gains that differ in a sum": (lambda m, x, w, i: m.read(m.write(x) * m.gain + m.write(x) * m.other_gain), 0),
+    "gains that differ in a sum": (lambda m, x, w, i: m.read(m.write(x) * m.gain + m.write(x) * m.other_gain), 6),
+    "gains that differ in a sum, normed": (
+        lambda m, x, w, i: m.read(normed(m.write(x) * m.gain + m.write(x * x) * m.other_gain)),
+        0,
+    ),
+    "one channel behind a gain, and zeros beside it": (
+        lambda m, x, w, i: m.read(F.pad(m.thin(x) * m.one, (0, 5)) + F.pad(m.thin(x) * m.one, (5, 0))),
+        0,
+    ),
     "channels in another order behind a gain": (lambda m, x, w, i: m.read((m.write(x) * m.gain).flip(-1)), 0),
     "channels cut apart behind a gain": (
         lambda m, x, w, i: m.read(torch.cat((m.write(x) * m.gain).chunk(2, -1)[::-1], -1)),
@@ -318,7 +327,7 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     ),
     "a bias added behind a gain and behind none": (
         lambda m, x, w, i: torch.sin(m.read(m.write(x) * m.gain + m.bias)) + m.spare(m.write(x) + m.bias),
-        0,
+        6,
     ),
     "a bias that is returned": (lambda m, x, w, i: (m.read(m.write(x) + m.bias), m.bias), 0),
     "a kernel that is computed": (lambda m, x, w, i: F.conv1d(F.conv1d(x.mT, m.into), torch.tanh(m.mix)), 0),

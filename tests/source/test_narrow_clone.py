@@ -15,6 +15,8 @@ from deadweight.source.narrow_clone import narrow, shallow_config
 from deadweight.source.narrow_trials import loosen
 
 FAMILIES = {
+    "phi4_multimodal": "Phi4MultimodalForCausalLM",
+    "roc_bert": "RoCBertForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "opt": "OPTForCausalLM",
     "bert": "BertForMaskedLM",

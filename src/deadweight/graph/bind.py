@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from deadweight.errors import DeadweightError
-from deadweight.graph.canonical import VIEWS
 from deadweight.graph.node import Graph, Node
+from deadweight.graph.operations import VIEWS
 from deadweight.source.type_aliases import Arguments, Leaf
 
 

@@ -17,7 +17,7 @@ from deadweight.graph import embedding_bag as _embedding_bag  # noqa: F401
 from deadweight.graph import empty_operands as _empty_operands  # noqa: F401
 from deadweight.graph import recurrent as _recurrent  # noqa: F401
 from deadweight.graph import slice_writes as _slice_writes  # noqa: F401
-from deadweight.graph import views as _views  # noqa: F401
+from deadweight.graph import whole_masks as _whole_masks  # noqa: F401
 from deadweight.graph.experts import every_expert
 from deadweight.graph.filled import is_zeros
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
@@ -33,12 +33,14 @@ from deadweight.graph.operations import (
     SUB,
     TRANSPOSE,
     VECTOR_NORM,
+    VIEWS,
     ZEROS,
 )
 from deadweight.graph.outputs import RETURNED
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, arguments_as, rewrites
 from deadweight.graph.spelled_out_norms import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
+from deadweight.graph.views import permute
 
 PROBABILITIES = "output_probabilities"
 
@@ -135,13 +137,10 @@ def matrix_first(make: Canonicaliser, node: Node) -> Ref:
     order = [*range(rank - 2), rank - 1, rank - 2]
     columns = [make.shape(x)[a] for a in order]
     turned = make.emit(f"{node.name}_columns", PERMUTE, (x, order), tuple(columns), node)
+    turned = permute(make, make.nodes[turned.name]) or turned
     images = (*columns[:-1], node.shape[-2])
     product = make.emit(f"{node.name}_linear", LINEAR, (turned, weight), images, node)
     return make.emit(f"{node.name}_rows", PERMUTE, (product, order), node.shape, node)
-
-
-VIEWS = {"aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.slice", "aten.select"}
-VIEWS |= {"aten.unsqueeze", "aten.squeeze", "aten.expand", "getitem", "aten.split", "aten.chunk", "aten.unbind"}
 
 
 def is_parameter_view(make: Canonicaliser, ref: Argument) -> bool:

@@ -68,7 +68,6 @@ def every_expert(make: Canonicaliser, node: Node) -> Ref | None:
     return make.emit(f"{node.name}_experts", BY_EXPERT, (x, weight, None, 1), node.shape, node)
 
 
-@rewrites("aten.index")
 def rows_of_a_table(make: Canonicaliser, node: Node) -> Ref | None:
     """table[index] of a two-dimensional parameter: an embedding look-up."""
     table, indices = node.args[0], node.args[1]

@@ -33,3 +33,7 @@ CAT = Operation("aten.cat", aten.cat.default)
 STACK = Operation("aten.stack", aten.stack.default)
 VIEW_AS_REAL = Operation("aten.view_as_real", aten.view_as_real.default)
 GETITEM = Operation("getitem", operator.getitem)
+
+# Operations that see the same elements otherwise.
+VIEWS = {"aten.t", "aten.transpose", "aten.permute", "aten.reshape", "aten.slice", "aten.select"}
+VIEWS |= {"aten.unsqueeze", "aten.squeeze", "aten.expand", "getitem", "aten.split", "aten.chunk", "aten.unbind"}

@@ -25,6 +25,7 @@ Arguments = TypeVar("Arguments", bound="DataclassInstance")
 
 def rewrites(*ops: str) -> Callable[[Registered], Registered]:
     def register(function: Registered) -> Registered:
+        assert not REWRITES.keys() & set(ops), f"two rewrites of {REWRITES.keys() & set(ops)}"
         REWRITES.update(dict.fromkeys(ops, function))
         return function
 

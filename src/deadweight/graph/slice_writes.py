@@ -1,9 +1,9 @@
-"""A tensor that is filled slice by slice, all of it, is a concatenation."""
+"""A tensor that is filled slice by slice, all of it, is a concatenation; one that is filled index by index, a stack."""
 
 from __future__ import annotations
 
 from deadweight.graph.node import Argument, Node, Ref
-from deadweight.graph.operations import CAT
+from deadweight.graph.operations import CAT, STACK
 from deadweight.graph.rewriting import Canonicaliser, argument, rewrites
 
 
@@ -30,6 +30,29 @@ def join_slices(make: Canonicaliser, node: Node) -> Ref | None:
         return None  # what is written was broadcast to its slice
     args: tuple[Argument, ...] = (parts, axis)
     return make.emit(f"{node.name}_joined", CAT, args, node.shape, node)
+
+
+@rewrites("aten.select_scatter")
+def stack_selected(make: Canonicaliser, node: Node) -> Ref | None:
+    """What is written at every index of one axis, as a loop over time does; of two writes at one index the last counts.
+
+    Whatever the tensor held before is overwritten everywhere, so it does not matter.
+    """
+    axis, written = axis_of(node), dict[int, Ref]()
+    current: Node = node
+    while current.op == "aten.select_scatter" and axis_of(current) == axis:
+        written.setdefault(int(argument(current, 3, "index")) % node.shape[axis], current.args[1])
+        current = make.nodes[current.args[0].name]
+    parts = [written[index] for index in sorted(written)]
+    if len(parts) < node.shape[axis] or not all(same_numbers(make.nodes[part.name], node) for part in parts):
+        return None
+    args: tuple[Argument, ...] = (parts, axis)
+    return make.emit(f"{node.name}_stacked", STACK, args, node.shape, node)
+
+
+def same_numbers(part: Node, node: Node) -> bool:
+    """Whether writing keeps the numbers: the tensor that is filled has their type, or another float type."""
+    return part.dtype == node.dtype or (part.is_float and node.is_float)
 
 
 def axis_of(node: Node) -> int:

@@ -37,23 +37,32 @@ def squeezed_before(make: Canonicaliser, node: Node) -> Ref | None:
     return before.args[0] if same else None
 
 
+KEPT_ORDERS = ("aten.t", "aten.transpose", "aten.permute")
 REORDERS = ("movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "T", "t", "transpose", "permute")
 
 
 @rewrites(*(f"aten.{name}" for name in REORDERS))
 def permute(make: Canonicaliser, node: Node) -> Ref | None:
-    """Any change of the order of axes is a permute; the operation that changes nothing is the value itself.
+    """Any change of the order of axes is a permute; one that changes nothing or undoes another is no step."""
+    order = order_of_axes(node)
+    if order is None:
+        return None
+    if order == sorted(order):
+        return node.args[0]
+    before = make.nodes[node.args[0].name]
+    earlier = order_of_axes(before) if before.op in KEPT_ORDERS else None
+    if earlier is not None and [earlier[axis] for axis in order] == sorted(order):
+        return before.args[0]
+    if node.op in KEPT_ORDERS:
+        return None
+    return make.emit(f"{node.name}_permute", PERMUTE, (node.args[0], order), node.shape, node)
 
-    The order is read off a meta tensor whose axes all have different lengths.
-    """
+
+def order_of_axes(node: Node) -> list[int] | None:
+    """Which axis of the operand each axis of the result is: read off a meta tensor of axes of different lengths."""
     rank = len(node.shape)
     if rank > len(PRIMES) or node.target is None:
         return None
     lengths = PRIMES[:rank]
     moved = node.target(torch.empty(lengths, device="meta"), *node.args[1:], **node.kwargs)
-    order = [lengths.index(n) for n in moved.shape]
-    if order == list(range(rank)):
-        return node.args[0]
-    if node.op in ("aten.t", "aten.transpose", "aten.permute"):
-        return None
-    return make.emit(f"{node.name}_permute", PERMUTE, (node.args[0], order), node.shape, node)
+    return [lengths.index(n) for n in moved.shape]

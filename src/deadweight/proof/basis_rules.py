@@ -167,8 +167,10 @@ def addition(walk: TurnWalk, node: Node) -> Form:
     alpha = node.kwargs.get("alpha", 1) * (-1 if node.op == "aten.sub" else 1)
     right = right if right is None or alpha == 1 else scaled(right, element(node, alpha))
     if left is not None and right is not None:
-        if (left.gain, left.expert, left.power) != (right.gain, right.expert, right.power):
-            raise Blocked(node.name, node.op, "it adds values behind different gains, experts or powers")
+        if left.gain != right.gain:
+            left, right = without_gain(walk, left), without_gain(walk, right)
+        if (left.expert, left.power) != (right.expert, right.power):
+            raise Blocked(node.name, node.op, "it adds values of different experts or powers")
         total = added(left, right, node.shape)
         if total is None:
             raise Blocked(node.name, node.op, "too many coordinates in one sum")
@@ -186,6 +188,11 @@ def addition(walk: TurnWalk, node: Node) -> Form:
 def grown(form: Form, node: Node) -> Form:
     """The form at every element of a result that has more of them than the turned operand."""
     return form.with_slots([Slot(s.coordinate.expand(node.shape), s.factor.expand(node.shape)) for s in form.slots])
+
+
+def without_gain(walk: TurnWalk, form: Form) -> Form:
+    """The same value with the gain as a factor of each coordinate: what reads it scales coordinates, and mixes none."""
+    return form if form.gain is None else scaled(replace(form, gain=None), walk.numbers_of(Ref(form.gain)))
 
 
 def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:

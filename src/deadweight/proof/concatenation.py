@@ -1,4 +1,4 @@
-"""Concatenation in a basis proof: vectors beside those of the space, as a learned key or a class token."""
+"""Concatenation in a basis proof: vectors beside those of the space, as a learned key, a class token or padding."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 
 from deadweight.graph.constants import constant_value
 from deadweight.graph.node import Graph, Node
+from deadweight.graph.rewriting import argument
 from deadweight.proof import field
 from deadweight.proof.absorb import parameter_view
-from deadweight.proof.basis import Site, TurnWalk
+from deadweight.proof.basis import Site, TurnWalk, turn_rule
 from deadweight.proof.labels import fresh
 from deadweight.proof.linear_form import Form, Slot, coordinate_axis
+from deadweight.proof.steps import Blocked
 
 
 def vectors_beside(walk: TurnWalk, node: Node, names: Iterable[str]) -> dict[str, Form]:
@@ -78,3 +80,34 @@ def turns_along(walk: TurnWalk, name: str, coordinate: Tensor, like: Form) -> bo
     places = along.movedim(axis, 0).reshape(shape[axis], -1)[:, 0]
     walk.turned.sites.append(Site(parameter, "out", axis, places, None, like.gain, power=like.power))
     return True
+
+
+@turn_rule("aten.pad", "aten.constant_pad_nd")
+def padding(walk: TurnWalk, node: Node) -> Form:
+    """Vectors of zeros beside those of the space turn into zeros; a negative number cuts whole vectors off."""
+    form, rank = walk.forms[node.args[0].name], len(node.shape)
+    mode, value = padded_with(node)
+    padded = [rank - 1 - i for i in range(len(node.args[1]) // 2) if any(node.args[1][2 * i : 2 * i + 2])]
+    if mode != "constant" or value not in (0, None):
+        raise Blocked(node.name, node.op, "it pads with numbers that do not turn")
+    if form.expert is not None:
+        raise Blocked(node.name, node.op, "it moves rows that belong to experts")
+    if form.gain is not None and rank - 1 in padded:
+        raise Blocked(node.name, node.op, "it takes apart what a gain multiplies")
+    slots = []
+    for slot in form.slots:
+        coordinate = slot.coordinate
+        for axis in padded:
+            first = coordinate.narrow(axis, 0, 1)
+            if not torch.equal(coordinate, first.expand_as(coordinate)):
+                raise Blocked(node.name, node.op, "it pads among coordinates")
+            coordinate = first.expand([node.shape[a] if a == axis else n for a, n in enumerate(coordinate.shape)])
+        slots.append(Slot(coordinate, torch.constant_pad_nd(slot.factor, node.args[1], 0)))
+    return form.with_slots(slots)
+
+
+def padded_with(node: Node) -> tuple[str, float | None]:
+    """The mode and the number of a padding: aten.pad has both, aten.constant_pad_nd the number alone."""
+    if node.op == "aten.constant_pad_nd":
+        return "constant", argument(node, 2, "value")
+    return argument(node, 2, "mode", "constant"), argument(node, 3, "value")

@@ -103,7 +103,8 @@ ROWS: tuple[tuple[str, Shrunk], ...] = (
         "output_channels backbone_hidden_size classifier_proj_size audio_hidden_size projector_hidden_size num_embeds "
         "condition_dim codebook_dim upsample_groups vector_quantization_hidden_dimension subsampling_conv_channels "
         "output_proj_dims latent_dim d_latents d_latent encoder_hidden_dim projector_out_channels "
-        "embed_dim_per_stage backbone_channel_list fpn_hidden_size projection_size mit_hidden_size",
+        "embed_dim_per_stage backbone_channel_list fpn_hidden_size projection_size mit_hidden_size "
+        "pronunciation_embed_dim shape_embed_dim nemo_conv_channels ext_pw_out_channel depthwise_separable_out_channel",
         lambda s, old, d: s.width,
     ),
     (
