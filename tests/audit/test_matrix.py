@@ -15,8 +15,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from deadweight.audit.zero_gradients import unexplained_zeros
 from deadweight.audit.evidence import Gradients
+from deadweight.audit.zero_gradients import unexplained_zeros
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Motion, Point
 from deadweight.claims.shift_claim import ShiftClaim
