@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.audit.checker import moved_along, replay_motions
-from deadweight.audit.clone_measurements import Clone, unmoved_parameters
+from deadweight.audit.zero_gradients import unmoved_elements
 from deadweight.claims.claim import Title
 from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim
@@ -107,5 +107,33 @@ def test_only_what_reads_a_moved_parameter_is_computed_again(graph: Graph, point
 def test_candidates_that_keep_the_outputs_are_distinguished_from_the_others(graph: Graph, point: Point) -> None:
     names = ["layers.0.bias", "dead.0", "dead.1", "layers.2.weight", "dead.3"]
     marked = {graph.node_of[n]: torch.ones_like(point.values[graph.node_of[n]], dtype=torch.bool) for n in names}
-    clone = Clone(graph, every_law().search(graph), point.values, lambda _: dict(point.inputs), "")
-    assert [graph.parameters[n] for n in unmoved_parameters(clone, marked)] == ["dead.0", "dead.1", "dead.3"]
+    left = unmoved_elements(graph, point.values, lambda _: dict(point.inputs), marked)
+    assert [graph.parameters[n] for n in left] == ["dead.0", "dead.1", "dead.3"]
+
+
+class Saturated(nn.Module):
+    """A unit that GELU holds at zero, up to rounding, and a vector that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.dead = nn.Parameter(torch.randn(WIDTH))
+        with torch.no_grad():
+            self.first.bias[0] = -60.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.gelu(self.first(x + self.dead - self.dead)))
+
+
+@pytest.mark.parametrize("bias", [-60.0, -1e6], ids=["reached", "out of reach"])
+def test_a_unit_that_is_only_flat_far_out_is_no_unmoved_parameter(bias: float) -> None:
+    torch.manual_seed(0)
+    module, x = Saturated().double(), torch.randn(3, WIDTH, dtype=torch.float64)
+    graph = canonical(trace(module, (x,), {}))
+    values = dict(graph.tensors)
+    name, live, dead = (graph.node_of[n] for n in ("first.bias", "second.bias", "dead"))
+    values[name] = values[name].detach().clone().index_fill_(0, torch.tensor([0]), bias)
+    only_first = torch.arange(WIDTH) == 0
+    marked = {name: only_first, live: only_first, dead: torch.ones(WIDTH, dtype=torch.bool)}
+    left = unmoved_elements(graph, values, lambda _: {graph.inputs[0]: x}, marked)
+    assert set(left) == ({dead} if bias == -60.0 else {dead, name})  # no nearby point shows that the other one lives

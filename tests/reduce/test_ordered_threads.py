@@ -23,8 +23,8 @@ from deadweight.reduce import layer_windows, run, stored_tensors, trial
 from deadweight.reduce.apply import Applied, Weights, apply, independent, product
 from deadweight.reduce.ordered_threads import in_order
 from deadweight.reduce.plan import Request
-from deadweight.save import safetensors_writer
 from deadweight.save.safetensors_writer import Writer
+from deadweight.save.uncached_file import UncachedFile
 from deadweight.source.model import ModelSpec
 
 from .test_layer_windows import deep as deep
@@ -82,7 +82,7 @@ def test_closing_the_iterator_stops_the_threads() -> None:
 
 def full_after(count: int) -> Callable[[Any, memoryview], None]:
     """A disk that takes so many writes."""
-    honest, taken = safetensors_writer.write_all, 0
+    honest, taken = UncachedFile.write, 0
 
     def write(file: Any, data: memoryview) -> None:
         nonlocal taken
@@ -95,7 +95,7 @@ def full_after(count: int) -> Callable[[Any, memoryview], None]:
 
 
 def test_a_writer_that_fails_says_so_once_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors_writer, "write_all", full_after(2))
+    monkeypatch.setattr(UncachedFile, "write", full_after(2))
 
     def write() -> None:
         with Writer(tmp_path, room=4096) as writer:
@@ -109,7 +109,7 @@ def test_a_writer_that_fails_says_so_once_and_ends(tmp_path: Path, monkeypatch: 
 
 
 def test_a_writer_that_fails_at_the_last_tensor_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors_writer, "write_all", full_after(1))  # the room for the header is the first
+    monkeypatch.setattr(UncachedFile, "write", full_after(1))  # the room for the header is the first
     with Writer(tmp_path, room=4096) as writer:
         writer.add("w", torch.zeros(10))
         with pytest.raises(OSError, match="No space left"):
@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_no_folder_and_no_thread(
     deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, taken: int
 ) -> None:
     on_threads(monkeypatch, threads)
-    monkeypatch.setattr(safetensors_writer, "write_all", full_after(taken))
+    monkeypatch.setattr(UncachedFile, "write", full_after(taken))
     with pytest.raises(DeadweightError, match=r"could not be written \(.*No space left.*nothing was left behind"):
         deadweight.reduce(deep, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["deep"] and not ours()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -18,19 +18,17 @@ from deadweight.audit.evidence import Draw, Gradients, claim_evidence, gradients
 from deadweight.audit.path_evidence import on_path
 from deadweight.audit.result import Completeness, Unknown
 from deadweight.audit.same_function import CLOSE, program_error, same_buffers
+from deadweight.audit.zero_gradients import unexplained_zeros
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Point, Values
-from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.errors import DeadweightError
 from deadweight.graph.bind import bind, index_ranges
 from deadweight.graph.canonical import PROBABILITIES, canonical, read_as_probabilities
-from deadweight.graph.evaluate import largest_difference
 from deadweight.graph.node import Graph
 from deadweight.graph.norm_cores import without_epsilon
 from deadweight.graph.pieces import stored_part
 from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.laws.catalogue import Catalogue
-from deadweight.proof.operation_groups import POSITIVELY_HOMOGENEOUS
 from deadweight.search.prover import Prover
 from deadweight.source.model import Source
 from deadweight.source.narrow_clone import narrow
@@ -134,7 +132,8 @@ def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
     if not grads.draws:
         measured.notes += ("no gradients were taken: they are not finite for any of the inputs drawn",)
     test_claims(clone, grads, measured)
-    measured.unexplained += tuple(unexplained_zeros(source, clone, grads))
+    zeros = unexplained_zeros(clone.prover.claims, clone.graph, clone.values, clone.draw, grads)
+    measured.unexplained += tuple(zeros)
 
 
 def refuse_all(clone: Clone, measured: Measured) -> None:
@@ -239,58 +238,6 @@ def drawer(graph: Graph, source: Source) -> Draw:
         return bound
 
     return draw
-
-
-def unexplained_zeros(source: Source, clone: Clone, grads: Gradients) -> Iterator[Unknown]:
-    """Zero gradients that no claim explains, except those of tables, where a row may not have been drawn."""
-    candidates: Values = {}
-    for name, zero in grads.zero_elements().items():
-        if any(r.op == "aten.embedding" for r in clone.graph.users[name]):
-            continue
-        for claim in clone.prover.claims:
-            if claim.node == name and isinstance(claim, ShiftClaim) and each_dead(claim):
-                zero = zero & ~(claim.groups != 0).expand(zero.shape)
-        if bool(zero.any()) and not unit_off(clone.graph, zero):
-            candidates[name] = zero
-    for name in unmoved_parameters(clone, candidates):
-        count = int(candidates[name].sum())
-        why = f"unexplained: {count} of {candidates[name].numel()} elements have no gradient in a narrow clone"
-        yield Unknown(clone.graph.parameters[name], None, why)
-
-
-def each_dead(claim: ShiftClaim) -> bool:
-    """Whether the claim is about single elements: a claim about their mean does not explain a zero of one of them."""
-    return claim.verdict == "dead" and claim.lost is None and element_wise(claim)
-
-
-def unmoved_parameters(clone: Clone, candidates: Values) -> list[str]:
-    """Parameters whose marked elements can be moved far without a change: a zero gradient alone does not mean that.
-
-    All are moved at once first. Only if that changes an output is each moved by itself (never some of them: a unit that
-    one of them turns off would hide the effect of the others), and then only what depends on it is computed again.
-    """
-    if not candidates:
-        return []
-    point = Point(clone.graph, clone.values, clone.draw(5))
-
-    def stay(names: Iterable[str]) -> bool:
-        generator = torch.Generator().manual_seed(7)
-        moved = {}
-        for name in names:  # by different amounts: moved alike, parameters that only choose would choose the same
-            amounts = torch.randn(candidates[name].shape, generator=generator, dtype=torch.float64)
-            moved[name] = clone.values[name] + 3.0 * amounts * candidates[name]
-        return largest_difference(point.outputs, point.at(moved).outputs) < 1e-12
-
-    if stay(candidates):
-        return list(candidates)
-    assert point.nodes  # computed once, for all that follow
-    return [name for name in candidates if stay([name])]
-
-
-def unit_off(graph: Graph, zero: Tensor) -> bool:
-    """Whether zeros may come from units that were off, or experts not chosen, for all inputs: some rows, not all."""
-    gates = POSITIVELY_HOMOGENEOUS | {"aten.topk", "aten.hardtanh", "aten.clamp", "aten.relu6", "aten.hardswish"}
-    return any(n.op in gates for n in graph.nodes.values()) and not bool(zero.all())
 
 
 def shortfall(clone: Clone, account: Account) -> Iterator[Unknown]:

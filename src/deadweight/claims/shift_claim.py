@@ -100,8 +100,11 @@ class ShiftClaim(Claim):
 
 def element_wise(claim: ShiftClaim) -> bool:
     """Whether every element that moves does so by itself."""
-    present = int((claim.groups != 0).sum())
-    return int((compact(claim.groups).unique() != 0).sum()) == present
+    groups = compact(claim.groups)
+    present = int(groups.count_nonzero())
+    if groups.numel() < claim.groups.numel() and present:
+        return False  # what is repeated moves together
+    return int(groups.unique().count_nonzero()) == present
 
 
 def channel_axis(graph: Graph, node: Node) -> int:

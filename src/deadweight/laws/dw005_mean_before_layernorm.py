@@ -45,10 +45,12 @@ def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
 
     A fused bias has several: that of the queries' norm, and that of the keys'.
     """
+    if not is_vector(node):
+        return
     taken = torch.zeros(node.shape, dtype=torch.bool)
     for _, outcome in prover.blocked.get(node.name, []):
         lines = outcome.lines
-        if lines is None or not is_vector(node) or bool((lines < 0).any()):
+        if lines is None or bool((lines < 0).any()):
             continue
         rows = lines.reshape(-1, lines.shape[-1])
         number = torch.zeros(torch.Size(node.shape).numel() + 1, dtype=torch.int64)

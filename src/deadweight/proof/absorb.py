@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deadweight.graph.constants import constant_value
 from deadweight.graph.node import Graph, Node, Value, substitute
-from deadweight.proof.labels import Labels, compact
+from deadweight.proof.labels import Labels, compact, constant_along
 from deadweight.proof.operation_groups import SHAPE
 from deadweight.proof.readers import centred_reader
 
@@ -38,8 +38,13 @@ class Absorber:
 
     def amounts(self, label: Labels) -> Labels | None:
         """One label per absorbing element, if equal indices always carry equal labels."""
-        index = self.index.expand(label.shape).reshape(-1)
-        flat = label.reshape(-1)
+        index = self.index.expand(label.shape)
+        repeated = [axis for axis, n in enumerate(index.shape) if n > 1 and index.stride(axis) == 0]
+        if not constant_along(label, tuple(repeated)):
+            return None
+        for axis in repeated:
+            index, label = index.narrow(axis, 0, 1), label.narrow(axis, 0, 1)
+        index, flat = index.reshape(-1), label.reshape(-1)
         size = int(index.max()) + 1 if len(index) else 0
         found = torch.zeros(size, dtype=torch.int64)
         found[index] = flat

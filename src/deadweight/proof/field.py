@@ -42,8 +42,8 @@ def of(number: float | int | Fraction) -> int:
 
 def reduced(x: Tensor) -> Elements:
     """An integer in 0 … 2⁶³ − 1 modulo P: 2⁶¹ counts as 1."""
-    x = (x & P) + (x >> 61)
-    return torch.where(x >= P, x - P, x)
+    x = (x & P).add_(x >> 61).sub_(P)
+    return x.add_((x >> 63).bitwise_and_(P))  # P again where the difference is negative
 
 
 def plus(a: Elements, b: Elements | int) -> Elements:
@@ -62,9 +62,10 @@ def times(a: Elements, b: Elements | int) -> Elements:
     """a·b by halves of 31 bits: 2⁶² counts as 2."""
     b = torch.as_tensor(b, dtype=torch.int64)
     a1, a0, b1, b0 = a >> 31, a & 0x7FFFFFFF, b >> 31, b & 0x7FFFFFFF
-    middle = a1 * b0 + a0 * b1  # below 2⁶²
-    high = 2 * (a1 * b1) + (middle >> 30)  # below 2⁶¹ + 2³²
-    return reduced(reduced(high + ((middle & 0x3FFFFFFF) << 31)) + reduced(a0 * b0))
+    middle = (a1 * b0).add_(a0 * b1)  # below 2⁶²
+    high = (a1 * b1).mul_(2).add_(middle >> 30)  # below 2⁶¹ + 2³²
+    low = (middle & 0x3FFFFFFF).bitwise_left_shift_(31)
+    return reduced(reduced(high.add_(low)).add_(reduced(a0 * b0)))
 
 
 def power(a: Elements, exponent: int) -> Elements:

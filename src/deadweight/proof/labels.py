@@ -22,8 +22,13 @@ CACHED = 1 << 15  # labels that are hashed at a time: in the processor's cache, 
 
 def scramble(x: Labels) -> Labels:
     """A bijection of 64-bit integers that leaves no linear structure."""
-    x = (x + _A).contiguous()  # a new tensor
+    return scramble_in_place(x.clone(memory_format=torch.contiguous_format))
+
+
+def scramble_in_place(x: Labels) -> Labels:
+    """The same, in a contiguous tensor that nothing else uses."""
     for part in x.view(-1).split(CACHED):
+        part.add_(_A)
         part.bitwise_xor_(shift_right(part, 30)).mul_(_B)
         part.bitwise_xor_(shift_right(part, 27)).mul_(_C)
         part.bitwise_xor_(shift_right(part, 31))
@@ -50,10 +55,10 @@ def compact(x: Tensor) -> Tensor:
 
 def plus(shape: tuple[int, ...], *labels: Labels) -> Labels:
     """The sum, broadcast to a shape; what is repeated stays repeated."""
-    total = torch.zeros((1,) * len(shape), dtype=torch.int64)
+    total: Labels | None = None
     for label in labels:
-        total = total + compact(label)
-    return total.expand(shape)
+        total = compact(label) if total is None else total + compact(label)
+    return torch.zeros((), dtype=torch.int64).expand(shape) if total is None else total.expand(shape)
 
 
 def mix(label: Labels, *others: Labels | int) -> Labels:
@@ -63,8 +68,8 @@ def mix(label: Labels, *others: Labels | int) -> Labels:
     start = compact(label)
     out = start
     for other in tensors:
-        out = scramble(out ^ scramble(compact(other) + _B))
-    return torch.where(start == 0, torch.zeros((), dtype=torch.int64), out).expand(shape)
+        out = scramble_in_place((out ^ scramble(compact(other) + _B)).contiguous())
+    return (out.masked_fill_(start == 0, 0) if tensors else out).expand(shape)
 
 
 def fold(labels: Labels, axis: int) -> Labels:

@@ -35,7 +35,7 @@ class Shift:
 
     @property
     def is_zero(self) -> bool:
-        return not bool((compact(self.label) != 0).any())
+        return not bool(compact(self.label).any())
 
 
 @dataclass

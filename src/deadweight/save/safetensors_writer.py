@@ -7,10 +7,8 @@ memory.
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 from threading import Condition, Thread
 from types import TracebackType
@@ -18,6 +16,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from deadweight.save.uncached_file import UncachedFile
 from deadweight.source.type_aliases import JsonObject
 
 NAMES = {
@@ -35,7 +34,6 @@ NAMES = {
 SHARD = 5 << 30  # bytes per file, as the hub recommends
 PER_TENSOR = 96  # bytes of header per tensor, besides its name
 QUEUE = 64 << 20  # bytes that may wait to be written, before the next tensor is queued
-STRIDE = 64 << 20  # bytes after which writing to disk is started
 
 
 class Background:
@@ -104,12 +102,11 @@ class Shard:
 
     def __init__(self, path: Path, room: int, background: Background) -> None:
         self.path, self.room, self.background = path, (room + 7) // 8 * 8, background
-        self.file = path.open("wb", buffering=0)
+        self.file = UncachedFile(path)
         self.header: JsonObject = {"__metadata__": {"format": "pt"}}
         self.size = 0
-        self.begun = 0  # bytes whose writing to disk was started
         blank = memoryview(self.room.to_bytes(8, "little") + b" " * self.room)
-        background.do(lambda: write_all(self.file, blank))
+        background.do(lambda: self.file.write(blank))
 
     def add(self, name: str, tensor: Tensor) -> None:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -119,14 +116,8 @@ class Shard:
             "shape": list(tensor.shape),
             "data_offsets": [self.size, end],
         }
-        self.background.do(lambda: self.write(flat, end), flat.numel())
+        self.background.do(lambda: self.file.write(flat.numpy().data), flat.numel())
         self.size = end
-
-    def write(self, flat: Tensor, end: int) -> None:
-        write_all(self.file, flat.numpy().data)
-        if end - self.begun >= STRIDE:
-            begin_writing(self.file.fileno(), self.begun, end - self.begun)
-            self.begun = end
 
     def fits(self, name: str) -> bool:
         used = len(json.dumps(self.header)) + len(json.dumps(name)) + PER_TENSOR
@@ -139,22 +130,7 @@ class Shard:
     def complete(self) -> None:
         text = json.dumps(self.header, separators=(",", ":")).encode()
         assert len(text) <= self.room
-        self.file.seek(8)
-        write_all(self.file, memoryview(text.ljust(self.room)))
-        os.fsync(self.file.fileno())
-        self.file.close()
-
-
-def write_all(file: FileIO, data: memoryview) -> None:
-    """Write all of the data: one call of an unbuffered file may write less."""
-    while data.nbytes:
-        data = data[file.write(data) :]
-
-
-def begin_writing(descriptor: int, start: int, count: int) -> None:
-    """Start writing cached pages to disk, without waiting: otherwise all of them are written at the final fsync."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, start, count, os.POSIX_FADV_DONTNEED)
+        self.file.complete(8, text.ljust(self.room))
 
 
 class Writer:

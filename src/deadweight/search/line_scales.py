@@ -17,6 +17,7 @@ from torch import Tensor
 from deadweight.claims.claim import Claim, Title, normal
 from deadweight.claims.point import Motion, Point, Values
 from deadweight.graph.node import Graph, Node, Ref, Value
+from deadweight.proof.labels import compact, constant_along
 from deadweight.proof.operation_groups import INDEXED, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.steps import Blocked, Step
@@ -85,7 +86,9 @@ class Way:
         known = [n for n in node.inputs if n in self.numbers]
         value = self.numbers[known[0]]
         if node.op in NORMS and node.args[1] == 1 and node.args[0] == Ref(known[0]):
-            self.lines.append(value.reshape(-1, node.shape[-1]).unique(dim=0))
+            short = compact(value)
+            lines = short.expand(*short.shape[:-1], value.shape[-1])
+            self.lines.append(lines.reshape(-1, node.shape[-1]).unique(dim=0))
             self.epsilon = max(self.epsilon, float(node.args[-1]))
             self.note(node, "a norm ignores the scale of the vector it reads", None)
             return
@@ -121,15 +124,14 @@ class Way:
         plain = bias is not None and bias.op == "parameter" and bias.shape == node.shape[-1:]
         if bias is None or not plain or len(self.graph.users[bias.name]) != 1 or value.shape != node.shape:
             return None
-        flat = value.reshape(-1, value.shape[-1])
-        if not torch.equal(flat, flat[:1].expand_as(flat)):
+        if not constant_along(value, tuple(range(value.ndim - 1))):
             return None
-        self.biases[bias.name] = flat[0].clone()
+        self.biases[bias.name] = value[(0,) * (value.ndim - 1)].clone()
         return value
 
     def spoil(self, value: Value) -> None:
         for part in value if isinstance(value, (list, tuple)) else [value]:
-            self.spoilt.update(part.unique().tolist())
+            self.spoilt.update(compact(part).unique().tolist())
 
     def note(self, node: Node, rule: str, value: Value) -> None:
         self.steps.append(Step(node.name, node.op, rule, "undone" if value is None else "scaled row by row", value))

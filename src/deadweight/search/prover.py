@@ -82,7 +82,7 @@ class Prover:
 
     def new_walk(self, node: str, groups: Tensor, absorbers: Absorbers, exclude: frozenset[str]) -> Outcome:
         short = compact(groups)
-        labels = torch.where(short == 0, 0, scramble(short.to(torch.int64))).expand(groups.shape)
+        labels = scramble(short.to(torch.int64)).masked_fill_(short == 0, 0).expand(groups.shape)
         source = {node: Shift(labels, short.to(torch.int32).expand(groups.shape), fixed=True)}
         return ShiftWalk(self.graph, self.identity, source, exclude, absorbers=absorbers).run()
 

@@ -38,8 +38,13 @@ def columns(claims: list[ShiftClaim], axis: int, index: Tensor, shape: tuple[int
     """Whole columns, element by element: a bias that folds, a row of a table that nothing reads."""
     if not claims:
         return 0
-    claimed = torch.stack([(c.groups != 0).expand(shape).movedim(axis, 0)[index] for c in claims]).any(0)
-    return int(claimed.all(0).sum())
+    claimed = torch.zeros((1,) * len(shape), dtype=torch.bool)
+    for claim in claims:
+        moved = (compact(claim.groups.expand(shape)) != 0).movedim(axis, 0)
+        claimed = claimed | (moved[index] if len(moved) > 1 else moved)
+    whole = claimed.all(0)
+    others = torch.Size(shape).numel() // shape[axis]
+    return int(whole.count_nonzero()) * (others // max(1, whole.numel()))
 
 
 def lost(claim: ShiftClaim, index: Tensor) -> bool:

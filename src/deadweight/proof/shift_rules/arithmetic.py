@@ -133,7 +133,7 @@ def linear(walk: ShiftWalk, node: Node) -> Shift:
 def mixed(label: Labels, *, fixed: bool) -> Shift:
     """A shift to which several elements of the source may have come."""
     short = compact(label)
-    return Shift(label, torch.where(short == 0, 0, MIXED).to(torch.int32).expand(label.shape), fixed)
+    return Shift(label, (short != 0).to(torch.int32).mul_(MIXED).expand(label.shape), fixed)
 
 
 @shift_rule(EXPERTS)
