@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,8 @@ class AttentionCall:
 
 # Called at every attention; returns the outputs of the heads. One with `knows_sinks` may be given attention with sinks.
 Observer = Callable[[AttentionCall], Tensor]
+# A context in which an observer is called at every attention of a model.
+Watch = Callable[[Any, Observer], AbstractContextManager[None]]
 
 
 _observer: ContextVar[tuple[Observer, dict[int, str]] | None] = ContextVar("observer", default=None)
@@ -54,10 +56,15 @@ def observed_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+def reaches_attention(model: Any) -> bool:
+    """Whether the attention of a model is called through transformers' interface."""
+    return hasattr(model, "set_attn_implementation") and bool(type(model)._can_set_attn_implementation())
+
+
 @contextmanager
 def observing(model: Any, observer: Observer) -> Iterator[None]:
     """A context in which every attention call of the model goes through the observer."""
-    if not hasattr(model, "set_attn_implementation") or not type(model)._can_set_attn_implementation():
+    if not reaches_attention(model):
         raise DeadweightError(
             f"found a {type(model).__name__}; expected a model of transformers with softmax attention that is called "
             "through its attention interface: heads are measured there"

@@ -37,8 +37,8 @@ class Given:
 
 
 @torch.no_grad()
-def expect_own_caches(source: Source) -> None:
-    """Raise unless the cache holds exactly the keys and values of each attention, and no two attentions share one."""
+def reads_own_caches(source: Source) -> bool:
+    """Whether the cache holds exactly the keys and values of each attention; raises if two attentions share one."""
     given, name, owners = Given(), printable(source.name), dict[int, str]()
     args, kwargs = source.inputs.on(device_of(source.module), float_of(source.module))
     try:
@@ -51,16 +51,14 @@ def expect_own_caches(source: Source) -> None:
         places = [i for i, layer in enumerate(layers) if holds(layer, states)]
         place = next((i for i in places if i not in owners), places[0] if places else None)  # zeros are all alike
         if place is None:
-            raise DeadweightError(
-                f"{name}: what {path} reads is not what the cache holds; expected keys and values as they are: a cache "
-                "of another kind cannot be coded"
-            )
+            return False
         if place in owners:
             raise DeadweightError(
                 f"{name}: {path} reads the keys of {owners[place]}; expected keys of its own: caches that layers share "
                 "cannot be coded"
             )
         owners[place] = path
+    return True
 
 
 def holds(layer: Any, states: tuple[Tensor, Tensor]) -> bool:

@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
-from deadweight.compress.cache_support import expect_own_caches, expect_same_decoded
+from deadweight.compress.cache_support import expect_same_decoded
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
 from deadweight.compress.coded_model import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
 from deadweight.compress.deadweight_json import cache_card, cache_data
+from deadweight.compress.find_caches import find_caches
 from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge
-from deadweight.compress.locate import Heads, locate
+from deadweight.compress.locate import Heads
 from deadweight.compress.measure import measure
 from deadweight.compress.result import Judgement
 from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
@@ -84,11 +84,9 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     source, settings, progress = job.source, job.settings, job.progress
     expect_cache(source)
     progress("looking for heads", 0, 0)
-    attentions = locate(source, sinks=True)
-    expect_own_caches(source)
-    use_our_attention(source.module)
+    attentions, watch = find_caches(source)
     text = cache_calibration(source, job.model, settings.calibration)
-    rates = measure_rates(source.module, attentions, text.measure[0])
+    rates = measure_rates(source.module, attentions, text.measure[0], watch)
     known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
     of = len(text.measure)
     measure(
@@ -98,6 +96,7 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
         text.measure,
         tick=lambda n: progress("measuring", n, of),
         most=GRADED,
+        watch=watch,
     )
     texts = {HELD: text.judge}
     if settings.judge_text is not None:
