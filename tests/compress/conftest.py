@@ -60,12 +60,37 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gpt_neox": lambda: T.GPTNeoXForCausalLM(T.GPTNeoXConfig(**SIZE)),
     "ours": lambda: TransformerForCausalLM(TransformerConfig(**OURS, positions="rotary")),
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+EXPERTS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DENSE = {"n_routed_experts": 4, "first_k_dense_replace": 2}
+NARROW = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2}
+FALCON = {k: v for k, v in SIZE.items() if k != "intermediate_size"}
+OWN_READERS: dict[str, Callable[[], Any]] = {  # families whose own code reads the states that are cached
+    "deepseek_v2": lambda: T.DeepseekV2ForCausalLM(T.DeepseekV2Config(**SIZE, **LATENT, **DENSE)),
+    "deepseek_v3": lambda: T.DeepseekV3ForCausalLM(
+        T.DeepseekV3Config(**SIZE, **LATENT, **EXPERTS, first_k_dense_replace=2)
+    ),
+    "gptj": lambda: T.GPTJForCausalLM(T.GPTJConfig(**NARROW, n_positions=64, rotary_dim=4)),
+    "falcon": lambda: T.FalconForCausalLM(T.FalconConfig(**FALCON)),  # one key head
+    "falcon_grouped": lambda: T.FalconForCausalLM(
+        T.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True)  # caches every key head twice
+    ),
+    "falcon_alibi": lambda: T.FalconForCausalLM(T.FalconConfig(**FALCON, alibi=True, multi_query=False)),
+    "bloom": lambda: T.BloomForCausalLM(T.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=99)),
+}
 
 
 def made(name: str) -> Any:
     """A model whose biases and gains are random too: zeros would hide mistakes."""
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
+    model = (MODELS | OWN_READERS)[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

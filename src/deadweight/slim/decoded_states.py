@@ -68,9 +68,9 @@ def read_states(call: Call, rows: States) -> States:
     """The states of all rows of a cache, in which the tokens of this call are the last."""
     coder, layer, key, value = call.coder, call.layer, call.key, call.value
     assert layer is not None and layer.first is not None and key is not None and value is not None
-    if isinstance(call.past, int) and call.past == 0:  # nothing is read from the cache
-        return key, value
     units, exponents = rows
+    if isinstance(call.past, int) and call.past == 0 and units.shape[2] == key.shape[2]:
+        return key, value  # nothing is read from the cache
     places = torch.arange(units.shape[2], device=units.device)
     total = call.past + key.shape[2]
     away = torch.as_tensor(total - units.shape[2], device=units.device).clamp(min=0)  # tokens that left a window
