@@ -83,6 +83,8 @@ OWN_READERS: dict[str, Callable[[], Any]] = {  # families whose own code reads t
         T.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True)  # caches every key head twice
     ),
     "falcon_alibi": lambda: T.FalconForCausalLM(T.FalconConfig(**FALCON, alibi=True, multi_query=False)),
+    "codegen": lambda: T.CodeGenForCausalLM(T.CodeGenConfig(**NARROW, n_positions=64, rotary_dim=4)),
+    "diffllama": lambda: T.DiffLlamaForCausalLM(T.DiffLlamaConfig(**SHARED)),  # reads pairs of heads of values
     "bloom": lambda: T.BloomForCausalLM(T.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=99)),
 }
 

@@ -83,6 +83,14 @@ def observing(model: Any, observer: Observer) -> Iterator[None]:
             config._attn_implementation = name
 
 
+def use_default_attention(model: Any) -> None:
+    """Give a model that computes attention by itself the implementation that it will be loaded with.
+
+    Falcon with ALiBi computes another function with the eager one: it adds the bias twice.
+    """
+    model.config._attn_implementation = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+
+
 def use_our_attention(model: Any) -> None:
     """Compute attention with the code of compressed heads, so that two models differ in their heads alone.
 

@@ -56,6 +56,20 @@ class TappedCache:
 
 
 @contextmanager
+def expecting_states(name: str) -> Iterator[None]:
+    """A context in which a model's code that cannot work with what it is given in place of its cache is refused."""
+    try:
+        yield
+    except DeadweightError:
+        raise
+    except (*FAILURES, NotImplementedError) as error:
+        raise DeadweightError(
+            f"{printable(name)} does not compute with decoded states in place of its cache ({reason(error)}): its cache "
+            "cannot be coded"
+        ) from error
+
+
+@contextmanager
 def tapping(model: nn.Module, observer: Observer, *, forms: Forms) -> Iterator[None]:
     """A context in which everything that the model writes to its cache goes through the observer."""
 
@@ -130,6 +144,11 @@ def find_writers(source: Source) -> list[str]:
 def locate_cached(source: Source) -> tuple[Heads, ...]:
     """What every module writes to the cache, as heads of keys and values, in the order in which they are reached."""
     plain = {path: CachedForm() for path in find_writers(source)}
+    with expecting_states(source.name):
+        return locate_in(source, plain)
+
+
+def locate_in(source: Source, plain: Forms) -> tuple[Heads, ...]:
     near = record(source, CacheRecord, far=False, watch=partial(tapping, forms=plain))
     read = numbers_read(source)
     forms = {
@@ -165,8 +184,7 @@ def copies_in(seen: list[Seen]) -> int:
     return next(
         n
         for n in range(heads, 0, -1)
-        if heads % n == 0
-        and all(torch.equal(x, x[:, ::n].repeat_interleave(n, 1)) for pair in pairs for x in pair)
+        if heads % n == 0 and all(torch.equal(x, x[:, ::n].repeat_interleave(n, 1)) for pair in pairs for x in pair)
     )
 
 

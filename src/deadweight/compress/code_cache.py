@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
 from deadweight.compress.cache_support import expect_same_decoded
+from deadweight.compress.cache_taps import expecting_states
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
 from deadweight.compress.coded_model import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
 from deadweight.compress.deadweight_json import cache_card, cache_data
@@ -84,7 +86,7 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     source, settings, progress = job.source, job.settings, job.progress
     expect_cache(source)
     progress("looking for heads", 0, 0)
-    attentions, watch = find_caches(source)
+    attentions, watch = find_caches(source, live=isinstance(job.model, nn.Module))
     text = cache_calibration(source, job.model, settings.calibration)
     rates = measure_rates(source.module, attentions, text.measure[0], watch)
     known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
@@ -116,7 +118,9 @@ def code_and_judge(work: MeasuredModel, share: float) -> Coded:
     """The model with a cache of this share, and its loss on held-out text."""
     plan = allocate(work.options, min(share, 1.0), work.tokens)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
-    judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
+    own_reader = any(cache.heads.form is not None for cache in work.caches)
+    with expecting_states(work.source.name) if own_reader else nullcontext():
+        judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
     expect_finite(judgements, work.source.name)
     return Coded(module, slim, plan, CurvePoint(plan.share, plan.predicted, judgements))
 
@@ -238,13 +242,13 @@ def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, s
         calibration_tokens=work.calibration.tokens,
         points=tuple(p.point for p in points),
         caches=points[-1].plan.specs,
-        notes=(*work.source.notes, *work.calibration.notes, *notes_on(work, asked)),
+        notes=(*work.source.notes, *work.calibration.notes, *notes_on(work, asked, points[-1].plan.share)),
         seconds=seconds,
     )
 
 
-def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
-    notes = []
+def notes_on(work: MeasuredModel, asked: float | None, share: float) -> list[str]:
+    notes = notes_on_form(work.caches, share)
     unclear = [c.heads for c in work.caches if c.heads.keys_unclear]
     if unclear:
         notes.append(
@@ -253,6 +257,22 @@ def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
         )
     if asked is not None and asked > LARGEST:
         notes.append("8 bits are as good as 16 here: no coordinate has more")
+    return notes
+
+
+def notes_on_form(caches: Sequence[MeasuredCache], share: float) -> list[str]:
+    """What a share is a share of, where that is not what attention reads, or not what the model itself caches."""
+    cached = sum(c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches)
+    read = sum(c.heads.form.expanded for c in caches if c.heads.form is not None)
+    copies = max(1 if c.heads.form is None else c.heads.form.copies for c in caches)
+    notes = []
+    if copies > 1:
+        notes.append(f"shares are of a cache with every key head once; the model's own cache has up to {copies} copies")
+    elif read > cached:
+        notes.append(
+            f"shares are of the {cached:,} numbers per token that the model caches; of the {read:,} numbers that "
+            f"attention reads, which are made from them, this cache takes {share * cached / read:.2%}"
+        )
     return notes
 
 

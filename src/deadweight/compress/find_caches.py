@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from functools import partial
 
-from deadweight.compress.attention_calls import Watch, observing, reaches_attention, use_our_attention
+from deadweight.compress.attention_calls import (
+    Watch,
+    observing,
+    reaches_attention,
+    use_default_attention,
+    use_our_attention,
+)
 from deadweight.compress.cache_support import reads_own_caches
 from deadweight.compress.cache_taps import locate_cached, tapping
 from deadweight.compress.locate import Heads, locate
 from deadweight.source.model import Source
 
 
-def find_caches(source: Source) -> tuple[tuple[Heads, ...], Watch]:
+def find_caches(source: Source, *, live: bool) -> tuple[tuple[Heads, ...], Watch]:
     """The attentions whose caches are to be coded, and the context in which they are observed.
 
     If attention reads its cache as it is, and transformers' interface reaches it, it will read codes. Otherwise the
-    model's own code will read decoded states.
+    model's own code will read decoded states. A `live` model, not read from a folder, keeps the attention that it has.
     """
     model, reached = source.module, reaches_attention(source.module)
     attentions = locate(source, sinks=True) if reached else ()
     if attentions and reads_own_caches(source):
         use_our_attention(model)
         return attentions, observing
+    if not reached and not live:
+        use_default_attention(model)
     attentions = locate_cached(source)
     if reached:
         use_our_attention(model)

@@ -6,6 +6,7 @@ as if tokens were decoded one by one: each query sees its own key and value unco
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from .cache import CURRENT, Call, CodedLayer, position_of, real_tokens
 from .coder import Coder, Codes
 from .kernels import decode_token, decodes
 
-NAME = "deadweight_coded"  # of this attention implementation in transformers
+# The name of this attention implementation in transformers; a checkpoint brings a copy of this file along.
+NAME = f"deadweight_coded_{zlib.crc32(__name__.encode()):x}"
 
 
 def coded_attention(
@@ -47,8 +49,9 @@ def coded_attention(
 
 def on_states(coder: Coder, query: Tensor, states: tuple[Tensor, Tensor], options: AttentionOptions) -> Tensor:
     """Attention on what the model has made of decoded states; without a cache, of decoded and of exact ones."""
-    call, CURRENT.call = CURRENT.of(coder), None
-    if call is None or not call.doubled:
+    call = CURRENT.of(coder)  # it stays until the module is done: some attend twice
+    assert call is not None, "attention on decoded states outside its module"
+    if not call.doubled:
         return attend(query, *states, options)
     (coded_key, key), (coded_value, value) = (x.chunk(2, 2) for x in states)
     options = options.with_scale(options.scale_of(query))

@@ -26,7 +26,7 @@ from .coded_attention import as_if_cached, with_first, with_new
 from .coder import Coder
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")  # by which attention modules are given a cache
-BIASES = ("alibi", "position_bias")  # arguments with one number for every key, on the last axis
+BIAS = "alibi"  # an argument with one number for every key, on the last axis
 States = tuple[Tensor, Tensor]
 
 
@@ -110,9 +110,7 @@ def cache_argument(module: Any) -> str:
     return name
 
 
-def before_states(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def before_states(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A hook before an attention module: make its cache take and give states, and store codes."""
     if any(isinstance(x, Cache) for x in (*args, *kwargs.values())):
         return before(module, args, kwargs, DecodedCache)
@@ -144,5 +142,5 @@ def double_masks(kwargs: dict[str, Any], tokens: int) -> dict[str, Any]:
         raise ValueError(f"found a mask of shape {tuple(mask.shape)}; expected one number for each query and key")
     hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     doubled = torch.cat([mask.masked_fill(own, hidden), mask.masked_fill(~own, hidden)], -1)
-    biases = {name: kwargs[name] for name in BIASES if isinstance(kwargs.get(name), Tensor)}
-    return {**kwargs, "attention_mask": doubled, **{name: torch.cat([x, x], -1) for name, x in biases.items()}}
+    bias = kwargs.get(BIAS)
+    return {**kwargs, "attention_mask": doubled, **({} if bias is None else {BIAS: torch.cat([bias, bias], -1)})}

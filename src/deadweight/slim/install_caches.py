@@ -25,7 +25,7 @@ def install_caches(model: Any, specs: dict[str, CacheSpec]) -> None:
         module = model.get_submodule(path)
         module.coder = Coder(spec)
         module.register_forward_pre_hook(before if spec.reader == "codes" else before_states, with_kwargs=True)
-        if spec.reader == "own attention":
+        if spec.reader != "codes":
             module.register_forward_hook(after_states, always_call=True)
     if any(spec.reader != "own attention" for spec in specs.values()):
         model.set_attn_implementation(NAME)
