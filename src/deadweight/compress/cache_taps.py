@@ -64,8 +64,8 @@ def expecting_states(name: str) -> Iterator[None]:
         raise
     except (*FAILURES, NotImplementedError) as error:
         raise DeadweightError(
-            f"{printable(name)} does not compute with decoded states in place of its cache ({reason(error)}): its cache "
-            "cannot be coded"
+            f"{printable(name)} does not compute with decoded states in place of its cache ({reason(error)}): its "
+            "cache cannot be coded"
         ) from error
 
 

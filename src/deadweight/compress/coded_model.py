@@ -159,7 +159,8 @@ def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | N
     """By default all keys of a set are mixed; a small attention may also code keys and values as one vector."""
     heads = cache.heads
     small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
-    small = small or heads.form is not None and heads.key_heads == 1  # its values are decoded for every token anyway
+    if heads.form is not None and heads.key_heads == 1:
+        small = True  # values of all tokens are decoded anyway: to decode them jointly with keys costs no more
     keys = joint = None
     if structure != "joint":
         blocks = blocks_for(cache, moments.keys, structure)

@@ -109,7 +109,7 @@ def measure(
 ) -> dict[str, M]:
     """Add all batches to the sums of every attention, by its path; `make` is the class of the recorder.
 
-    If there are many tokens, gradients are taken for one batch in `most`. The recorder is called in the context `watch`.
+    If there are many tokens, gradients are taken for one batch in `most`. The recorder is called inside `watch`.
     """
     generator = torch.Generator().manual_seed(0)
     every = max(1, min(most, sum(next(iter(b.values())).numel() for b in batches) // GRADED))

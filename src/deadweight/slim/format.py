@@ -129,10 +129,10 @@ class CacheSpec:
     are not coded.
 
     The `reader` of the cache is an attention that reads "codes"; or the model's own code, which reads decoded "states"
-    (`decoded_states.py`) and may also have its "own attention", beside transformers' interface. Then keys and values are
-    the two tensors that the model caches, whatever they are, and `heads` is the number of cached heads. Keys are the
-    tensor with rotary positions, which may be the second (`rotated_second`). Every cached head may stand for `copies`
-    equal ones, of which one is stored.
+    (`decoded_states.py`) and may also have its "own attention", beside transformers' interface. Then keys and values
+    are the two tensors that the model caches, whatever they are, and `heads` is the number of cached heads. Keys are
+    the tensor with rotary positions, which may be the second (`rotated_second`). Every cached head may stand for
+    `copies` equal ones, of which one is stored.
     """
 
     heads: int
