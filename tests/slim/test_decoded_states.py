@@ -13,6 +13,7 @@ import torch
 import transformers as T
 from transformers import DynamicCache, StaticCache
 
+from deadweight.compress.locate import CachedForm
 from deadweight.compress.run import compress
 from deadweight.slim.cache import CURRENT
 from deadweight.slim.decoded_states import arrange, arrange_back, cache_argument, double_masks
@@ -107,10 +108,11 @@ def test_gradients_pass_through_decoded_states(small: Any) -> None:
 @pytest.mark.parametrize("copies", [1, 2])
 def test_states_come_back_as_the_model_caches_them(rotated_second: bool, copies: int) -> None:
     first, second = (torch.randn(2, 3, 5, size).repeat_interleave(copies, 1) for size in (4, 6))
-    states = arrange(first, second, rotated_second=rotated_second, copies=copies)
+    form = CachedForm(rotated_second, copies)
+    states = arrange(form, first, second)
     assert [x.shape[3] for x in states] == ([6, 4] if rotated_second else [4, 6])
     assert all(x.shape[1] == 3 for x in states)
-    back = arrange_back(*states, rotated_second=rotated_second, copies=copies)
+    back = arrange_back(form, *states)
     assert torch.equal(back[0], first) and torch.equal(back[1], second)
 
 

@@ -49,10 +49,9 @@ class TappedCache:
         return 0
 
     def update(self, first: Tensor, second: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> States:
-        form = {"rotated_second": self.form.rotated_second, "copies": self.form.copies}
-        key, value = arrange(first, second, **form)
+        key, value = arrange(self.form, first, second)
         read: Any = self.observer(CacheCall(self.path, key, key, value, AttentionOptions()))
-        return arrange_back(*read, **form)
+        return arrange_back(self.form, *read)
 
 
 @contextmanager
@@ -157,8 +156,7 @@ def locate_in(source: Source, plain: Forms) -> tuple[Heads, ...]:
     }
     for run in near:
         for path, seen in run.seen.items():
-            form = {"rotated_second": forms[path].rotated_second, "copies": forms[path].copies}
-            key, value = arrange(seen.key, seen.value, **form)
+            key, value = arrange(forms[path], seen.key, seen.value)
             run.seen[path] = replace(seen, query=key, key=key, value=value)
     far = record(source, CacheRecord, far=True, watch=partial(tapping, forms=forms))
     return tuple(replace(heads_of(path, source.module, near, far), form=forms[path]) for path in forms)

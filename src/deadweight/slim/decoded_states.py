@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,21 +30,27 @@ BIAS = "alibi"  # an argument with one number for every key, on the last axis
 States = tuple[Tensor, Tensor]
 
 
-def arrange(first: Tensor, second: Tensor, *, rotated_second: bool, copies: int) -> States:
+class Form(Protocol):
+    """How a model arranges what it caches: see `CacheSpec`."""
+
+    @property
+    def rotated_second(self) -> bool: ...
+
+    @property
+    def copies(self) -> int: ...
+
+
+def arrange(form: Form, first: Tensor, second: Tensor) -> States:
     """The two tensors that a model caches, as keys and values: that with rotary positions first, no head twice."""
-    key, value = (second, first) if rotated_second else (first, second)
-    return key[:, ::copies], value[:, ::copies]
+    key, value = (second, first) if form.rotated_second else (first, second)
+    return key[:, :: form.copies], value[:, :: form.copies]
 
 
-def arrange_back(key: Tensor, value: Tensor, *, rotated_second: bool, copies: int) -> States:
+def arrange_back(form: Form, key: Tensor, value: Tensor) -> States:
     """Keys and values as the model caches them."""
-    if copies > 1:
-        key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
-    return (value, key) if rotated_second else (key, value)
-
-
-def arrangement(coder: Coder) -> dict[str, Any]:
-    return {"rotated_second": coder.spec.rotated_second, "copies": coder.spec.copies}
+    if form.copies > 1:
+        key, value = (x.repeat_interleave(form.copies, 1) for x in (key, value))
+    return (value, key) if form.rotated_second else (key, value)
 
 
 def unpaired(coder: Coder, keys: Tensor) -> Tensor:
@@ -55,13 +61,13 @@ def unpaired(coder: Coder, keys: Tensor) -> Tensor:
 class DecodedCache(CodedCache):
     """A cache that takes and gives states, and stores codes."""
 
-    def update(self, first: Tensor, second: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> States:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> States:
         coder = self._coder
-        states = arrange(first, second, **arrangement(coder))
+        states = arrange(coder.spec, key_states, value_states)
         rows = super().update(*states, layer_idx, *args, **kwargs)
         call = CURRENT.of(coder)
         assert call is not None, "a coded cache outside its attention"
-        return arrange_back(*read_states(call, rows), **arrangement(coder))
+        return arrange_back(coder.spec, *read_states(call, rows))
 
 
 def read_states(call: Call, rows: States) -> States:
@@ -93,12 +99,12 @@ class DoubledStates:
 
     def update(self, first: Tensor, second: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> States:
         call, coder = self.call, self.call.coder
-        key, value = arrange(first, second, **arrangement(coder))
+        key, value = arrange(coder.spec, first, second)
         coder.expect_states(key, value)
         coded_key, coded_value = as_if_cached(coder, (key, value), call.mask, call.positions)
         call.doubled = True
         key = torch.cat([unpaired(coder, coded_key), key], 2)
-        return arrange_back(key, torch.cat([coded_value, value], 2), **arrangement(coder))
+        return arrange_back(coder.spec, key, torch.cat([coded_value, value], 2))
 
 
 def cache_argument(module: Any) -> str:
