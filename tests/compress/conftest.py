@@ -87,15 +87,33 @@ OWN_READERS: dict[str, Callable[[], Any]] = {  # families whose own code reads t
     "diffllama": lambda: T.DiffLlamaForCausalLM(T.DiffLlamaConfig(**SHARED)),  # reads pairs of heads of values
     "bloom": lambda: T.BloomForCausalLM(T.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=99)),
 }
+BART = {
+    **{k: v for k, v in WHISPER.items() if k not in ("max_source_positions", "max_target_positions", "num_mel_bins")},
+    "max_position_embeddings": 64,
+    "forced_eos_token_id": None,
+}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 99, "eos_token_id": 2}
+BEHIND_ENCODERS: dict[str, Callable[[], Any]] = {
+    "bart": lambda: T.BartForConditionalGeneration(T.BartConfig(**BART)),
+    "marian": lambda: T.MarianMTModel(T.MarianConfig(**BART)),
+    "t5": lambda: T.T5ForConditionalGeneration(T.T5Config(**T5, decoder_start_token_id=0)),
+}
 
 
 def made(name: str) -> Any:
     """A model whose biases and gains are random too: zeros would hide mistakes."""
     torch.manual_seed(0)
-    model = (MODELS | OWN_READERS)[name]().eval()
+    model = (MODELS | OWN_READERS | BEHIND_ENCODERS)[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def louder(model: Any) -> Any:
+    """The model with larger logits: then a KL divergence is far above the noise of float32."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(8)
     return model
 
 

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deadweight.errors import DeadweightError
-from deadweight.slim.attention import NAME, AttentionOptions, attend, options_of, register
+from deadweight.slim.attention import BIAS, NAME, AttentionOptions, attend, options_of, register
 
 OBSERVED = "deadweight-observed"
 
@@ -33,7 +33,8 @@ class AttentionCall:
         return attend(query, key, value, self.options)
 
 
-# Called at every attention; returns the outputs of the heads. One with `knows_sinks` may be given attention with sinks.
+# Called at every attention; returns the outputs of the heads. One with `knows_sinks` may be given attention with sinks,
+# or with a bias for every query and key.
 Observer = Callable[[AttentionCall], Tensor]
 # A context in which an observer is called at every attention of a model.
 Watch = Callable[[Any, Observer], AbstractContextManager[None]]
@@ -50,8 +51,9 @@ def observed_attention(
     observation = _observer.get()
     assert observation is not None, "observed attention without an observer"
     observer, paths = observation
-    if options.sinks is not None and not getattr(observer, "knows_sinks", False):
-        raise NotImplementedError("attention with s_aux, which compressed heads do not support")
+    strange = [name for name in ("s_aux", BIAS) if given.get(name) is not None]
+    if strange and not getattr(observer, "knows_sinks", False):
+        raise NotImplementedError(f"attention with {strange[0]}, which compressed heads do not support")
     out = observer(AttentionCall(paths[id(module)], query, key, value, options))
     return out.transpose(1, 2).contiguous(), None
 

@@ -73,7 +73,7 @@ def holds(layer: Any, states: tuple[Tensor, Tensor]) -> bool:
 
 def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], name: str) -> None:
     """Raise if decoding with the coded cache gives other logits than the forward pass that was judged."""
-    if not set(batch) <= {"input_ids", "attention_mask"}:
+    if not set(batch) <= {"input_ids", "attention_mask", "decoder_input_ids"}:
         return  # tokens alone would be another input
     ids, name = batch["input_ids"][:1, :TOKENS], printable(name)
     try:
@@ -82,7 +82,7 @@ def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], 
         raise DeadweightError(
             f"{name} does not decode with a coded cache ({reason(error)}): its cache cannot be coded"
         ) from error
-    stored = sum(isinstance(layer, CodedLayer) for layer in getattr(past, "layers", ()))
+    stored = sum(isinstance(layer, CodedLayer) for layer in layers_of(past))
     coders = sum(isinstance(part, Coder) for part in coded.modules())
     if stored != coders:
         raise DeadweightError(
@@ -99,9 +99,17 @@ def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], 
 @torch.no_grad()
 def decoded_apart(model: Any, ids: Tensor) -> tuple[float, Any]:
     """The largest difference between decoding and one forward pass, relative to the largest logit; and the cache."""
-    whole, past, steps = model(input_ids=ids, use_cache=False).logits, None, []
+    crosses = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    named = (lambda x: {"input_ids": ids, "decoder_input_ids": x}) if crosses else (lambda x: {"input_ids": x})
+    whole, past, steps = model(**named(ids), use_cache=False).logits, None, []
     for token in ids.split(1, 1):
-        output = model(input_ids=token, use_cache=True, **({} if past is None else {"past_key_values": past}))
+        output = model(**named(token), use_cache=True, **({} if past is None else {"past_key_values": past}))
         past = getattr(output, "past_key_values", None)
         steps.append(output.logits)
     return float((torch.cat(steps, 1) - whole).abs().max() / whole.abs().max().clamp(min=1e-30)), past
+
+
+def layers_of(cache: Any) -> list[Any]:
+    """The layers of a cache, or of both caches behind an encoder."""
+    parts = [getattr(cache, f"{name}_attention_cache", None) for name in ("self", "cross")]
+    return [layer for part in (cache, *parts) for layer in getattr(part, "layers", ())]

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from deadweight.compress.attention_calls import AttentionCall, Observer, observing, reaches_attention
 from deadweight.compress.cache_support import FAILURES, Given
@@ -95,9 +95,9 @@ class CacheRecord(ForwardRecord):
 class WatchedCache(DynamicCache):
     """A cache that notes which module writes to which of its layers."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, running: list[str]) -> None:
         super().__init__(config=config)
-        self.running: list[str] = []  # paths of the modules that are being called
+        self.running = running  # paths of the modules that are being called
         self.writers: list[tuple[str, int]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
@@ -120,14 +120,21 @@ def following_calls(model: nn.Module, running: list[str]) -> Iterator[None]:
 @torch.no_grad()
 def find_writers(source: Source) -> list[str]:
     """The modules that write to the cache, in order; raises unless each has a layer of its own that holds it all."""
-    name, model = printable(source.name), source.module
-    cache = WatchedCache(source.config)
+    name, model, running = printable(source.name), source.module, list[str]()
+    caches = [WatchedCache(source.config, running)]
+    if getattr(source.config, "is_encoder_decoder", False):
+        caches.append(WatchedCache(source.config, running))
+    cache = EncoderDecoderCache(*caches) if len(caches) > 1 else caches[0]
     args, kwargs = source.inputs.on(device_of(model), float_of(model))
     try:
-        with following_calls(model, cache.running):
+        with following_calls(model, running):
             model(*args, **{**kwargs, "use_cache": True, "past_key_values": cache})
     except FAILURES as error:
         raise DeadweightError(f"{name} does not run with a cache ({reason(error)}); expected one to code") from error
+    return [path for own in caches for path in expect_plain_layers(own, name)]
+
+
+def expect_plain_layers(cache: WatchedCache, name: str) -> list[str]:
     paths, layers = [path for path, _ in cache.writers], [layer for _, layer in cache.writers]
     kinds = {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}
     if not paths or kinds or len(set(paths)) < len(paths) or sorted(layers) != list(range(len(cache.layers))):

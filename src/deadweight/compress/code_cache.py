@@ -73,10 +73,10 @@ def expect_cache(source: Source) -> None:
     name = printable(source.name)
     if not hasattr(source.module, "generate"):
         raise DeadweightError(f"{name} has no key-value cache; use --keep-attention")
-    if getattr(source.config, "is_encoder_decoder", False):
+    if getattr(source.config, "is_encoder_decoder", False) and "input_ids" not in source.kwargs:
         raise DeadweightError(
-            f"{name} is an encoder with a decoder; expected a decoder alone: caches of cross-attention are not coded. "
-            "Use --keep-attention"
+            f"{name} is a decoder behind an encoder that does not read tokens; expected one that does: shares of its "
+            "cache would have no common length. Use --keep-attention"
         )
     expect_constant_rates(source.config)
 

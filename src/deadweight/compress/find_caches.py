@@ -20,11 +20,13 @@ from deadweight.source.model import Source
 def find_caches(source: Source, *, live: bool) -> tuple[tuple[Heads, ...], Watch]:
     """The attentions whose caches are to be coded, and the context in which they are observed.
 
-    If attention reads its cache as it is, and transformers' interface reaches it, it will read codes. Otherwise the
-    model's own code will read decoded states. A `live` model, not read from a folder, keeps the attention that it has.
+    If attention reads its cache as it is, and transformers' interface reaches it, it will read codes. Otherwise, and
+    behind an encoder, the model's own code will read decoded states. A `live` model, not read from a folder, keeps the
+    attention that it has.
     """
     model, reached = source.module, reaches_attention(source.module)
-    attentions = locate(source, sinks=True) if reached else ()
+    crosses = getattr(source.config, "is_encoder_decoder", False)
+    attentions = locate(source, sinks=True) if reached and not crosses else ()
     if attentions and reads_own_caches(source):
         use_our_attention(model)
         return attentions, observing

@@ -33,6 +33,8 @@ class Call:
     value: Tensor | None = None
     past: Any = 0  # tokens before them: a number, or a tensor of a static cache
     doubled: bool = False  # attention is given decoded and then exact states of the same tokens
+    crosses: bool = False  # the cached tokens are those of an encoder
+    read: tuple[Tensor, Tensor] | None = None  # states that were decoded in this call
 
 
 class Current(threading.local):

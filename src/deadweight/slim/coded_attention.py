@@ -55,6 +55,8 @@ def on_states(coder: Coder, query: Tensor, states: tuple[Tensor, Tensor], option
         return attend(query, *states, options)
     (coded_key, key), (coded_value, value) = (x.chunk(2, 2) for x in states)
     options = options.with_scale(options.scale_of(query))
+    if options.mask is not None:
+        options = options.with_mask(options.mask[..., : key.shape[2]])  # a bias may count the exact keys as later ones
     return with_own_token(query, (key, value), (coded_key, coded_value), options)
 
 

@@ -9,6 +9,8 @@ In a call without a cache, each query shall see its own token exactly and the co
 the cache gives back every token twice, first decoded and then exact. Attention takes the diagonal from the second half.
 If it is the model's own, masks and biases are doubled too: they hide the diagonal of the first half, and everything but
 the diagonal of the second.
+
+Cross-attention caches the tokens of an encoder, once. All queries read them decoded, with a cache and without.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from .cache import CURRENT, Call, CodedCache, before
+from .cache import CURRENT, Call, CodedCache, CodedLayer, before
 from .coded_attention import as_if_cached, with_first, with_new
 from .coder import Coder
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")  # by which attention modules are given a cache
 BIAS = "alibi"  # an argument with one number for every key, on the last axis
+CROSS = "key_value_states"  # the argument by which cross-attention is given the output of an encoder
 States = tuple[Tensor, Tensor]
 
 
@@ -69,12 +72,58 @@ class DecodedCache(CodedCache):
         assert call is not None, "a coded cache outside its attention"
         return arrange_back(coder.spec, *read_states(call, rows))
 
+    @property
+    def layers(self) -> list[Any]:
+        """The layers, of which cross-attention reads keys and values itself once they are cached."""
+        return [DecodedLayer(layer) if isinstance(layer, CodedLayer) else layer for layer in self._cache.layers]
+
+
+class DecodedLayer:
+    """A layer of a coded cache whose keys and values are decoded."""
+
+    def __init__(self, layer: CodedLayer) -> None:
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    @property
+    def keys(self) -> Tensor:
+        return self.states()[0]
+
+    @property
+    def values(self) -> Tensor:
+        return self.states()[1]
+
+    def states(self) -> States:
+        """Decoded once in a call: keys and values are read one after the other."""
+        layer, coder = self._layer, self._layer.coder
+        call = CURRENT.of(coder)
+        assert call is not None, "a coded cache outside its attention"
+        if call.read is None:
+            call.layer, like = layer, layer.first
+            assert like is not None
+            call.read = arrange_back(coder.spec, *all_decoded(layer, (layer.keys, layer.values), like[0].dtype))
+        return call.read
+
+
+def all_decoded(layer: CodedLayer, rows: States, dtype: torch.dtype) -> States:
+    """The states of all rows of a cache, the first of a sequence exactly, the others decoded."""
+    coder, (units, exponents) = layer.coder, rows
+    assert layer.first is not None
+    codes, away = coder.read(units, exponents, dtype), torch.zeros((), dtype=torch.long, device=units.device)
+    keys = coder.keys_of(codes, torch.arange(units.shape[2], device=units.device) - layer.origin)
+    keys = with_first(keys, layer, coder.paired(layer.first[0]), away)
+    return unpaired(coder, keys), with_first(coder.values_of(codes), layer, layer.first[1], away)
+
 
 def read_states(call: Call, rows: States) -> States:
     """The states of all rows of a cache, in which the tokens of this call are the last."""
     coder, layer, key, value = call.coder, call.layer, call.key, call.value
     assert layer is not None and layer.first is not None and key is not None and value is not None
     units, exponents = rows
+    if call.crosses:
+        return all_decoded(layer, rows, key.dtype)
     if isinstance(call.past, int) and call.past == 0 and units.shape[2] == key.shape[2]:
         return key, value  # nothing is read from the cache
     places = torch.arange(units.shape[2], device=units.device)
@@ -102,6 +151,8 @@ class DoubledStates:
         key, value = arrange(coder.spec, first, second)
         coder.expect_states(key, value)
         coded_key, coded_value = as_if_cached(coder, (key, value), call.mask, call.positions)
+        if call.crosses:
+            return arrange_back(coder.spec, unpaired(coder, coded_key), coded_value)
         call.doubled = True
         key = torch.cat([unpaired(coder, coded_key), key], 2)
         return arrange_back(coder.spec, key, torch.cat([coded_value, value], 2))
@@ -118,11 +169,13 @@ def cache_argument(module: Any) -> str:
 
 def before_states(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A hook before an attention module: make its cache take and give states, and store codes."""
-    if any(isinstance(x, Cache) for x in (*args, *kwargs.values())):
-        return before(module, args, kwargs, DecodedCache)
-    before(module, args, kwargs)
+    new_args, new_kwargs = before(module, args, kwargs, DecodedCache)
     call = CURRENT.call
     assert call is not None
+    if kwargs.get(CROSS) is not None:
+        call.crosses, call.mask, call.positions = True, None, None  # the mask is of queries of other tokens
+    if any(isinstance(x, Cache) for x in (*args, *kwargs.values())):
+        return new_args, new_kwargs
     kwargs = {**kwargs, cache_argument(module): DoubledStates(call)}
     own = module.coder.spec.reader == "own attention"
     return args, double_masks(kwargs, tokens_of(args, kwargs)) if own else kwargs
