@@ -61,8 +61,6 @@ def perplexity_rise(judgement: Judgement) -> float:
 
 def outcome_line(name: str, judgement: Judgement) -> str:
     """The loss on one text, in one line."""
-    if judgement.loss_before is None:
-        return f"{name}: KL {judgement.error:.2e} nats per token, {judgement.tokens:,} tokens"
     before = math.exp(min(judgement.loss_before or 0.0, 700.0))
     after = math.exp(min(judgement.loss_after or 0.0, 700.0))
     return (

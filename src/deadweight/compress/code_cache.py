@@ -120,9 +120,14 @@ def code_and_judge(work: MeasuredModel, share: float) -> Coded:
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
     own_reader = any(cache.heads.form is not None for cache in work.caches)
     with expecting_states(work.source.name) if own_reader else nullcontext():
-        judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
+        judgements = judge_texts(work, module)
     expect_finite(judgements, work.source.name)
     return Coded(module, slim, plan, CurvePoint(plan.share, plan.predicted, judgements))
+
+
+def judge_texts(work: MeasuredModel, module: nn.Module) -> dict[str, Judgement]:
+    original = work.source.module
+    return {name: judge(original, module, batches, decoder=True) for name, batches in work.texts.items()}
 
 
 def expect_finite(judgements: Mapping[str, Judgement], name: str) -> None:
@@ -229,7 +234,7 @@ def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded
     folder = None if job.target is None else healing_folder(job.target, original, batches, same)
     healing = Healing(settings.heal, settings.heal_rate, folder=folder)
     undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
-    judgements = {name: judge(original, choice.module, batches) for name, batches in work.texts.items()}
+    judgements = judge_texts(work, choice.module)
     return replace(choice, point=replace(choice.point, judgements=judgements)), undone
 
 
