@@ -19,8 +19,16 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from deadweight.compress.attention_calls import AttentionCall, Observer, observing, reaches_attention
 from deadweight.compress.cache_support import FAILURES, Given
-from deadweight.compress.locate import CachedForm, ForwardRecord, Heads, Seen, find_rows, heads_of, is_never_rotated
-from deadweight.compress.locate import record_runs as record
+from deadweight.compress.locate import (
+    CachedForm,
+    ForwardRecord,
+    Heads,
+    Seen,
+    find_rows,
+    heads_of,
+    is_never_rotated,
+    record_runs,
+)
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.slim.attention import AttentionOptions
@@ -135,6 +143,7 @@ def find_writers(source: Source) -> list[str]:
 
 
 def expect_plain_layers(cache: WatchedCache, name: str) -> list[str]:
+    """The modules that write to a cache; raises unless each writes once, to a plain layer of its own."""
     paths, layers = [path for path, _ in cache.writers], [layer for _, layer in cache.writers]
     kinds = {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}
     if not paths or kinds or len(set(paths)) < len(paths) or sorted(layers) != list(range(len(cache.layers))):
@@ -155,7 +164,8 @@ def locate_cached(source: Source) -> tuple[Heads, ...]:
 
 
 def locate_in(source: Source, plain: Forms) -> tuple[Heads, ...]:
-    near = record(source, CacheRecord, far=False, watch=partial(tapping, forms=plain))
+    """The heads in caches whose forms are not known yet: first which tensor is rotated, then by which pairs."""
+    near = record_runs(source, CacheRecord, far=False, watch=partial(tapping, forms=plain))
     read = numbers_read(source)
     forms = {
         path: replace(form_of(path, source.module, near), reached=path in read, expanded=read.get(path, 0))
@@ -165,7 +175,7 @@ def locate_in(source: Source, plain: Forms) -> tuple[Heads, ...]:
         for path, seen in run.seen.items():
             key, value = arrange(forms[path], seen.key, seen.value)
             run.seen[path] = replace(seen, query=key, key=key, value=value)
-    far = record(source, CacheRecord, far=True, watch=partial(tapping, forms=forms))
+    far = record_runs(source, CacheRecord, far=True, watch=partial(tapping, forms=forms))
     return tuple(replace(heads_of(path, source.module, near, far), form=forms[path]) for path in forms)
 
 
