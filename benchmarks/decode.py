@@ -35,10 +35,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from deadweight.compress.bit_allocation import fields_for, give_bits
 from deadweight.report import record
 from deadweight.slim.cache import CodedLayer
-from deadweight.slim.coded_attention import NAME, install_caches
+from deadweight.slim.coded_attention import NAME
 from deadweight.slim.coder import Coder
 from deadweight.slim.codes import UNIT, in_low_half
 from deadweight.slim.format import CacheSpec, UnitRun
+from deadweight.slim.install_caches import install_caches
 from deadweight.slim.kernels import decode_token
 
 RESULTS = Path(__file__).parent / "results" / "decode.json"

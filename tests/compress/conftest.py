@@ -60,16 +60,61 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gpt_neox": lambda: T.GPTNeoXForCausalLM(T.GPTNeoXConfig(**SIZE)),
     "ours": lambda: TransformerForCausalLM(TransformerConfig(**OURS, positions="rotary")),
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+EXPERTS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DENSE = {"n_routed_experts": 4, "first_k_dense_replace": 2}
+NARROW = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2}
+FALCON = {k: v for k, v in SIZE.items() if k != "intermediate_size"}
+OWN_READERS: dict[str, Callable[[], Any]] = {  # families whose own code reads the states that are cached
+    "deepseek_v2": lambda: T.DeepseekV2ForCausalLM(T.DeepseekV2Config(**SIZE, **LATENT, **DENSE)),
+    "deepseek_v3": lambda: T.DeepseekV3ForCausalLM(
+        T.DeepseekV3Config(**SIZE, **LATENT, **EXPERTS, first_k_dense_replace=2)
+    ),
+    "gptj": lambda: T.GPTJForCausalLM(T.GPTJConfig(**NARROW, n_positions=64, rotary_dim=4)),
+    "falcon": lambda: T.FalconForCausalLM(T.FalconConfig(**FALCON)),  # one key head
+    "falcon_grouped": lambda: T.FalconForCausalLM(
+        T.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True)  # caches every key head twice
+    ),
+    "falcon_alibi": lambda: T.FalconForCausalLM(T.FalconConfig(**FALCON, alibi=True, multi_query=False)),
+    "codegen": lambda: T.CodeGenForCausalLM(T.CodeGenConfig(**NARROW, n_positions=64, rotary_dim=4)),
+    "diffllama": lambda: T.DiffLlamaForCausalLM(T.DiffLlamaConfig(**SHARED)),  # reads pairs of heads of values
+    "bloom": lambda: T.BloomForCausalLM(T.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=99)),
+}
+BART = {
+    **{k: v for k, v in WHISPER.items() if k not in ("max_source_positions", "max_target_positions", "num_mel_bins")},
+    "max_position_embeddings": 64,
+    "forced_eos_token_id": None,
+}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 99, "eos_token_id": 2}
+BEHIND_ENCODERS: dict[str, Callable[[], Any]] = {
+    "bart": lambda: T.BartForConditionalGeneration(T.BartConfig(**BART)),
+    "marian": lambda: T.MarianMTModel(T.MarianConfig(**BART)),
+    "t5": lambda: T.T5ForConditionalGeneration(T.T5Config(**T5, decoder_start_token_id=0)),
+}
 
 
 def made(name: str) -> Any:
     """A model whose biases and gains are random too: zeros would hide mistakes."""
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
+    model = (MODELS | OWN_READERS | BEHIND_ENCODERS)[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return model
+
+
+@torch.no_grad()
+def divergence(model: Any, small: Any, given: dict[str, torch.Tensor]) -> float:
+    """The KL divergence in nats per token, in float64: that of small models is near the noise of float32."""
+    a, b = (m(**given, use_cache=False).logits.double().log_softmax(-1) for m in (model, small))
+    return float((a.exp() * (a - b)).sum(-1).mean())
 
 
 @pytest.fixture(autouse=True)

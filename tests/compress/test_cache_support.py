@@ -17,11 +17,10 @@ from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
 from deadweight.slim.coder import Coder
 
-from .conftest import SHARED, SIZE
+from .conftest import EXPERTS, LATENT, SHARED, SIZE
 
 PER_LAYER = {"vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2}
-LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
-EXPERTS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+INDEXER = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 16}
 STATES = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "keys that layers share": (
@@ -38,16 +37,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "reads the keys of model.layers.0.self_attn",
     ),
-    "latent attention": (
-        lambda: T.DeepseekV3ForCausalLM(T.DeepseekV3Config(**SIZE, **LATENT, **EXPERTS, first_k_dense_replace=2)),
-        "is not what the cache holds",
+    "latent attention that chooses keys by another cache": (
+        lambda: T.DeepseekV32ForCausalLM(T.DeepseekV32Config(**SIZE, **LATENT, **EXPERTS, **INDEXER)),
+        "attention with indices, which compressed heads do not support",
     ),
     "states beside keys": (
         lambda: T.FalconH1ForCausalLM(T.FalconH1Config(**SHARED, **STATES, head_dim=8)),
-        "is not what the cache holds",
+        "expected one plain layer for each, written once: a cache of another kind cannot be coded",
     ),
-    "two kinds of values": (lambda: T.DiffLlamaForCausalLM(T.DiffLlamaConfig(**SHARED)), "cannot be coded"),
     "a mask made of values": (lambda: T.DogeForCausalLM(T.DogeConfig(**SHARED)), "cannot be coded"),
+    "own attention with a mask of what is hidden": (
+        lambda: T.MptForCausalLM(T.MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=99, max_seq_len=64)),
+        "other logits than it was judged by",
+    ),
 }
 
 

@@ -252,8 +252,8 @@ def test_an_encoder_has_no_cache_to_keep(make: Callable, words: Any) -> None:
         compress(make("bert"), keep_kv=0.5, inputs=words)
 
 
-def test_the_cache_of_an_encoder_with_a_decoder_is_refused_with_what_to_use_instead(make: Callable, words: Any) -> None:
-    with pytest.raises(DeadweightError, match=r"is an encoder with a decoder.*Use --keep-attention"):
+def test_the_cache_behind_an_encoder_of_sounds_is_refused_with_what_to_use_instead(make: Callable, words: Any) -> None:
+    with pytest.raises(DeadweightError, match=r"behind an encoder that does not read tokens.*Use --keep-attention"):
         compress(make("whisper"), keep_kv=0.5, inputs=words)
 
 

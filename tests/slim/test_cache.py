@@ -137,6 +137,7 @@ HOSTILE = [
     {"key_heads": 2.0}, {"heads": 5}, {"d_qk": -8, "key_heads": -2}, {"heads": None}, {"sets": 3}, {"sets": [3]},
     {"sets": [[{"count": 8.0, "widths": [8, 8]}]]}, {"sets": [[{"count": 8, "widths": [8, "8"]}]]},
     {"sets": [[{"count": 1 << 40, "widths": [8, 8]}]]}, {"value_fields": -1}, {"key_fields": True}, {"more": 1},
+    {"reader": "nobody"}, {"reader": []}, {"copies": 0}, {"copies": 1.0}, {"rotated_second": 1},
 ]  # fmt: skip
 
 

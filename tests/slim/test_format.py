@@ -104,6 +104,7 @@ STANDARD = {
         "copy",
         "dataclasses",
         "functools",
+        "inspect",
         "itertools",
         "math",
         "threading",

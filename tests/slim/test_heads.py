@@ -61,8 +61,20 @@ def test_options_are_those_of_the_call_and_unknown_ones_are_refused() -> None:
     query, module = torch.zeros(1, 2, 4, 8), torch.nn.Module()
     options = options_of(module, query, None, {"scaling": 0.5, "softcap": 3.0, "dropout": 0.0, "use_cache": True})
     assert options == AttentionOptions(None, scaling=0.5, causal=True, dropout=0.0, softcap=3.0)
-    with pytest.raises(NotImplementedError, match="attention with position_bias"):
-        options_of(module, query, None, {"position_bias": 1})
+    with pytest.raises(NotImplementedError, match="attention with indices"):
+        options_of(module, query, None, {"indices": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "float", "causal"])
+def test_a_position_bias_is_added_to_what_the_mask_shows(kind: str) -> None:
+    query, key, value = (torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    bias, seen = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(3)), torch.ones(4, 4).bool()
+    seen = seen if kind == "none" else seen.tril()
+    masks = {"bool": seen[None, None], "float": torch.zeros(1, 1, 4, 4).masked_fill(~seen, -1e30)}
+    given = {"position_bias": bias, "scaling": 1.0, "is_causal": kind == "causal"}
+    options = options_of(torch.nn.Module(), query, masks.get(kind), given)
+    expected = (query @ key.mT + bias).masked_fill(~seen, -torch.inf).softmax(-1) @ value
+    torch.testing.assert_close(attend(query, key, value, options), expected)
 
 
 def test_a_sink_takes_its_share_of_the_softmax_and_adds_nothing() -> None:
@@ -76,10 +88,11 @@ def test_a_sink_takes_its_share_of_the_softmax_and_adds_nothing() -> None:
     assert not torch.allclose(out, attend(query, key, value, AttentionOptions(scaling=0.3, causal=True)))
 
 
-def test_compressed_heads_refuse_sinks() -> None:
+def test_compressed_heads_refuse_sinks_and_position_biases() -> None:
     states = torch.zeros(1, 2, 4, 8)
-    with pytest.raises(NotImplementedError, match="attention with s_aux"):
-        packed_attention(torch.nn.Module(), states, states, states, None, s_aux=torch.zeros(2))
+    for name in ("s_aux", "position_bias"):
+        with pytest.raises(NotImplementedError, match=f"attention with {name}"):
+            packed_attention(torch.nn.Module(), states, states, states, None, **{name: torch.zeros(2, 4, 4)})
 
 
 def test_scores_that_are_capped_are_not_those_of_torch_and_plain_ones_are() -> None:

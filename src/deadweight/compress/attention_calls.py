@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deadweight.errors import DeadweightError
-from deadweight.slim.attention import NAME, AttentionOptions, attend, options_of, register
+from deadweight.slim.attention import BIAS, NAME, AttentionOptions, attend, options_of, register
 
 OBSERVED = "deadweight-observed"
 
@@ -33,8 +33,11 @@ class AttentionCall:
         return attend(query, key, value, self.options)
 
 
-# Called at every attention; returns the outputs of the heads. One with `knows_sinks` may be given attention with sinks.
+# Called at every attention; returns the outputs of the heads. One with `knows_sinks` may be given attention with sinks,
+# or with a bias for every query and key.
 Observer = Callable[[AttentionCall], Tensor]
+# A context in which an observer is called at every attention of a model.
+Watch = Callable[[Any, Observer], AbstractContextManager[None]]
 
 
 _observer: ContextVar[tuple[Observer, dict[int, str]] | None] = ContextVar("observer", default=None)
@@ -48,16 +51,22 @@ def observed_attention(
     observation = _observer.get()
     assert observation is not None, "observed attention without an observer"
     observer, paths = observation
-    if options.sinks is not None and not getattr(observer, "knows_sinks", False):
-        raise NotImplementedError("attention with s_aux, which compressed heads do not support")
+    strange = [name for name in ("s_aux", BIAS) if given.get(name) is not None]
+    if strange and not getattr(observer, "knows_sinks", False):
+        raise NotImplementedError(f"attention with {strange[0]}, which compressed heads do not support")
     out = observer(AttentionCall(paths[id(module)], query, key, value, options))
     return out.transpose(1, 2).contiguous(), None
+
+
+def reaches_attention(model: Any) -> bool:
+    """Whether the attention of a model is called through transformers' interface."""
+    return hasattr(model, "set_attn_implementation") and bool(type(model)._can_set_attn_implementation())
 
 
 @contextmanager
 def observing(model: Any, observer: Observer) -> Iterator[None]:
     """A context in which every attention call of the model goes through the observer."""
-    if not hasattr(model, "set_attn_implementation") or not type(model)._can_set_attn_implementation():
+    if not reaches_attention(model):
         raise DeadweightError(
             f"found a {type(model).__name__}; expected a model of transformers with softmax attention that is called "
             "through its attention interface: heads are measured there"
@@ -74,6 +83,14 @@ def observing(model: Any, observer: Observer) -> Iterator[None]:
         _observer.reset(token)
         for config, name in before:
             config._attn_implementation = name
+
+
+def use_default_attention(model: Any) -> None:
+    """Give a model that computes attention by itself the implementation that it will be loaded with.
+
+    Falcon with ALiBi computes another function with the eager one: it adds the bias twice.
+    """
+    model.config._attn_implementation = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
 
 
 def use_our_attention(model: Any) -> None:

@@ -37,8 +37,8 @@ class Given:
 
 
 @torch.no_grad()
-def expect_own_caches(source: Source) -> None:
-    """Raise unless the cache holds exactly the keys and values of each attention, and no two attentions share one."""
+def reads_own_caches(source: Source) -> bool:
+    """Whether the cache holds exactly the keys and values of each attention; raises if two attentions share one."""
     given, name, owners = Given(), printable(source.name), dict[int, str]()
     args, kwargs = source.inputs.on(device_of(source.module), float_of(source.module))
     try:
@@ -51,16 +51,14 @@ def expect_own_caches(source: Source) -> None:
         places = [i for i, layer in enumerate(layers) if holds(layer, states)]
         place = next((i for i in places if i not in owners), places[0] if places else None)  # zeros are all alike
         if place is None:
-            raise DeadweightError(
-                f"{name}: what {path} reads is not what the cache holds; expected keys and values as they are: a cache "
-                "of another kind cannot be coded"
-            )
+            return False
         if place in owners:
             raise DeadweightError(
                 f"{name}: {path} reads the keys of {owners[place]}; expected keys of its own: caches that layers share "
                 "cannot be coded"
             )
         owners[place] = path
+    return True
 
 
 def holds(layer: Any, states: tuple[Tensor, Tensor]) -> bool:
@@ -75,7 +73,7 @@ def holds(layer: Any, states: tuple[Tensor, Tensor]) -> bool:
 
 def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], name: str) -> None:
     """Raise if decoding with the coded cache gives other logits than the forward pass that was judged."""
-    if not set(batch) <= {"input_ids", "attention_mask"}:
+    if not set(batch) <= {"input_ids", "attention_mask", "decoder_input_ids"}:
         return  # tokens alone would be another input
     ids, name = batch["input_ids"][:1, :TOKENS], printable(name)
     try:
@@ -84,7 +82,7 @@ def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], 
         raise DeadweightError(
             f"{name} does not decode with a coded cache ({reason(error)}): its cache cannot be coded"
         ) from error
-    stored = sum(isinstance(layer, CodedLayer) for layer in getattr(past, "layers", ()))
+    stored = sum(isinstance(layer, CodedLayer) for layer in layers_of(past))
     coders = sum(isinstance(part, Coder) for part in coded.modules())
     if stored != coders:
         raise DeadweightError(
@@ -101,9 +99,17 @@ def expect_same_decoded(original: Any, coded: Any, batch: Mapping[str, Tensor], 
 @torch.no_grad()
 def decoded_apart(model: Any, ids: Tensor) -> tuple[float, Any]:
     """The largest difference between decoding and one forward pass, relative to the largest logit; and the cache."""
-    whole, past, steps = model(input_ids=ids, use_cache=False).logits, None, []
+    crosses = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    named = (lambda x: {"input_ids": ids, "decoder_input_ids": x}) if crosses else (lambda x: {"input_ids": x})
+    whole, past, steps = model(**named(ids), use_cache=False).logits, None, []
     for token in ids.split(1, 1):
-        output = model(input_ids=token, use_cache=True, **({} if past is None else {"past_key_values": past}))
+        output = model(**named(token), use_cache=True, **({} if past is None else {"past_key_values": past}))
         past = getattr(output, "past_key_values", None)
         steps.append(output.logits)
     return float((torch.cat(steps, 1) - whole).abs().max() / whole.abs().max().clamp(min=1e-30)), past
+
+
+def layers_of(cache: Any) -> list[Any]:
+    """The layers of a cache, or of both caches behind an encoder."""
+    parts = [getattr(cache, f"{name}_attention_cache", None) for name in ("self", "cross")]
+    return [layer for part in (cache, *parts) for layer in getattr(part, "layers", ())]

@@ -71,9 +71,7 @@ def head_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Ca
         drawn = [source.draw(generator)[1] for _ in range(windows)]
         return split([on_device(source, b) for b in drawn], (RANDOM,))
     rows = token_windows(source, spec, text or "embedded", windows, asked.length)
-    batches = list(token_batches(source, rows, asked.batch))
-    if getattr(source.config, "is_encoder_decoder", False):
-        batches = [b | {"decoder_input_ids": b["input_ids"]} for b in batches]
+    batches = for_decoder(source, token_batches(source, rows, asked.batch))
     return split(batches, () if text is not None else (EMBEDDED,))
 
 
@@ -104,12 +102,19 @@ def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> C
         given = given_inputs(asked.inputs)
         if "input_ids" not in given:
             raise DeadweightError(f"found calibration inputs {', '.join(given)}; expected input_ids, tokens of a text")
-        return split(as_batches(source, given, asked.batch or MOST))
+        return split(for_decoder(source, as_batches(source, given, asked.batch or MOST)))
     if asked.text is None:
         rows = mixture_windows(source, spec, asked.windows, asked.length)
-        return split(token_batches(source, rows, asked.batch), (MIXTURE,))
+        return split(for_decoder(source, token_batches(source, rows, asked.batch)), (MIXTURE,))
     rows = token_windows(source, spec, asked.text, asked.windows, asked.length)
-    return split(token_batches(source, rows, asked.batch))
+    return split(for_decoder(source, token_batches(source, rows, asked.batch)))
+
+
+def for_decoder(source: Source, batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """The batches; behind an encoder, the decoder reads what the encoder does, unless they say otherwise."""
+    if not getattr(source.config, "is_encoder_decoder", False):
+        return tuple(batches)
+    return tuple({"decoder_input_ids": b["input_ids"], **b} for b in batches)
 
 
 def mixture_windows(source: Source, spec: Any, windows: int, length: int | None) -> Tensor:
@@ -135,7 +140,7 @@ def mixture_windows(source: Source, spec: Any, windows: int, length: int | None)
 def judge_batches(source: Source, spec: Any, text: str, windows: int, length: int) -> tuple[Batch, ...]:
     """Windows of the text of --judge-text."""
     rows = token_windows(source, spec, text, windows, length)
-    return token_batches(source, rows)
+    return for_decoder(source, token_batches(source, rows))
 
 
 def token_batches(source: Source, rows: Tensor, batch: int | None = None) -> tuple[Batch, ...]:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.attention_calls import use_our_attention
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder, MeasuredCache
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
-from deadweight.compress.cache_support import expect_own_caches, expect_same_decoded
+from deadweight.compress.cache_support import expect_same_decoded
+from deadweight.compress.cache_taps import expecting_states
 from deadweight.compress.calibration import Batch, Calibration, cache_calibration, judge_batches, text_to_heal_on
 from deadweight.compress.coded_model import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
 from deadweight.compress.deadweight_json import cache_card, cache_data
+from deadweight.compress.find_caches import find_caches
 from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge
-from deadweight.compress.locate import Heads, locate
+from deadweight.compress.locate import Heads
 from deadweight.compress.measure import measure
 from deadweight.compress.result import Judgement
 from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
@@ -71,10 +73,10 @@ def expect_cache(source: Source) -> None:
     name = printable(source.name)
     if not hasattr(source.module, "generate"):
         raise DeadweightError(f"{name} has no key-value cache; use --keep-attention")
-    if getattr(source.config, "is_encoder_decoder", False):
+    if getattr(source.config, "is_encoder_decoder", False) and "input_ids" not in source.kwargs:
         raise DeadweightError(
-            f"{name} is an encoder with a decoder; expected a decoder alone: caches of cross-attention are not coded. "
-            "Use --keep-attention"
+            f"{name} is a decoder behind an encoder that does not read tokens; expected one that does: shares of its "
+            "cache would have no common length. Use --keep-attention"
         )
     expect_constant_rates(source.config)
 
@@ -84,11 +86,9 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     source, settings, progress = job.source, job.settings, job.progress
     expect_cache(source)
     progress("looking for heads", 0, 0)
-    attentions = locate(source, sinks=True)
-    expect_own_caches(source)
-    use_our_attention(source.module)
+    attentions, watch = find_caches(source, live=isinstance(job.model, nn.Module))
     text = cache_calibration(source, job.model, settings.calibration)
-    rates = measure_rates(source.module, attentions, text.measure[0])
+    rates = measure_rates(source.module, attentions, text.measure[0], watch)
     known = {h.path: empty_moments(h, rates.get(h.path)) for h in attentions}
     of = len(text.measure)
     measure(
@@ -98,6 +98,7 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
         text.measure,
         tick=lambda n: progress("measuring", n, of),
         most=GRADED,
+        watch=watch,
     )
     texts = {HELD: text.judge}
     if settings.judge_text is not None:
@@ -117,9 +118,16 @@ def code_and_judge(work: MeasuredModel, share: float) -> Coded:
     """The model with a cache of this share, and its loss on held-out text."""
     plan = allocate(work.options, min(share, 1.0), work.tokens)
     module, slim = with_coded_cache(work.source.module, plan, work.precision)
-    judgements = {name: judge(work.source.module, module, batches) for name, batches in work.texts.items()}
+    own_reader = any(cache.heads.form is not None for cache in work.caches)
+    with expecting_states(work.source.name) if own_reader else nullcontext():
+        judgements = judge_texts(work, module)
     expect_finite(judgements, work.source.name)
     return Coded(module, slim, plan, CurvePoint(plan.share, plan.predicted, judgements))
+
+
+def judge_texts(work: MeasuredModel, module: nn.Module) -> dict[str, Judgement]:
+    original = work.source.module
+    return {name: judge(original, module, batches, decoder=True) for name, batches in work.texts.items()}
 
 
 def expect_finite(judgements: Mapping[str, Judgement], name: str) -> None:
@@ -226,7 +234,7 @@ def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded
     folder = None if job.target is None else healing_folder(job.target, original, batches, same)
     healing = Healing(settings.heal, settings.heal_rate, folder=folder)
     undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
-    judgements = {name: judge(original, choice.module, batches) for name, batches in work.texts.items()}
+    judgements = judge_texts(work, choice.module)
     return replace(choice, point=replace(choice.point, judgements=judgements)), undone
 
 
@@ -239,13 +247,13 @@ def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, s
         calibration_tokens=work.calibration.tokens,
         points=tuple(p.point for p in points),
         caches=points[-1].plan.specs,
-        notes=(*work.source.notes, *work.calibration.notes, *notes_on(work, asked)),
+        notes=(*work.source.notes, *work.calibration.notes, *notes_on(work, asked, points[-1].plan.share)),
         seconds=seconds,
     )
 
 
-def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
-    notes = []
+def notes_on(work: MeasuredModel, asked: float | None, share: float) -> list[str]:
+    notes = notes_on_form(work.caches, share)
     unclear = [c.heads for c in work.caches if c.heads.keys_unclear]
     if unclear:
         notes.append(
@@ -254,6 +262,22 @@ def notes_on(work: MeasuredModel, asked: float | None) -> list[str]:
         )
     if asked is not None and asked > LARGEST:
         notes.append("8 bits are as good as 16 here: no coordinate has more")
+    return notes
+
+
+def notes_on_form(caches: Sequence[MeasuredCache], share: float) -> list[str]:
+    """What a share is a share of, where that is not what attention reads, or not what the model itself caches."""
+    cached = sum(c.heads.key_heads * (c.heads.d_qk + c.heads.d_v) for c in caches)
+    read = sum(c.heads.form.expanded for c in caches if c.heads.form is not None)
+    copies = max(1 if c.heads.form is None else c.heads.form.copies for c in caches)
+    notes = []
+    if copies > 1:
+        notes.append(f"shares are of a cache with every key head once; the model's own cache has up to {copies} copies")
+    elif read > cached:
+        notes.append(
+            f"shares are of the {cached:,} numbers per token that the model caches; of the {read:,} numbers that "
+            f"attention reads, which are made from them, this cache takes {share * cached / read:.2%}"
+        )
     return notes
 
 

@@ -17,10 +17,10 @@ from deadweight.compress.settings import Structure
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
 from deadweight.errors import DeadweightError
-from deadweight.slim.coded_attention import install_caches
 from deadweight.slim.coder import Coder
 from deadweight.slim.codes import STEPS, UNIT
 from deadweight.slim.format import CacheSpec, SlimSpec, UnitRun
+from deadweight.slim.install_caches import install_caches
 from deadweight.threads import each, one_thread
 
 SMALL = 512  # keys and values of an attention up to which all are mixed: every decoding step transforms all keys
@@ -147,13 +147,20 @@ def spec_of(cache: MeasuredCache, key_fields: int, fields: int, sets: tuple[tupl
     heads = cache.heads
     pairs = len(heads.rotary_pairs) if cache.rates is not None else 0
     sizes = (heads.heads, heads.key_heads, heads.d_qk, heads.d_v, pairs, UNCODED_TOKENS)
-    return CacheSpec(*sizes, key_fields, fields - key_fields, sets)
+    spec = CacheSpec(*sizes, key_fields, fields - key_fields, sets)
+    form = heads.form
+    if form is None:
+        return spec
+    reader = "states" if form.reached else "own attention"
+    return replace(spec, reader=reader, rotated_second=form.rotated_second, copies=form.copies)
 
 
 def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | None) -> SetBases:
     """By default all keys of a set are mixed; a small attention may also code keys and values as one vector."""
     heads = cache.heads
     small = heads.key_heads * (heads.d_qk + heads.d_v) <= SMALL
+    if heads.form is not None and heads.key_heads == 1:
+        small = True  # values of all tokens are decoded anyway: to decode them jointly with keys costs no more
     keys = joint = None
     if structure != "joint":
         blocks = blocks_for(cache, moments.keys, structure)

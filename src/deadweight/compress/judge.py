@@ -19,9 +19,11 @@ NONE = -100  # no next token
 
 
 @torch.no_grad()
-def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement:
-    """The KL divergence and, for language models, the losses of both."""
-    causal = hasattr(original, "generate") and not getattr(original.config, "is_encoder_decoder", False)
+def judge(original: Any, compressed: Any, batches: Sequence[Batch], *, decoder: bool = False) -> Judgement:
+    """The KL divergence and, for language models, the losses of both; with `decoder`, also behind an encoder."""
+    crosses = getattr(getattr(original, "config", None), "is_encoder_decoder", False)
+    causal = hasattr(original, "generate") and (decoder or not crosses)
+    predicts = "decoder_input_ids" if crosses else "input_ids"
     sums = torch.zeros(4, dtype=torch.float64)
     tokens = predicted = 0
     logits = False
@@ -29,8 +31,8 @@ def judge(original: Any, compressed: Any, batches: Sequence[Batch]) -> Judgement
         first, logits = main_output(run_model(original, batch))
         second, _ = main_output(run_model(compressed, batch))
         goal = None
-        if logits and causal and "input_ids" in batch:
-            goal = F.pad(batch["input_ids"][:, 1:], (0, 1), value=NONE).flatten()
+        if logits and causal and predicts in batch:
+            goal = F.pad(batch[predicts][:, 1:], (0, 1), value=NONE).flatten()
             predicted += int((goal != NONE).sum())
         tokens += first[..., 0].numel()
         for at in torch.arange(first[..., 0].numel(), device=first.device).split(AT_A_TIME):

@@ -7,7 +7,7 @@ at position 0; the rotation at a far position is then solved for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deadweight.compress.attention_calls import AttentionCall, observing
+from deadweight.compress.attention_calls import AttentionCall, Watch, observing
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.save.slim_layout import is_linear
@@ -35,6 +35,16 @@ class Rows:
     module: str
     places: Tensor  # (heads, size)
     factor: Tensor  # (heads, size): what attention sees, divided by the row's own output
+
+
+@dataclass(frozen=True)
+class CachedForm:
+    """How a model caches keys and values that its own code reads: see `slim/decoded_states.py`."""
+
+    rotated_second: bool = False  # of the two tensors that it caches, the second has rotary positions
+    copies: int = 1  # equal heads for every one of them
+    reached: bool = False  # whether its attention is called through transformers' interface
+    expanded: int = 0  # numbers per token that attention reads, made from what is cached
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class Heads:
     rotary_pairs: tuple[tuple[int, int], ...]
     keys_unclear: str | None = None  # why queries and keys could not be located
     query_maker: Rows | None = None  # the layer, linear or not, whose output is the queries before RoPE
+    form: CachedForm | None = None  # with it, the heads are those that are cached, and queries stand for keys
 
     @property
     def groups(self) -> int:
@@ -120,20 +131,23 @@ class ForwardRecord:
 
 def locate(source: Source, *, sinks: bool = False) -> tuple[Heads, ...]:
     """Every attention of the model, in the order in which they are reached; refuses attention sinks unless told."""
-    near = record_runs(source, far=False, sinks=sinks)
+    start = partial(ForwardRecord, knows_sinks=sinks)
+    near = record_runs(source, start, far=False)
     if not near[0].seen:
         raise DeadweightError(
             f"{printable(source.name)} has no softmax attention that transformers' attention interface reaches; "
             "expected one: without it there are no heads to measure"
         )
-    far = record_runs(source, far=True, sinks=sinks)
+    far = record_runs(source, start, far=True)
     return tuple(heads_of(path, source.module, near, far) for path in near[0].seen)
 
 
-def record_runs(source: Source, *, far: bool, sinks: bool) -> list[ForwardRecord]:
+def record_runs(
+    source: Source, start: Callable[[], ForwardRecord], *, far: bool, watch: Watch = observing
+) -> list[ForwardRecord]:
     """Run the model on as many random examples as are needed; token-only examples go in one batch."""
     generator = torch.Generator().manual_seed(0)
-    record = partial(record_run, source, far=far, sinks=sinks)
+    record = partial(record_run, source, start, far=far, watch=watch)
     runs = [record(*source.inputs.draw(generator))]
     drawn = [source.inputs.draw(generator) for _ in range(examples_needed(runs[0]) - 1)]
     tensors = [name for name, x in source.inputs.kwargs.items() if isinstance(x, Tensor)]
@@ -145,13 +159,19 @@ def record_runs(source: Source, *, far: bool, sinks: bool) -> list[ForwardRecord
 
 @torch.no_grad()
 def record_run(
-    source: Source, args: tuple[Any, ...], kwargs: dict[str, Any], *, far: bool, sinks: bool
+    source: Source,
+    start: Callable[[], ForwardRecord],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    far: bool,
+    watch: Watch,
 ) -> ForwardRecord:
-    run = ForwardRecord(knows_sinks=sinks)
+    run = start()
     args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
     kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
     try:
-        with observing(source.module, run), record_layers(source.module, run):
+        with watch(source.module, run), record_layers(source.module, run):
             source.module(*args, **kwargs)
     except NotImplementedError as error:
         raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be measured") from error
@@ -168,7 +188,8 @@ def far_positions(source: Source, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Positions at the end of the model's context, for models with rotary positions."""
     longest = getattr(source.config, "max_position_embeddings", None)
     ids = kwargs.get("input_ids")
-    rotary = getattr(source.config, "rope_parameters", None) or getattr(source.config, "positions", None) == "rotary"
+    rotary = any(getattr(source.config, name, None) for name in ("rope_parameters", "rotary_dim"))
+    rotary = rotary or getattr(source.config, "positions", None) == "rotary"
     if not rotary or longest is None or ids is None:
         return {}
     last = torch.arange(longest - ids.shape[1], longest, device=ids.device)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deadweight.compress.attention_calls import AttentionCall, observing
+from deadweight.compress.attention_calls import AttentionCall, Watch, observing
 from deadweight.compress.judge import AT_A_TIME, main_output, run_model
 from deadweight.compress.streaming import NotAloneError, run_again
 from deadweight.errors import DeadweightError
@@ -105,10 +105,11 @@ def measure(
     *,
     tick: Callable[[int], None] = lambda _: None,
     most: int = 3,
+    watch: Watch = observing,
 ) -> dict[str, M]:
     """Add all batches to the sums of every attention, by its path; `make` is the class of the recorder.
 
-    If there are many tokens, gradients are taken for one batch in `most`.
+    If there are many tokens, gradients are taken for one batch in `most`. The recorder is called inside `watch`.
     """
     generator = torch.Generator().manual_seed(0)
     every = max(1, min(most, sum(next(iter(b.values())).numel() for b in batches) // GRADED))
@@ -119,10 +120,10 @@ def measure(
         whole = False
         for number, batch in enumerate(batches):
             if number % every == 0:
-                whole = add_graded(model, partial(make, moments), batch, generator, whole)
+                whole = add_graded(model, partial(make, moments), batch, generator, whole, watch)
             else:
                 plain = make(moments)
-                with observing(model, plain), torch.no_grad():
+                with watch(model, plain), torch.no_grad():
                     run_model(model, batch, words=False)
             tick(number + 1)
     finally:
@@ -137,12 +138,13 @@ def add_graded(
     batch: dict[str, Tensor],
     generator: torch.Generator,
     whole: bool,
+    watch: Watch,
 ) -> bool:
     """One batch with gradients: block by block, or with the graph of the whole model if it must be. Returns which."""
     recorder = make(gradients=True, whole=whole)
     try:
         with ExitStack() as stack:
-            stack.enter_context(observing(model, recorder))
+            stack.enter_context(watch(model, recorder))
             go_back = None if whole else stack.enter_context(run_again(model, list(recorder.known), recorder))
             with torch.enable_grad():
                 output = run_model(model, batch)
@@ -152,7 +154,7 @@ def add_graded(
             else:
                 go_back(loss)
     except NotAloneError:
-        return add_graded(model, make, batch, generator, True)
+        return add_graded(model, make, batch, generator, True, watch)
     return whole
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deadweight.compress.attention_calls import AttentionCall, observing
+from deadweight.compress.attention_calls import AttentionCall, Watch, observing
 from deadweight.compress.judge import run_model
 from deadweight.compress.locate import Heads, Rows
 from deadweight.errors import DeadweightError
@@ -85,12 +85,14 @@ class QueryRun:
 
 
 @torch.no_grad()
-def measure_rates(model: Any, attentions: Sequence[Heads], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def measure_rates(
+    model: Any, attentions: Sequence[Heads], batch: Mapping[str, Tensor], watch: Watch = observing
+) -> dict[str, Tensor]:
     """Radians per position of every rotary pair, by the path of the attention."""
     makers = {h.path: h.query_maker for h in attentions if h.rotary_pairs and h.query_maker is not None}
     run = QueryRun(makers)
     with ExitStack() as stack:
-        stack.enter_context(observing(model, run))
+        stack.enter_context(watch(model, run))
         for name in {maker.module for maker in makers.values()}:
             hook = model.get_submodule(name).register_forward_hook(
                 lambda m, a, out, name=name: run.outputs.__setitem__(name, out)

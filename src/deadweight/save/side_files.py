@@ -32,6 +32,8 @@ CACHE = (
     "kernels",
     "cache",
     "coded_attention",
+    "decoded_states",
+    "install_caches",
 )  # those that a coded cache needs too
 LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied
 NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
@@ -119,7 +121,7 @@ def modeling_code(cls: type[nn.Module], slim: SlimSpec) -> str:
         imports.insert(0, "from .deadweight_heads import install_heads")
         lines.append("install_heads(self, slim.heads)")
     if slim.caches:
-        imports.insert(0, "from .deadweight_coded_attention import install_caches")
+        imports.insert(0, "from .deadweight_install_caches import install_caches")
         lines.append("install_caches(self, slim.caches)")
     return "\n".join(
         [

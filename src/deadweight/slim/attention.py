@@ -16,6 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 NAME = "deadweight"  # of this attention implementation in transformers
 ALIGNED = 8  # torch's fast attention takes head dimensions that are multiples of this
+BIAS = "position_bias"  # an argument of attention that is added to the scaled products
 HARMLESS = {  # arguments of attention that do not change its result
     "position_ids",
     "cache_position",
@@ -51,19 +52,32 @@ class AttentionOptions(NamedTuple):
 def options_of(module: nn.Module, query: Tensor, mask: Tensor | None, given: dict[str, Any]) -> AttentionOptions:
     """The options of one call by transformers; raises NotImplementedError for unknown arguments."""
     extra = {n: v for n, v in given.items() if v is not None and v is not False}
-    known = {"scaling", "dropout", "is_causal", "softcap", "s_aux"} | HARMLESS
+    known = {"scaling", "dropout", "is_causal", "softcap", "s_aux", BIAS} | HARMLESS
     if strange := sorted(set(extra) - known):
         raise NotImplementedError(f"attention with {', '.join(strange)}, which compressed heads do not support")
     causal = given.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
+    causal = bool(causal) and mask is None and query.shape[2] > 1
+    if given.get(BIAS) is not None:
+        mask, causal = with_bias(mask, given[BIAS], causal), False
     return AttentionOptions(
         mask,
         given.get("scaling"),
-        bool(causal) and mask is None and query.shape[2] > 1,
+        causal,
         given.get("dropout") or 0.0,
         given.get("softcap"),
         given.get("s_aux"),
     )
+
+
+def with_bias(mask: Tensor | None, bias: Tensor, causal: bool) -> Tensor:
+    """A mask that adds a bias for every query and key, (b or 1, h, t, keys), and hides what the mask hides."""
+    if mask is None:
+        if not causal:
+            return bias
+        mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+    bias = bias[..., : mask.shape[-1]]
+    return bias.masked_fill(~mask, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:

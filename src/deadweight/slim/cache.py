@@ -32,6 +32,9 @@ class Call:
     key: Tensor | None = None  # of the new tokens
     value: Tensor | None = None
     past: Any = 0  # tokens before them: a number, or a tensor of a static cache
+    doubled: bool = False  # attention is given decoded and then exact states of the same tokens
+    crosses: bool = False  # the cached tokens are those of an encoder
+    read: tuple[Tensor, Tensor] | None = None  # states that were decoded in this call
 
 
 class Current(threading.local):
@@ -232,7 +235,7 @@ class CodedCache:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._cache, name)
-        return CodedCache(value, self._coder) if isinstance(value, Cache) else value
+        return type(self)(value, self._coder) if isinstance(value, Cache) else value
 
     def __len__(self) -> int:
         return len(self._cache)
@@ -262,7 +265,9 @@ def coded_layer(layer: Any, coder: Coder) -> CodedLayer:
     return CodedLayer(layer, coder)
 
 
-def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def before(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: type[CodedCache] = CodedCache
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A hook before an attention module: make its cache store codes."""
     mask = kwargs.get("attention_mask")
     if mask is None:
@@ -272,7 +277,7 @@ def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     CURRENT.call = Call(module.coder, mask, positions)
 
     def wrapped(value: Any) -> Any:
-        plain = isinstance(value, Cache) and type(value) is not CodedCache
-        return CodedCache(value, module.coder) if plain else value
+        plain = isinstance(value, Cache) and not issubclass(type(value), CodedCache)
+        return kind(value, module.coder) if plain else value
 
     return tuple(wrapped(a) for a in args), {n: wrapped(v) for n, v in kwargs.items()}

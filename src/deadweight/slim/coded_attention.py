@@ -6,22 +6,21 @@ as if tokens were decoded one by one: each query sees its own key and value unco
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .attention import AttentionOptions, attend, options_of, softmax
-from .cache import CURRENT, Call, CodedLayer, before, position_of, real_tokens
+from .cache import CURRENT, Call, CodedLayer, position_of, real_tokens
 from .coder import Coder, Codes
-from .format import CacheSpec
 from .kernels import decode_token, decodes
 
-NAME = "deadweight_coded"  # of this attention implementation in transformers
+# The name of this attention implementation in transformers; a checkpoint brings a copy of this file along.
+NAME = f"deadweight_coded_{zlib.crc32(__name__.encode()):x}"
 
 
 def coded_attention(
@@ -32,6 +31,8 @@ def coded_attention(
     coder: Coder | None = getattr(module, "coder", None)
     if coder is None:
         return attend(query, key, value, options).transpose(1, 2).contiguous(), None
+    if coder.spec.reader != "codes":
+        return on_states(coder, query, (key, value), options).transpose(1, 2).contiguous(), None
     if query.shape[1] != coder.spec.heads or query.shape[3] != coder.spec.d_qk:
         raise ValueError(
             f"found {query.shape[1]} query heads of {query.shape[3]} dimensions; expected {coder.spec.heads} of "
@@ -46,21 +47,41 @@ def coded_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+def on_states(coder: Coder, query: Tensor, states: tuple[Tensor, Tensor], options: AttentionOptions) -> Tensor:
+    """Attention on what the model has made of decoded states; without a cache, of decoded and of exact ones."""
+    call = CURRENT.of(coder)  # it stays until the module is done: some attend twice
+    assert call is not None, "attention on decoded states outside its module"
+    if not call.doubled:
+        return attend(query, *states, options)
+    (coded_key, key), (coded_value, value) = (x.chunk(2, 2) for x in states)
+    options = options.with_scale(options.scale_of(query))
+    if options.mask is not None:
+        options = options.with_mask(options.mask[..., : key.shape[2]])  # a bias may count the exact keys as later ones
+    return with_own_token(query, (key, value), (coded_key, coded_value), options)
+
+
 def as_if_decoded(
     coder: Coder, query: Tensor, states: tuple[Tensor, Tensor], options: AttentionOptions, positions: Tensor | None
 ) -> Tensor:
     """Attention without a cache: every query sees itself and the first tokens uncoded, and the codes of all others."""
     key, value = states
+    coded = as_if_cached(coder, states, options.mask, positions)
+    return with_own_token(coder.paired(query), (coder.paired(key), value), coded, options)
+
+
+def as_if_cached(
+    coder: Coder, states: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Paired keys and values as later tokens would read them: the first of a sequence uncoded, the others decoded."""
+    key, value = states
     batch, new = len(key), key.shape[2]
-    real = real_tokens(options.mask, batch, new, 0, key.device)
+    real = real_tokens(mask, batch, new, 0, key.device)
     start = torch.where(real.any(1), real.int().argmax(1), 0)
     places = torch.arange(new, device=key.device)
     zero = start - position_of(positions, start, new)
     coded_key, coded_value = coder.simulate(key, value, places - zero[:, None])
     exempt = (places - start[:, None] < coder.spec.first)[:, None, :, None]  # padding before the start is never seen
-    query, key = coder.paired(query), coder.paired(key)
-    coded_key, coded_value = torch.where(exempt, key, coded_key), torch.where(exempt, value, coded_value)
-    return with_own_token(query, (key, value), (coded_key, coded_value), options)
+    return torch.where(exempt, coder.paired(key), coded_key), torch.where(exempt, value, coded_value)
 
 
 def with_own_token(
@@ -180,14 +201,3 @@ def with_first(states: Tensor, layer: CodedLayer, first: Tensor, away: Tensor) -
     if torch.is_grad_enabled():  # gather has kept the states for its gradient
         return states.scatter(2, at, kept)
     return states.scatter_(2, at, kept)
-
-
-def install_caches(model: Any, specs: dict[str, CacheSpec]) -> None:
-    """Give each attention module with a coded cache its coder."""
-    AttentionInterface.register(NAME, coded_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    for path, spec in specs.items():
-        module = model.get_submodule(path)
-        module.coder = Coder(spec)
-        module.register_forward_pre_hook(before, with_kwargs=True)
-    model.set_attn_implementation(NAME)

@@ -13,6 +13,7 @@ LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 SPARE_UNITS = 8  # by which a row may have more units than numbers: units come in eights
 MOST_FIRST = 1024  # uncoded tokens at the start of a sequence
 MOST_FIELDS = 8  # codes in a unit
+READERS = ("codes", "states", "own attention")  # what reads a coded cache
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,12 @@ class CacheSpec:
     values. `sets` describes the units of a row, which are equally many for every set of heads. `pairs` pairs of
     dimensions of every key head are rotated by RoPE; keys are coded before that. The first `first` tokens of a sequence
     are not coded.
+
+    The `reader` of the cache is an attention that reads "codes"; or the model's own code, which reads decoded "states"
+    (`decoded_states.py`) and may also have its "own attention", beside transformers' interface. Then keys and values
+    are the two tensors that the model caches, whatever they are, and `heads` is the number of cached heads. Keys are
+    the tensor with rotary positions, which may be the second (`rotated_second`). Every cached head may stand for
+    `copies` equal ones, of which one is stored.
     """
 
     heads: int
@@ -137,6 +144,9 @@ class CacheSpec:
     key_fields: int
     value_fields: int
     sets: tuple[tuple[UnitRun, ...], ...]
+    reader: str = "codes"
+    rotated_second: bool = False
+    copies: int = 1
 
     def __post_init__(self) -> None:
         runs = [[r if isinstance(r, UnitRun) else UnitRun(**r) for r in own] for own in self.sets]
@@ -156,7 +166,9 @@ class CacheSpec:
         expect_counts(
             heads=self.heads, key_heads=self.key_heads, d_qk=self.d_qk, d_v=self.d_v, pairs=self.pairs, first=self.first
         )
-        expect_counts(key_fields=self.key_fields, value_fields=self.value_fields)
+        expect_counts(key_fields=self.key_fields, value_fields=self.value_fields, copies=self.copies)
+        if self.reader not in READERS or type(self.rotated_second) is not bool or not self.copies:
+            raise ValueError(f"reader {self.reader!r}, second rotated {self.rotated_second!r}, {self.copies} copies")
         sets = len(self.sets)
         if not sets or not self.key_heads or self.heads % self.key_heads or self.key_heads % sets:
             raise ValueError(f"{self.heads} heads, {self.key_heads} of keys, in {sets} sets")

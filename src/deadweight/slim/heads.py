@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from .attention import AttentionOptions, attend, options_of
+from .attention import BIAS, AttentionOptions, attend, options_of
 from .format import HeadsSpec
 
 NAME = "deadweight_heads"  # of this attention implementation in transformers
@@ -102,8 +102,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention; on packed keys and values if they come from a cache."""
     options = options_of(module, query, attention_mask, given)
-    if options.sinks is not None:
-        raise NotImplementedError("attention with s_aux, which compressed heads do not support")
+    if strange := [name for name in ("s_aux", BIAS) if given.get(name) is not None]:
+        raise NotImplementedError(f"attention with {strange[0]}, which compressed heads do not support")
     packing: HeadPacking | None = getattr(module, "packing", None)
     if packing is not None and packing.is_packed(key, value):
         scaling = packing.spec.d_qk**-0.5 if options.scaling is None else options.scaling

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .coded_attention import install_caches
 from .format import SlimSpec
 from .heads import install_heads
+from .install_caches import install_caches
 from .layers import install
 
 
