@@ -31,6 +31,8 @@ CACHE = (
     "kernel_operands",
     "kernels",
     "cache",
+    "cpu_maps",
+    "cpu_decode",
     "coded_attention",
 )  # those that a coded cache needs too
 LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied

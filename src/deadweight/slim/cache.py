@@ -105,7 +105,9 @@ class CodedLayer(CacheLayerMixin):
         past = self.inner.get_seq_length()
         past = past.clone() if isinstance(past, Tensor) else past  # a static layer keeps counting in it
         call = CURRENT.of(self.coder)
-        self.note(key_states, value_states, past, call)
+        quick = key_states.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not quick or not self.is_settled(int(past)):
+            self.note(key_states, value_states, past, call)
         new = past + torch.arange(key_states.shape[2], device=key_states.device)
         if key_states.shape[2] == 1 and fitting(self.coder, key_states):
             rows = encode_token(self.coder.number, key_states, value_states, new - self.origin)
@@ -114,6 +116,12 @@ class CodedLayer(CacheLayerMixin):
         if call is not None:
             call.layer, call.key, call.value, call.past = self, key_states, value_states, past
         return self.inner.update(*rows, *args, **kwargs)
+
+    def is_settled(self, past: int) -> bool:
+        """Whether every sequence has started, and its first tokens are among those before: nothing is to be noted."""
+        if self.start is None or self.started is None:
+            return False
+        return max(self.start.tolist()) + self.coder.spec.first <= past and all(self.started.tolist())
 
     @property
     def origin(self) -> Tensor:

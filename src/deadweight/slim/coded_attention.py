@@ -18,6 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from .attention import AttentionOptions, attend, options_of, softmax
 from .cache import CURRENT, Call, CodedLayer, before, position_of, real_tokens
 from .coder import Coder, Codes
+from .cpu_decode import cached_rows, decode_on_cpu, decodes_on_cpu
 from .format import CacheSpec
 from .kernels import decode_token, decodes
 
@@ -87,6 +88,10 @@ def on_rows(
         return attend(query, call.key, call.value, options.with_mask(mask))
     layer = call.layer
     assert layer.start is not None and layer.zero is not None and layer.first is not None
+    if decodes_on_cpu(call, query, options):
+        cached = cached_rows(layer, int(call.past), rows)
+        if cached is not None:
+            return decode_on_cpu(coder, call, query, cached, options)
     units, exponents = rows
     places = torch.arange(units.shape[2], device=units.device)
     total = call.past + new

@@ -92,7 +92,7 @@ class Coder(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a number of its own."""
-        super().__setstate__({name: value for name, value in state.items() if name != "_prepared"})
+        super().__setstate__({name: value for name, value in state.items() if name not in ("_prepared", "_cpu_maps")})
         self.enlist()
 
     def is_like(self, other: Coder) -> bool:

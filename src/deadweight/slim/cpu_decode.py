@@ -1,0 +1,245 @@
+"""Decoding one token from a coded cache on a CPU.
+
+It computes what `coded_attention.of_one_token` does, with fewer and cheaper operations:
+
+- Codes become numbers, and keys are made of them, for a block of tokens at a time: beside the cache there is memory for
+  one block. Codes without bits are left out.
+- The two dimensions of a rotary pair are neighbours, so that turning keys is one product of complex numbers, with a
+  part of a table that all layers share.
+- The scale of a token multiplies its scores, not its key. The mean of the keys meets the query in a product of its own.
+- What follows from the coder alone is computed once (`cpu_maps.py`).
+- oneDNN makes the keys: in float32 it is twice as fast as the library that torch uses otherwise, on some processors.
+
+Half precision is computed in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .attention import AttentionOptions, softmax
+from .cache import Call, CodedLayer
+from .codes import SHIFT
+from .coder import TABLE, Coder, precise
+from .cpu_maps import CpuMaps, Segment, SetMaps, cpu_maps, rotations
+from .scratch import SCRATCH
+
+BLOCK = 2048  # tokens of all sequences that are decoded at a time
+ONE_DNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+
+
+@dataclass(frozen=True)
+class Cached:
+    """The rows of a cache, and where the tokens lie that are read uncoded."""
+
+    units: Tensor  # (b, sets, t, units)
+    exponents: Tensor  # (b, sets, t)
+    zeros: list[int]  # the row of position 0 of every sequence; negative if it has left a sliding window
+    at: list[list[int]]  # rows that are read uncoded, of every sequence: first tokens that are there, the new one last
+    held: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # numbers of a set and stage, if of one block
+
+    @property
+    def together(self) -> bool:
+        """Whether the uncoded tokens lie in the same rows for all sequences."""
+        return all(own == self.at[0] for own in self.at)
+
+    @property
+    def blocks(self) -> list[slice]:
+        batch, _, tokens, _ = self.units.shape
+        size = max(1, BLOCK // max(1, batch))
+        return [slice(i, min(i + size, tokens)) for i in range(0, tokens, size)]
+
+
+def decodes_on_cpu(call: Call, query: Tensor, options: AttentionOptions) -> bool:
+    """Whether this call is one token for every sequence, after the tokens that are read uncoded, on a CPU."""
+    modes = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if query.device.type != "cpu" or query.shape[2] != 1 or modes or options.dropout:
+        return False
+    return call.layer is not None and call.layer.is_settled(int(call.past))
+
+
+def cached_rows(layer: CodedLayer, past: int, rows: tuple[Tensor, Tensor]) -> Cached | None:
+    """The rows to read; None if a sliding window holds some of the first tokens and not the others."""
+    assert layer.start is not None and layer.zero is not None
+    units, exponents = rows
+    away, n = max(0, past + 1 - units.shape[2]), layer.coder.spec.first
+    starts = [start - away for start in layer.start.tolist()]
+    if any(-n < start < 0 for start in starts):
+        return None
+    at = [[*range(start, start + n), past - away] if start >= 0 else [past - away] for start in starts]
+    if len({len(own) for own in at}) > 1:
+        return None
+    zeros = [zero - away for zero in layer.zero.tolist()]
+    return Cached(units.view(torch.int16), exponents.squeeze(3), zeros, at)
+
+
+def decode_on_cpu(coder: Coder, call: Call, query: Tensor, cached: Cached, options: AttentionOptions) -> Tensor:
+    """Attention of the new token of every sequence, (b, h, 1, d_v)."""
+    maps, work = cpu_maps(coder, precise(query.dtype)), precise(query.dtype)
+    asked = query.to(work)
+    key, value = exact_states(call, len(cached.at[0]), work)
+    products = coded_products(coder, maps, asked, cached)
+    groups = query.shape[1] // key.shape[1]
+    known = (asked.unflatten(1, (-1, groups)).squeeze(3) @ key.mT).flatten(1, 2)  # b h exact
+    place(products, cached, known)
+    weights = softmax(products.unsqueeze(2), options).squeeze(2)
+    own = take(weights, cached)
+    out = (own.unflatten(1, (-1, groups)) @ value).flatten(1, 2)
+    return (gather_values(coder, maps, weights, cached) + out).unsqueeze(2).to(query.dtype)
+
+
+def exact_states(call: Call, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values that are read uncoded, (b, g, count, d): all first tokens and the new one, or that one alone."""
+    assert call.layer is not None and call.layer.first is not None and call.key is not None and call.value is not None
+    pairs = zip(call.layer.first, (call.key, call.value), strict=True)
+    key, value = (torch.cat([x, y], 2) if count > 1 else y for x, y in pairs)
+    return key.to(dtype), value.to(dtype)
+
+
+def place(products: Tensor, cached: Cached, exact: Tensor) -> None:
+    """Write the products of uncoded tokens over those of their codes."""
+    if cached.together:
+        rows = cached.at[0]
+        products[..., rows[-1]] = exact[..., -1]
+        if len(rows) > 1:
+            products[..., rows[0] : rows[-2] + 1] = exact[..., :-1]
+        return
+    products.scatter_(2, indices(cached, products), exact)
+
+
+def take(weights: Tensor, cached: Cached) -> Tensor:
+    """The weights of the uncoded tokens, (b, h, exact); zeros take their place."""
+    if cached.together:
+        rows = cached.at[0]
+        parts = [weights[..., rows[0] : rows[-2] + 1]] if len(rows) > 1 else []
+        parts.append(weights[..., rows[-1] :][..., :1])
+        own = torch.cat(parts, -1)
+        for part in parts:
+            part.zero_()
+        return own
+    at = indices(cached, weights)
+    own = weights.gather(2, at)
+    weights.scatter_(2, at, 0.0)
+    return own
+
+
+def indices(cached: Cached, like: Tensor) -> Tensor:
+    return torch.tensor(cached.at)[:, None].expand(-1, like.shape[1], -1)
+
+
+def coded_products(coder: Coder, maps: CpuMaps, query: Tensor, cached: Cached) -> Tensor:
+    """Products of the query with the keys of all rows, (b, h, t)."""
+    turned = query.squeeze(2).index_select(2, maps.order)
+    batch, heads = turned.shape[:2]
+    products = turned.new_empty(batch, heads, cached.units.shape[2])
+    meant = with_mean(coder, maps, turned)
+    per_set = heads // len(maps.sets)
+    for block in cached.blocks:
+        turns = turns_of(maps, cached, block, turned.dtype) if maps.rates else None
+        for i, own in enumerate(maps.sets):
+            at = slice(i * per_set, (i + 1) * per_set)
+            keys = linear(unpacked(own, i, 0, cached, block, turned.dtype), own)
+            found = products_of(coder, keys, turned[:, at], turns)
+            products[:, at, block] = found.mul_(scales_of(maps, 0, i, cached, block))
+        products[:, :, block] += products_with_mean(meant, turns)
+    return products
+
+
+def linear(numbers: Tensor, own: SetMaps) -> Tensor:
+    """Keys before RoPE without their mean, (b, t, keys), in steps of the scale of a token."""
+    if ONE_DNN is None or numbers.dtype != torch.float32 or not numbers.numel():
+        return F.linear(numbers, own.to_keys, own.start)
+    keys: Tensor = ONE_DNN(numbers, own.to_keys, own.start, "none", [], "")
+    return keys
+
+
+def products_of(coder: Coder, keys: Tensor, query: Tensor, turns: Tensor | None) -> Tensor:
+    """Products of the queries of a set, (b, heads, d), with its keys, turned in place: (b, heads, t)."""
+    pairs, size = coder.spec.pairs, coder.spec.d_qk
+    heads = coder.spec.key_heads // coder.spec.n_sets
+    query = query.unflatten(1, (heads, -1))
+    rest = keys[..., 2 * pairs * heads : size * heads].unflatten(-1, (heads, -1))
+    if turns is None:
+        return (query @ rest.permute(0, 2, 3, 1)).flatten(1, 2)
+    turning = keys[..., : 2 * pairs * heads].unflatten(-1, (heads, pairs, 2))
+    torch.view_as_complex(turning).mul_(turns.unsqueeze(-2))
+    products = query[..., : 2 * pairs] @ turning.flatten(3).permute(0, 2, 3, 1)
+    if 2 * pairs < size:
+        products = products + query[..., 2 * pairs :] @ rest.permute(0, 2, 3, 1)
+    return products.flatten(1, 2)
+
+
+def with_mean(coder: Coder, maps: CpuMaps, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of the query with the mean of the keys: of rotary pairs, as factors of cosines and sines, (b, h, 2 ·
+    pairs); and of the other dimensions, (b, h, 1)."""
+    pairs = coder.spec.pairs
+    mean = maps.mean.repeat_interleave(query.shape[1] // len(maps.mean), 0)
+    rest = (query[..., 2 * pairs :] * mean[:, 2 * pairs :]).sum(-1, keepdim=True)
+    if not pairs:
+        return query[..., :0], rest
+    both = (torch.view_as_complex(x[..., : 2 * pairs].unflatten(-1, (-1, 2)).contiguous()) for x in (query, mean))
+    first, second = both
+    return torch.view_as_real(first * second).flatten(2), rest
+
+
+def products_with_mean(meant: tuple[Tensor, Tensor], turns: Tensor | None) -> Tensor:
+    factors, rest = meant
+    if turns is None:
+        return rest
+    return factors @ torch.view_as_real(turns).flatten(-2).mT + rest
+
+
+def turns_of(maps: CpuMaps, cached: Cached, block: slice, dtype: torch.dtype) -> Tensor:
+    """Turns at the positions of these rows: (t, pairs), or (b, t, pairs) if they differ between sequences."""
+    first, last = block.start - min(cached.zeros), block.stop - min(cached.zeros)
+    table = rotations(maps.rates, max(1, -(-last // TABLE)) * TABLE, dtype)
+    if len(set(cached.zeros)) == 1 and first >= 0:
+        return table[first:last]
+    rows = torch.arange(block.start, block.stop) - torch.tensor(cached.zeros)[:, None]
+    return table[rows.clamp(min=0)]  # before the start there is padding, which no query sees
+
+
+def scales_of(maps: CpuMaps, stage: int, index: int, cached: Cached, block: slice) -> Tensor:
+    """The scales of tokens for a stage of a set, (b, 1, t)."""
+    exponents = cached.exponents[:, index, block]
+    return maps.scales[stage].index_select(0, exponents.flatten().int()).view(exponents.shape).unsqueeze(1)
+
+
+def unpacked(own: SetMaps, index: int, stage: int, cached: Cached, block: slice, dtype: torch.dtype) -> Tensor:
+    """The numbers of a stage of a set, (b, t, slots), in memory that is used again for the next layer."""
+    if (index, stage) in cached.held:
+        return cached.held[index, stage]
+    units = cached.units[:, index, block]
+    shape = (*units.shape[:2], own.sizes[stage])
+    numbers = SCRATCH.take(f"numbers {index} {stage}", shape, units, dtype)
+    segments: tuple[Segment, ...] = own.stages[stage]
+    upper = units >> SHIFT if any(s.upper for s in segments) else units
+    for s in segments:
+        numbers[..., s.slots] = (upper if s.upper else units)[..., s.units] & s.mask
+    if block.stop - block.start == cached.units.shape[2]:
+        cached.held[index, stage] = numbers
+    return numbers
+
+
+def gather_values(coder: Coder, maps: CpuMaps, weights: Tensor, cached: Cached) -> Tensor:
+    """The weighted sum of the values of all rows, (b, h, t) → (b, h, d_v): sum numbers first, then decode the sums."""
+    heads = coder.spec.key_heads // coder.spec.n_sets
+    per_set = weights.shape[1] // len(maps.sets)
+    outputs = []
+    for i, own in enumerate(maps.sets):
+        share = weights[:, i * per_set : (i + 1) * per_set]
+        sums: list[Any] = [0] * len(own.stages)
+        totals: list[Any] = [0] * len(own.stages)
+        for block in cached.blocks:
+            for stage in range(len(own.stages)):
+                scaled = share[..., block] * scales_of(maps, stage, i, cached, block)
+                sums[stage] = sums[stage] + scaled @ unpacked(own, i, stage, cached, block, share.dtype)
+                totals[stage] = totals[stage] + scaled.sum(-1, keepdim=True)
+        every = torch.cat([*sums, *totals, share.sum(-1, keepdim=True)], -1)
+        outputs.append((every.unflatten(1, (heads, -1)) @ own.to_values).flatten(1, 2))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
