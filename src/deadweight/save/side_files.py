@@ -30,8 +30,9 @@ CACHE = (
     "kernel_sizes",
     "kernel_operands",
     "kernels",
-    "cache",
     "cpu_maps",
+    "cpu_encode",
+    "cache",
     "cpu_decode",
     "coded_attention",
 )  # those that a coded cache needs too

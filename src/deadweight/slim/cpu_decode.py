@@ -9,6 +9,7 @@ It computes what `coded_attention.of_one_token` does, with fewer and cheaper ope
 - The scale of a token multiplies its scores, not its key. The mean of the keys meets the query in a product of its own.
 - What follows from the coder alone is computed once (`cpu_maps.py`).
 - oneDNN makes the keys: in float32 it is twice as fast as the library that torch uses otherwise, on some processors.
+  It compiles a product for every number of rows, so rows are filled up to a multiple of 64.
 
 Half precision is computed in float32.
 """
@@ -30,6 +31,7 @@ from .cpu_maps import CpuMaps, Segment, SetMaps, cpu_maps, rotations
 from .scratch import SCRATCH
 
 BLOCK = 2048  # tokens of all sequences that are decoded at a time
+ROWS = 64  # the number of tokens in a block is a multiple of this; those that are missing are zeros
 ONE_DNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
@@ -41,7 +43,7 @@ class Cached:
     exponents: Tensor  # (b, sets, t)
     zeros: list[int]  # the row of position 0 of every sequence; negative if it has left a sliding window
     at: list[list[int]]  # rows that are read uncoded, of every sequence: first tokens that are there, the new one last
-    held: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # numbers of a set and stage, if of one block
+    held: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # numbers of sets and stages, if of one block
 
     @property
     def together(self) -> bool:
@@ -51,7 +53,7 @@ class Cached:
     @property
     def blocks(self) -> list[slice]:
         batch, _, tokens, _ = self.units.shape
-        size = max(1, BLOCK // max(1, batch))
+        size = max(ROWS, BLOCK // max(1, batch) // ROWS * ROWS)
         return [slice(i, min(i + size, tokens)) for i in range(0, tokens, size)]
 
 
@@ -135,19 +137,28 @@ def indices(cached: Cached, like: Tensor) -> Tensor:
 def coded_products(coder: Coder, maps: CpuMaps, query: Tensor, cached: Cached) -> Tensor:
     """Products of the query with the keys of all rows, (b, h, t)."""
     turned = query.squeeze(2).index_select(2, maps.order)
-    batch, heads = turned.shape[:2]
-    products = turned.new_empty(batch, heads, cached.units.shape[2])
-    meant = with_mean(coder, maps, turned)
-    per_set = heads // len(maps.sets)
-    for block in cached.blocks:
-        turns = turns_of(maps, cached, block, turned.dtype) if maps.rates else None
-        for i, own in enumerate(maps.sets):
-            at = slice(i * per_set, (i + 1) * per_set)
-            keys = linear(unpacked(own, i, 0, cached, block, turned.dtype), own)
-            found = products_of(coder, keys, turned[:, at], turns)
-            products[:, at, block] = found.mul_(scales_of(maps, 0, i, cached, block))
-        products[:, :, block] += products_with_mean(meant, turns)
-    return products
+    meant = with_mean(maps, turned)
+    blocks = [block_products(coder, maps, turned, cached, block, meant) for block in cached.blocks]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)
+
+
+def block_products(
+    coder: Coder, maps: CpuMaps, query: Tensor, cached: Cached, block: slice, meant: tuple[Tensor, Tensor | None]
+) -> Tensor:
+    """Those of one block; `meant` are the products with the mean of the keys, as `with_mean` gives them."""
+    turns = turns_of(maps, cached, block, query.dtype) if maps.rates else None
+    per_set, each = query.shape[1] // len(maps.sets), []
+    for i, own in enumerate(maps.sets):
+        numbers = unpacked(own, i, 0, cached, block, query.dtype)
+        keys = linear(numbers, own)[:, : block.stop - block.start]
+        products = products_of(coder, keys, query[:, i * per_set : (i + 1) * per_set], turns)
+        each.append(products.mul_(scales_of(maps, 0, i, cached, block)))
+    products = each[0] if len(each) == 1 else torch.cat(each, 1)
+    factors, rest = meant
+    if turns is not None:
+        waves = torch.view_as_real(turns).flatten(-2).mT
+        products = torch.baddbmm(products, factors, waves.expand(len(factors), -1, -1))
+    return products if rest is None else products + rest
 
 
 def linear(numbers: Tensor, own: SetMaps) -> Tensor:
@@ -174,24 +185,14 @@ def products_of(coder: Coder, keys: Tensor, query: Tensor, turns: Tensor | None)
     return products.flatten(1, 2)
 
 
-def with_mean(coder: Coder, maps: CpuMaps, query: Tensor) -> tuple[Tensor, Tensor]:
+def with_mean(maps: CpuMaps, query: Tensor) -> tuple[Tensor, Tensor | None]:
     """Products of the query with the mean of the keys: of rotary pairs, as factors of cosines and sines, (b, h, 2 ·
-    pairs); and of the other dimensions, (b, h, 1)."""
-    pairs = coder.spec.pairs
-    mean = maps.mean.repeat_interleave(query.shape[1] // len(maps.mean), 0)
-    rest = (query[..., 2 * pairs :] * mean[:, 2 * pairs :]).sum(-1, keepdim=True)
-    if not pairs:
-        return query[..., :0], rest
-    both = (torch.view_as_complex(x[..., : 2 * pairs].unflatten(-1, (-1, 2)).contiguous()) for x in (query, mean))
-    first, second = both
-    return torch.view_as_real(first * second).flatten(2), rest
-
-
-def products_with_mean(meant: tuple[Tensor, Tensor], turns: Tensor | None) -> Tensor:
-    factors, rest = meant
-    if turns is None:
-        return rest
-    return factors @ torch.view_as_real(turns).flatten(-2).mT + rest
+    pairs); and of the other dimensions, (b, h, 1), if there are any."""
+    pairs, rest = maps.mean.shape[1], None
+    if maps.rest_mean.shape[1]:
+        rest = (query[..., 2 * pairs :] * maps.rest_mean).sum(-1, keepdim=True)
+    both = query[..., : 2 * pairs].unflatten(-1, (pairs, 2)).contiguous()
+    return torch.view_as_real(torch.view_as_complex(both) * maps.mean).flatten(2), rest
 
 
 def turns_of(maps: CpuMaps, cached: Cached, block: slice, dtype: torch.dtype) -> Tensor:
@@ -211,16 +212,18 @@ def scales_of(maps: CpuMaps, stage: int, index: int, cached: Cached, block: slic
 
 
 def unpacked(own: SetMaps, index: int, stage: int, cached: Cached, block: slice, dtype: torch.dtype) -> Tensor:
-    """The numbers of a stage of a set, (b, t, slots), in memory that is used again for the next layer."""
+    """The numbers of a stage of a set, (b, t, slots), filled up with zeros, in memory that the next layer uses again."""
     if (index, stage) in cached.held:
         return cached.held[index, stage]
     units = cached.units[:, index, block]
-    shape = (*units.shape[:2], own.sizes[stage])
+    batch, tokens = units.shape[:2]
+    shape = (batch, -(-tokens // ROWS) * ROWS, own.sizes[stage])
     numbers = SCRATCH.take(f"numbers {index} {stage}", shape, units, dtype)
+    numbers[:, tokens:].zero_()
     segments: tuple[Segment, ...] = own.stages[stage]
     upper = units >> SHIFT if any(s.upper for s in segments) else units
     for s in segments:
-        numbers[..., s.slots] = (upper if s.upper else units)[..., s.units] & s.mask
+        numbers[:, :tokens, s.slots] = (upper if s.upper else units)[..., s.units] & s.mask
     if block.stop - block.start == cached.units.shape[2]:
         cached.held[index, stage] = numbers
     return numbers
@@ -238,7 +241,8 @@ def gather_values(coder: Coder, maps: CpuMaps, weights: Tensor, cached: Cached) 
         for block in cached.blocks:
             for stage in range(len(own.stages)):
                 scaled = share[..., block] * scales_of(maps, stage, i, cached, block)
-                sums[stage] = sums[stage] + scaled @ unpacked(own, i, stage, cached, block, share.dtype)
+                numbers = unpacked(own, i, stage, cached, block, share.dtype)[:, : scaled.shape[2]]
+                sums[stage] = sums[stage] + scaled @ numbers
                 totals[stage] = totals[stage] + scaled.sum(-1, keepdim=True)
         every = torch.cat([*sums, *totals, share.sum(-1, keepdim=True)], -1)
         outputs.append((every.unflatten(1, (heads, -1)) @ own.to_values).flatten(1, 2))

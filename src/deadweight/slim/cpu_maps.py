@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from .codes import scale_of
 from .coder import Coder
 
-KNOWN = "_cpu_maps"  # attribute of a coder
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,25 @@ class CpuMaps:
 
     sets: tuple[SetMaps, ...]
     order: Tensor  # of the dimensions of a query: rotary pairs, each side by side, then the others
-    mean: Tensor  # (key heads, d): of keys, in that order; the second of every pair is negative (a conjugate)
-    scales: tuple[Tensor, ...]  # of a token by its byte of exponents, for every stage
+    mean: Tensor  # (heads, pairs): the mean of the keys that a query meets, as conjugate complex numbers
+    rest_mean: Tensor  # (heads, dimensions in no pair)
+    scales: tuple[Tensor, ...]  # of a token, by its byte of exponents, for every stage
     rates: tuple[float, ...]
 
 
 def cpu_maps(coder: Coder, dtype: torch.dtype) -> CpuMaps:
-    """Made once, and again when a map has changed."""
-    state = (dtype, *((b.data_ptr(), -1 if b.is_inference() else b._version) for b in coder.buffers()))
-    known = coder.__dict__.get(KNOWN)
+    return once(coder, "_cpu_maps", dtype, make_maps)
+
+
+def once(coder: Coder, name: str, dtype: torch.dtype, make: Callable[[Coder, torch.dtype], T]) -> T:
+    """What follows from a coder, kept under a name: made once, and again when a map has changed."""
+    buffers = [b for b in coder._buffers.values() if b is not None]
+    state = (dtype, *[(b.data_ptr(), -1 if b.is_inference() else b._version) for b in buffers])
+    known = coder.__dict__.get(name)
     if known is None or known[0] != state:
-        known = coder.__dict__[KNOWN] = (state, make_maps(coder, dtype))
-    maps: CpuMaps = known[1]
-    return maps
+        known = coder.__dict__[name] = (state, make(coder, dtype))
+    made: T = known[1]
+    return made
 
 
 @torch.no_grad()
@@ -63,13 +70,14 @@ def make_maps(coder: Coder, dtype: torch.dtype) -> CpuMaps:
     spec, pairs = coder.spec, coder.spec.pairs
     inside = beside(pairs, spec.d_qk)
     order = (coder.order if pairs else torch.arange(spec.d_qk))[inside]
-    mean = coder.key_mean.double().view(spec.key_heads, spec.d_qk)[:, inside]
-    mean[:, 1 : 2 * pairs : 2] *= -1
+    means = coder.key_mean.double().view(spec.key_heads, spec.d_qk).repeat_interleave(spec.heads // spec.key_heads, 0)
+    mean, rest = torch.complex(means[:, :pairs], -means[:, pairs : 2 * pairs]), means[:, 2 * pairs :]
     exponents = torch.arange(256)
     scales = (scale_of(exponents & 15, dtype), scale_of(exponents >> 4, dtype))
     rates = tuple(coder.rates.view(torch.float32).tolist()) if pairs else ()
     sets = tuple(set_maps(coder, i, dtype) for i in range(spec.n_sets))
-    return CpuMaps(sets, order, mean.to(dtype), scales[: 2 if spec.value_fields else 1], rates)
+    scales = scales[: 2 if spec.value_fields else 1]
+    return CpuMaps(sets, order, mean.to(dtype.to_complex()), rest.to(dtype), scales, rates)
 
 
 def beside(pairs: int, size: int) -> Tensor:
