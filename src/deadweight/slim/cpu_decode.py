@@ -169,6 +169,15 @@ def linear(numbers: Tensor, own: SetMaps) -> Tensor:
     return keys
 
 
+def weighted(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Sums of the numbers of tokens by weights, (b, queries, t) and (b, t or more, slots) → (b, queries, slots)."""
+    if ONE_DNN is None or numbers.dtype != torch.float32 or len(numbers) != 1 or not numbers.numel():
+        return weights @ numbers[:, : weights.shape[2]]
+    weights = F.pad(weights[0], (0, numbers.shape[1] - weights.shape[2]))
+    sums: Tensor = ONE_DNN(weights, numbers[0].T, None, "none", [], "")
+    return sums.unsqueeze(0)
+
+
 def products_of(coder: Coder, keys: Tensor, query: Tensor, turns: Tensor | None) -> Tensor:
     """Products of the queries of a set, (b, heads, d), with its keys, turned in place: (b, heads, t)."""
     pairs, size = coder.spec.pairs, coder.spec.d_qk
@@ -241,8 +250,7 @@ def gather_values(coder: Coder, maps: CpuMaps, weights: Tensor, cached: Cached) 
         for block in cached.blocks:
             for stage in range(len(own.stages)):
                 scaled = share[..., block] * scales_of(maps, stage, i, cached, block)
-                numbers = unpacked(own, i, stage, cached, block, share.dtype)[:, : scaled.shape[2]]
-                sums[stage] = sums[stage] + scaled @ numbers
+                sums[stage] = sums[stage] + weighted(scaled, unpacked(own, i, stage, cached, block, share.dtype))
                 totals[stage] = totals[stage] + scaled.sum(-1, keepdim=True)
         every = torch.cat([*sums, *totals, share.sum(-1, keepdim=True)], -1)
         outputs.append((every.unflatten(1, (heads, -1)) @ own.to_values).flatten(1, 2))
