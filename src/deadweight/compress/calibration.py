@@ -104,6 +104,7 @@ def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> C
         given = given_inputs(asked.inputs)
         if "input_ids" not in given:
             raise DeadweightError(f"found calibration inputs {', '.join(given)}; expected input_ids, tokens of a text")
+        expect_positions(given)
         return split(as_batches(source, given, asked.batch or MOST))
     if asked.text is None:
         rows = mixture_windows(source, spec, asked.windows, asked.length)
@@ -209,7 +210,37 @@ def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
     return dict(inputs)
 
 
+def expect_tokens(source: Source, ids: Tensor) -> None:
+    """Raise unless these are tokens of the model's vocabulary, (rows, tokens)."""
+    table = getattr(source.module.get_input_embeddings(), "weight", None)
+    words = int(getattr(source.config, "vocab_size", 0) or 0) if table is None else len(table)
+    if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2 or not ids.numel():
+        raise DeadweightError(
+            f"found input_ids of shape {tuple(ids.shape)} and type {ids.dtype}; expected whole numbers, (rows, tokens)"
+        )
+    least, most = int(ids.min()), int(ids.max())
+    if words and not 0 <= least <= most < words:
+        raise DeadweightError(
+            f"found input_ids from {least} to {most}; expected tokens from 0 to {words - 1}, the vocabulary of "
+            f"{printable(source.name)}"
+        )
+
+
+def expect_positions(inputs: Mapping[str, Tensor]) -> None:
+    """Raise unless the tokens of every row start at position 0: keys are measured before RoPE, by their place."""
+    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    if mask is not None and (mask.ndim != 2 or bool((mask[:, 1:].bool() & ~mask[:, :-1].bool()).any())):
+        raise DeadweightError(
+            "found calibration inputs with padding before their tokens (attention_mask); expected padding at the end, "
+            "or none: keys are measured by their positions"
+        )
+    if positions is not None and not torch.equal(positions, torch.arange(positions.shape[-1]).expand_as(positions)):
+        raise DeadweightError("found position_ids other than 0, 1, …; expected calibration inputs without them")
+
+
 def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
+    if "input_ids" in inputs:
+        expect_tokens(source, inputs["input_ids"])
     rows = next(iter(inputs.values())).shape[0]
     size = batch_size(rows, batch)
     return [on_device(source, {n: t[i : i + size] for n, t in inputs.items()}) for i in range(0, rows, size)]
