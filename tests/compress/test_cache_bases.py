@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from deadweight.compress.cache_bases import RIDGE, best_basis, blocks_of, keys_basis, roots_of, value_roots, values_basis
+from deadweight.compress.cache_bases import (
+    RIDGE,
+    best_basis,
+    blocks_of,
+    keys_basis,
+    roots_of,
+    value_roots,
+    values_basis,
+)
 from deadweight.compress.cache_moments import SetMoments
 from deadweight.compress.settings import STRUCTURES
 from deadweight.slim.codes import STEP_ERRORS, STEPS, Quantiser
@@ -97,7 +105,8 @@ def test_a_prediction_lowers_the_cost_of_values_and_keys_without_bits_predict_no
     keys = keys_basis(moments, [list(range(8))], joint=False)
     alone = best_basis(moments.covariance[8:, 8:], value_roots(moments))
     exact, coarse, none = (
-        values_basis(moments, keys, torch.full((8,), e, dtype=torch.float64), value_roots(moments)) for e in (0.0, 0.36, 1.0)
+        values_basis(moments, keys, torch.full((8,), e, dtype=torch.float64), value_roots(moments))
+        for e in (0.0, 0.36, 1.0)
     )
     assert float(exact.basis.cost.sum()) < float(coarse.basis.cost.sum()) < float(alone.cost.sum())
     assert torch.allclose(none.basis.cost, alone.cost) and float(none.predict.abs().max()) < 1e-9

@@ -128,7 +128,12 @@ def padded(side: str) -> dict[str, torch.Tensor]:
         ({"input_ids": torch.full((8, 32), -1)}, "found input_ids from -1 to -1"),
         ({"input_ids": torch.rand(8, 32)}, "expected whole numbers"),
         ({"input_ids": torch.zeros(8, dtype=torch.long)}, r"of shape \(8,\)"),
+        ({"input_ids": torch.zeros(8, 200, dtype=torch.long)}, "found windows of 200 tokens"),
         (padded("left"), "padding before their tokens"),
+        ({"attention_mask": torch.zeros(8, 32, dtype=torch.long)}, "padding before their tokens"),
+        ({"attention_mask": torch.ones(8, 31, dtype=torch.long)}, r"attention_mask of shape \(8, 31\)"),
+        ({"what": torch.ones(8, 3)}, "found calibration inputs what"),
+        ({"labels": torch.zeros(8, 32, dtype=torch.long)}, "found calibration inputs labels"),
         ({"position_ids": torch.arange(5, 37).expand(8, -1)}, "found position_ids other than 0, 1, …"),
     ],
 )
@@ -142,9 +147,12 @@ def test_positions_from_0_on_and_padding_at_the_end_are_measured(make: Callable)
     ids = torch.randint(3, 99, (8, 32), generator=torch.Generator().manual_seed(0))
     more = {"position_ids": torch.arange(32).expand(8, -1), **padded("right")}
     assert compress(make("llama"), inputs={"input_ids": ids, **more}, keep_kv=0.4).module is not None
+    assert compress(make("llama"), inputs={"input_ids": ids.int()}, keep_kv=0.4).module is not None
 
 
-@pytest.mark.parametrize(("share", "keys", "is_noted"), [(0.25, "half", False), (0.8, "half", True), (0.8, "head", False)])
+@pytest.mark.parametrize(
+    ("share", "keys", "is_noted"), [(0.25, "half", False), (0.8, "half", True), (0.8, "head", False)]
+)
 def test_half_heads_that_decode_no_faster_are_noted(
     share: float, keys: str, is_noted: bool, make: Callable, words: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""Decoding on a CPU gives what the operations for every device give, in float64, and stays within one block of memory."""
+"""Decoding on a CPU gives what the operations for every device give, in the memory of one block of tokens."""
 
 from __future__ import annotations
 

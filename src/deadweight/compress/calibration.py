@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,10 @@ def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> C
         given = given_inputs(asked.inputs)
         if "input_ids" not in given:
             raise DeadweightError(f"found calibration inputs {', '.join(given)}; expected input_ids, tokens of a text")
+        expect_known(source, given)
+        expect_tokens(source, given["input_ids"])
         expect_positions(given)
+        given = {**given, "input_ids": given["input_ids"].long()}
         return split(as_batches(source, given, asked.batch or MOST))
     if asked.text is None:
         rows = mixture_windows(source, spec, asked.windows, asked.length)
@@ -212,7 +216,8 @@ def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
 
 def expect_tokens(source: Source, ids: Tensor) -> None:
     """Raise unless these are tokens of the model's vocabulary, (rows, tokens)."""
-    table = getattr(source.module.get_input_embeddings(), "weight", None)
+    model: Any = source.module
+    table = getattr(model.get_input_embeddings(), "weight", None)
     words = int(getattr(source.config, "vocab_size", 0) or 0) if table is None else len(table)
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2 or not ids.numel():
         raise DeadweightError(
@@ -226,10 +231,28 @@ def expect_tokens(source: Source, ids: Tensor) -> None:
         )
 
 
+def expect_known(source: Source, inputs: Mapping[str, Tensor]) -> None:
+    """Raise for inputs that the model does not take, and for windows longer than its context."""
+    known = signature(source.module.forward).parameters
+    if strange := [name for name in inputs if name not in known or name == "labels"]:
+        raise DeadweightError(
+            f"found calibration inputs {', '.join(map(printable, strange))}; expected input_ids, and what else "
+            f"{printable(source.name)} takes but labels"
+        )
+    longest, size = getattr(source.config, "max_position_embeddings", None), inputs["input_ids"].shape[-1]
+    if longest and size > longest:
+        raise DeadweightError(f"found windows of {size:,} tokens; {printable(source.name)} takes 2 to {longest:,}")
+
+
 def expect_positions(inputs: Mapping[str, Tensor]) -> None:
     """Raise unless the tokens of every row start at position 0: keys are measured before RoPE, by their place."""
     mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-    if mask is not None and (mask.ndim != 2 or bool((mask[:, 1:].bool() & ~mask[:, :-1].bool()).any())):
+    if mask is not None and mask.shape != inputs["input_ids"].shape:
+        raise DeadweightError(
+            f"found an attention_mask of shape {tuple(mask.shape)}; expected that of input_ids, "
+            f"{tuple(inputs['input_ids'].shape)}"
+        )
+    if mask is not None and (not mask[:, 0].all() or bool((mask[:, 1:].bool() & ~mask[:, :-1].bool()).any())):
         raise DeadweightError(
             "found calibration inputs with padding before their tokens (attention_mask); expected padding at the end, "
             "or none: keys are measured by their positions"

@@ -267,8 +267,8 @@ def notes_on_halves(work: MeasuredModel, points: Sequence[Coded]) -> list[str]:
     if not odd:
         return []
     return [
-        f"--keys half decodes no faster than --keys head in {len(odd)} of {len(specs)} attentions, {odd[0]} among them, "
-        "at this size: their units hold an odd number of codes of keys; try --keys head, or another size"
+        f"--keys half decodes no faster than --keys head in {len(odd)} of {len(specs)} attentions at this size, "
+        f"{odd[0]} among them: their units hold an odd number of codes of keys; try --keys head, or another size"
     ]
 
 

@@ -117,8 +117,8 @@ class Settings:
         for name, is_given in (("--method", self.method != "knapsack"), ("--step", self.step is not None)):
             if is_given:
                 raise DeadweightError(
-                    f"found {name}, an option for smaller heads; expected it with --keep-attention: the bits of a coded "
-                    "cache are always allotted one by one"
+                    f"found {name}, an option for smaller heads; expected it with --keep-attention: bits of a cache "
+                    "are allotted in one way only"
                 )
 
     @property

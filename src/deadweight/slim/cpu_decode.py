@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from .attention import AttentionOptions, softmax
 from .cache import Call, CodedLayer
-from .codes import SHIFT
 from .coder import TABLE, Coder, precise
+from .codes import SHIFT
 from .cpu_maps import CpuMaps, Segment, SetMaps, cpu_maps, rotations
 from .scratch import SCRATCH
 
@@ -221,7 +221,7 @@ def scales_of(maps: CpuMaps, stage: int, index: int, cached: Cached, block: slic
 
 
 def unpacked(own: SetMaps, index: int, stage: int, cached: Cached, block: slice, dtype: torch.dtype) -> Tensor:
-    """The numbers of a stage of a set, (b, t, slots), filled up with zeros, in memory that the next layer uses again."""
+    """The numbers of a stage of a set, (b, t, slots), filled up with zeros, in memory that other layers use too."""
     if (index, stage) in cached.held:
         return cached.held[index, stage]
     units = cached.units[:, index, block]

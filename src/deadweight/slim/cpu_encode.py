@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .codes import EXPONENTS, UNIT, Quantiser, scale_of
 from .coder import TABLE, Coder, precise
+from .codes import EXPONENTS, UNIT, Quantiser, scale_of
 from .cpu_maps import beside, once, rotations
 
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .codes import scale_of
 from .coder import Coder
+from .codes import scale_of
 
 T = TypeVar("T")
 
@@ -73,11 +73,11 @@ def make_maps(coder: Coder, dtype: torch.dtype) -> CpuMaps:
     means = coder.key_mean.double().view(spec.key_heads, spec.d_qk).repeat_interleave(spec.heads // spec.key_heads, 0)
     mean, rest = torch.complex(means[:, :pairs], -means[:, pairs : 2 * pairs]), means[:, 2 * pairs :]
     exponents = torch.arange(256)
-    scales = (scale_of(exponents & 15, dtype), scale_of(exponents >> 4, dtype))
+    both = (scale_of(exponents & 15, dtype), scale_of(exponents >> 4, dtype))
     rates = tuple(coder.rates.view(torch.float32).tolist()) if pairs else ()
     sets = tuple(set_maps(coder, i, dtype) for i in range(spec.n_sets))
-    scales = scales[: 2 if spec.value_fields else 1]
-    return CpuMaps(sets, order, mean.to(dtype.to_complex()), rest.to(dtype), scales, rates)
+    stages = 2 if spec.value_fields else 1
+    return CpuMaps(sets, order, mean.to(dtype.to_complex()), rest.to(dtype), both[:stages], rates)
 
 
 def beside(pairs: int, size: int) -> Tensor:
