@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from deadweight.compress.cache_bases import RIDGE, best_basis, blocks_of, keys_basis, values_basis
+from deadweight.compress.cache_bases import (
+    RIDGE,
+    best_basis,
+    blocks_of,
+    keys_basis,
+    roots_of,
+    value_roots,
+    values_basis,
+)
 from deadweight.compress.cache_moments import SetMoments
 from deadweight.compress.settings import STRUCTURES
 from deadweight.slim.codes import STEP_ERRORS, STEPS, Quantiser
@@ -22,7 +30,7 @@ def moments(size: int) -> tuple[Tensor, Tensor]:
 
 def test_coordinates_are_uncorrelated_of_unit_variance_and_cost_what_is_said() -> None:
     covariance, gradient = moments(12)
-    basis = best_basis(covariance, gradient, [list(range(12))])
+    basis = best_basis(covariance, roots_of(gradient, [list(range(12))]))
     assert torch.allclose(basis.encode @ covariance @ basis.encode.T, torch.eye(12, dtype=torch.float64), atol=1e-9)
     assert torch.allclose(basis.decode @ basis.encode, torch.eye(12, dtype=torch.float64), atol=1e-9)
     # leaving out coordinate i changes x by decode[:, i] z_i, which costs E (∂·δ)² = decode[:, i]ᵀ G decode[:, i]
@@ -34,7 +42,7 @@ def test_coordinates_are_uncorrelated_of_unit_variance_and_cost_what_is_said() -
 def test_a_basis_that_is_not_weighed_by_gradients_costs_more() -> None:
     """Principal components of the covariance alone, at the same number of coordinates."""
     covariance, gradient = moments(12)
-    basis = best_basis(covariance, gradient, [list(range(12))])
+    basis = best_basis(covariance, roots_of(gradient, [list(range(12))]))
     values, vectors = torch.linalg.eigh(covariance)
     lost = vectors[:, :6]  # the six that vary least
     plain = float(((lost.T @ gradient @ lost).diagonal() * values[:6]).sum())
@@ -48,7 +56,7 @@ def test_blocks_divide_the_numbers_of_a_head_and_keep_pairs_together(structure: 
     if structure != "scale":
         assert all(any({a, b} <= set(block) for block in blocks) for a, b in PAIRS)
     covariance, gradient = moments(8)
-    basis = best_basis(covariance, gradient, blocks)
+    basis = best_basis(covariance, roots_of(gradient, blocks))
     for numbers in basis.encode:
         reads = {i for i, x in enumerate(numbers.tolist()) if x}
         assert any(reads <= set(block) for block in blocks)
@@ -61,7 +69,7 @@ def test_finer_blocks_never_cost_less() -> None:
         s: [[16 * h + i for i in b] for h in range(2) for b in blocks_of(s, 16, ())] for s in ("head", "pair", "scale")
     }  # type: ignore[arg-type]
     kinds = [[list(range(32))], *heads.values()]
-    costs = [float(best_basis(covariance, gradient, blocks).cost[16:].sum()) for blocks in kinds]
+    costs = [float(best_basis(covariance, roots_of(gradient, blocks)).cost[16:].sum()) for blocks in kinds]
     assert costs[0] < costs[1] < costs[2] and costs[0] < costs[3]
 
 
@@ -85,7 +93,7 @@ def test_values_are_predicted_as_least_squares_would_from_rounded_keys() -> None
     codes = STEPS[3] * own.values(own.codes(coordinates, one), one)[0]
     fitted = torch.linalg.lstsq(codes, states[:, 8:]).solution.T
     errors = torch.full((8,), STEP_ERRORS[3], dtype=torch.float64)
-    values = values_basis(moments, keys, errors)
+    values = values_basis(moments, keys, errors, value_roots(moments))
     assert torch.allclose(values.predict, fitted, atol=0.01)  # sampling: 1/√(1<<20), times a few
     missed = states[:, 8:] - codes @ values.predict.T
     spread = values.basis.encode @ torch.cov(missed.T) @ values.basis.encode.T
@@ -95,9 +103,10 @@ def test_values_are_predicted_as_least_squares_would_from_rounded_keys() -> None
 def test_a_prediction_lowers_the_cost_of_values_and_keys_without_bits_predict_nothing() -> None:
     moments = related(16, 8)
     keys = keys_basis(moments, [list(range(8))], joint=False)
-    alone = best_basis(moments.covariance[8:, 8:], moments.gradient[8:, 8:], [list(range(8))])
+    alone = best_basis(moments.covariance[8:, 8:], value_roots(moments))
     exact, coarse, none = (
-        values_basis(moments, keys, torch.full((8,), e, dtype=torch.float64)) for e in (0.0, 0.36, 1.0)
+        values_basis(moments, keys, torch.full((8,), e, dtype=torch.float64), value_roots(moments))
+        for e in (0.0, 0.36, 1.0)
     )
     assert float(exact.basis.cost.sum()) < float(coarse.basis.cost.sum()) < float(alone.cost.sum())
     assert torch.allclose(none.basis.cost, alone.cost) and float(none.predict.abs().max()) < 1e-9
@@ -108,7 +117,7 @@ def test_a_joint_basis_costs_less_than_two_of_its_parts() -> None:
     moments = related(16, 8)
     joint = keys_basis(moments, [list(range(16))], joint=True)
     parts = [
-        best_basis(moments.covariance[a:b, a:b], moments.gradient[a:b, a:b], [list(range(8))])
+        best_basis(moments.covariance[a:b, a:b], roots_of(moments.gradient[a:b, a:b], [list(range(8))]))
         for a, b in ((0, 8), (8, 16))
     ]
     apart = torch.cat([p.cost for p in parts]).sort(descending=True).values

@@ -15,7 +15,7 @@ from deadweight.compress.cache_result import CacheCompression
 from deadweight.compress.cache_support import expect_same_decoded
 from deadweight.compress.run import compress
 from deadweight.errors import DeadweightError
-from deadweight.slim.coder import Coder
+from deadweight.slim.cache import CodedLayer
 
 from .conftest import EXPERTS, LATENT, SHARED, SIZE
 
@@ -62,15 +62,15 @@ def test_a_cache_of_another_kind_is_refused_and_nothing_is_written(kind: str, wo
     assert not list(tmp_path.iterdir())
 
 
-def test_a_coder_that_does_not_read_what_it_wrote_is_refused(make: Callable, words: Any) -> None:
+def test_a_coder_that_does_not_read_what_it_wrote_is_refused(
+    make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = compress(make("llama"), inputs=words, keep_kv=0.4)
     assert isinstance(result, CacheCompression)
     small: Any = result.module
     expect_same_decoded(small, small, words, "a model")
-    for part in small.modules():
-        if isinstance(part, Coder):
-            encode = part.encode
-            part.encode = lambda key, value, at, encode=encode: encode(key, value, at + 3)  # type: ignore[method-assign]
+    encode = CodedLayer.encode
+    monkeypatch.setattr(CodedLayer, "encode", lambda self, key, value, past: encode(self, key, value, past + 3))
     with pytest.raises(DeadweightError, match="other logits than it was judged by"):
         expect_same_decoded(make("llama"), small, words, "a model")
 
@@ -102,6 +102,9 @@ def test_gradients_may_be_switched_off_by_the_caller(make: Callable, words: Any)
     [
         ({"judge_text": "a.txt", "keep_attention": 0.5}, "found --judge-text"),
         ({"bits": 4, "layout": "stock"}, "found --bits"),
+        ({"bits": 4, "method": "layer"}, "found --method, an option for smaller heads"),
+        ({"curve": True, "step": 2}, "found --step, an option for smaller heads"),
+        ({"method": "uniform"}, "found --method, an option for smaller heads"),
         ({"keep_kv": 0.4, "text": "a.txt", "judge_text": "a.txt"}, "both as training and as judge text"),
         (
             {"keep_kv": 0.4, "heal": 3, "heal_text": "a.txt", "judge_text": "a.txt"},
@@ -112,6 +115,53 @@ def test_gradients_may_be_switched_off_by_the_caller(make: Callable, words: Any)
 def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DeadweightError, match=message):
         compress("demo", **options)
+
+
+def padded(side: str) -> dict[str, torch.Tensor]:
+    mask = torch.ones(8, 32, dtype=torch.long)
+    mask[3, slice(0, 5) if side == "left" else slice(27, None)] = 0
+    return {"attention_mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_ids": torch.full((8, 32), 99)}, "found input_ids from 99 to 99; expected tokens from 0 to 98"),
+        ({"input_ids": torch.full((8, 32), -1)}, "found input_ids from -1 to -1"),
+        ({"input_ids": torch.rand(8, 32)}, "expected whole numbers"),
+        ({"input_ids": torch.zeros(8, dtype=torch.long)}, r"of shape \(8,\)"),
+        ({"input_ids": torch.zeros(8, 200, dtype=torch.long)}, "found windows of 200 tokens"),
+        (padded("left"), "padding before their tokens"),
+        ({"attention_mask": torch.zeros(8, 32, dtype=torch.long)}, "padding before their tokens"),
+        ({"attention_mask": torch.ones(8, 31, dtype=torch.long)}, r"attention_mask of shape \(8, 31\)"),
+        ({"what": torch.ones(8, 3)}, "found calibration inputs what"),
+        ({"labels": torch.zeros(8, 32, dtype=torch.long)}, "found calibration inputs labels"),
+        ({"position_ids": torch.arange(5, 37).expand(8, -1)}, "found position_ids other than 0, 1, …"),
+    ],
+)
+def test_calibration_inputs_that_cannot_be_measured_are_refused(change: Any, message: str, make: Callable) -> None:
+    model, ids = make("llama"), torch.randint(3, 99, (8, 32), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(DeadweightError, match=message):
+        compress(model, inputs={"input_ids": ids, **change}, keep_kv=0.4)
+
+
+def test_positions_from_0_on_and_padding_at_the_end_are_measured(make: Callable) -> None:
+    ids = torch.randint(3, 99, (8, 32), generator=torch.Generator().manual_seed(0))
+    more = {"position_ids": torch.arange(32).expand(8, -1), **padded("right")}
+    assert compress(make("llama"), inputs={"input_ids": ids, **more}, keep_kv=0.4).module is not None
+    assert compress(make("llama"), inputs={"input_ids": ids.int()}, keep_kv=0.4).module is not None
+
+
+@pytest.mark.parametrize(
+    ("share", "keys", "is_noted"), [(0.25, "half", False), (0.8, "half", True), (0.8, "head", False)]
+)
+def test_half_heads_that_decode_no_faster_are_noted(
+    share: float, keys: str, is_noted: bool, make: Callable, words: Any
+) -> None:
+    result = compress(make("llama"), inputs=words, keep_kv=share, keys=keys)
+    assert isinstance(result, CacheCompression)
+    assert {spec.key_fields for spec in result.caches.values()} == {4 if share == 0.25 else 1}
+    assert any("--keys half decodes no faster" in note for note in result.notes) == is_noted
 
 
 def test_a_model_without_variance_or_gradient_in_a_layer_is_coded(make: Callable, words: Any) -> None:

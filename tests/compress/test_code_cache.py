@@ -125,16 +125,13 @@ def test_left_padding_changes_nothing(family: str, make: Callable, words: Any) -
 @pytest.mark.parametrize(
     ("family", "given"),
     [
-        *((family, given) for family in ("llama", "qwen2", "gpt_neox") for given in (True, False)),
-        ("ours", True),
-        *((family, given) for family in ("deepseek_v2", "deepseek_v3", "gptj", "falcon") for given in (True, False)),
+        (family, given)
+        for family in ("llama", "qwen2", "gpt_neox", "ours", "deepseek_v2", "deepseek_v3", "gptj", "falcon")
+        for given in (True, False)
     ],
 )
 def test_padded_forward_passes_lose_what_unpadded_ones_do(family: str, given: bool, make: Callable, words: Any) -> None:
-    """Positions count from the first token, or from the padding if nothing says otherwise; keys are turned so too.
-
-    Our own models hand no positions to attention, so they must be given those that count from the first token.
-    """
+    """Positions count from the first token, or from the padding if nothing says otherwise; keys are turned so too."""
     model = make(family)
     small: Any = coded(model, words, keep_kv=0.25).module
     ids = words["input_ids"][:4, :20]

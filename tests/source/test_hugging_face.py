@@ -91,6 +91,17 @@ def test_an_architecture_that_is_no_model_is_not_called(tmp_path: Path, tiny_con
     assert type(open_model(str(tmp_path)).module).__name__ == "GPT2LMHeadModel"
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_of_its_own_that_is_not_run_is_noted(tmp_path: Path, tiny_config: GPT2Config, trusted: bool) -> None:
+    tiny_config.save_pretrained(tmp_path)
+    assert not open_model(str(tmp_path), trust_remote_code=trusted).notes
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["auto_map"] = {"AutoModelForCausalLM": "modeling_mine.Mine"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    notes = open_model(str(tmp_path), trust_remote_code=trusted).notes
+    assert len(notes) == 1 and "auto_map), which was not run: opened as GPT2LMHeadModel" in notes[0]
+
+
 def test_a_quantised_checkpoint_is_opened_as_if_it_were_not(tmp_path: Path, tiny_config: GPT2Config) -> None:
     tiny_config.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())

@@ -40,30 +40,46 @@ class Basis:
     upper: Tensor | None = None  # (m,) which coordinates have codes in upper halves of units; None: any may
 
 
-def best_basis(covariance: Tensor, gradient: Tensor, blocks: Sequence[Sequence[int]]) -> Basis:
-    """The basis of one set of heads; coordinates are mixed inside the blocks only."""
-    size = len(covariance)
+@dataclass(frozen=True)
+class Roots:
+    """L = G^½ of one block of a vector, and L⁻¹."""
+
+    at: Tensor  # the members of the block
+    to: Tensor
+    back: Tensor
+
+
+def roots_of(gradient: Tensor, blocks: Sequence[Sequence[int]]) -> tuple[Roots, ...]:
+    """The roots of the second moment of the gradient, for every block."""
     ridge = RIDGE * gradient.diagonal().mean().clamp(min=1e-300)
-    encode, decode = torch.zeros_like(covariance), torch.zeros_like(covariance)
-    cost = torch.zeros(size, dtype=covariance.dtype)
+    roots = []
     for block in blocks:
         at = torch.tensor(block, dtype=torch.long)
-        inside = (at[:, None], at)
-        weight = gradient[inside] + ridge * torch.eye(len(at), dtype=covariance.dtype)
-        encode[inside], decode[inside], cost[at] = decorrelate(covariance[inside], weight)
+        weight = gradient[at[:, None], at] + ridge * torch.eye(len(at), dtype=gradient.dtype)
+        values, vectors = torch.linalg.eigh(weight)
+        root = values.clamp(min=1e-300).sqrt()
+        roots.append(Roots(at, (vectors * root) @ vectors.T, (vectors / root) @ vectors.T))
+    return tuple(roots)
+
+
+def best_basis(covariance: Tensor, roots: Sequence[Roots]) -> Basis:
+    """The basis of one set of heads; coordinates are mixed inside the blocks of the roots only."""
+    size = len(covariance)
+    encode, decode = torch.zeros_like(covariance), torch.zeros_like(covariance)
+    cost = torch.zeros(size, dtype=covariance.dtype)
+    for root in roots:
+        inside = (root.at[:, None], root.at)
+        encode[inside], decode[inside], cost[root.at] = decorrelate(covariance[inside], root)
     spread = cost.clamp(min=LEAST * float(cost.max().clamp(min=1e-300))).sqrt()
     order = cost.argsort(descending=True, stable=True)
     assert len(order) == size
     return Basis((encode / spread[:, None])[order], (decode * spread)[:, order], cost[order])
 
 
-def decorrelate(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def decorrelate(covariance: Tensor, root: Roots) -> tuple[Tensor, Tensor, Tensor]:
     """The maps to and from coordinates that are uncorrelated and of equal cost per error, and their variances."""
-    values, vectors = torch.linalg.eigh(weight)
-    root = values.clamp(min=1e-300).sqrt()
-    to, back = (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
-    cost, turn = torch.linalg.eigh(to @ covariance @ to)
-    return turn.T @ to, back @ turn, cost.clamp(min=0)
+    cost, turn = torch.linalg.eigh(root.to @ covariance @ root.to)
+    return turn.T @ root.to, root.back @ turn, cost.clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -77,10 +93,16 @@ class ValuesBasis:
 def keys_basis(moments: SetMoments, blocks: Sequence[Sequence[int]], *, joint: bool) -> Basis:
     """The basis of the first stage: for the keys of a set, or for its keys and values as one vector."""
     at = slice(0, len(moments.mean) if joint else moments.keys)
-    return best_basis(moments.covariance[at, at], moments.gradient[at, at], blocks)
+    return best_basis(moments.covariance[at, at], roots_of(moments.gradient[at, at], blocks))
 
 
-def values_basis(moments: SetMoments, keys: Basis, errors: Tensor) -> ValuesBasis:
+def value_roots(moments: SetMoments) -> tuple[Roots, ...]:
+    """Those of the values of a set, for `values_basis`."""
+    gradient = moments.gradient[moments.keys :, moments.keys :]
+    return roots_of(gradient, [list(range(len(gradient)))])
+
+
+def values_basis(moments: SetMoments, keys: Basis, errors: Tensor, roots: Sequence[Roots]) -> ValuesBasis:
     """The basis of the values of a set, if the coordinates of its keys are rounded with these errors, from 0 to 1."""
     covariance, n, kept = moments.covariance, moments.keys, 1 - errors
     cross = (covariance[n:, :n] @ keys.encode.T) * kept
@@ -89,7 +111,7 @@ def values_basis(moments: SetMoments, keys: Basis, errors: Tensor) -> ValuesBasi
     predict = torch.linalg.solve(codes, cross.T).T
     missed = covariance[n:, n:] - predict @ cross.T
     missed = (missed + missed.T) / 2
-    return ValuesBasis(predict, best_basis(missed, moments.gradient[n:, n:], [list(range(len(missed)))]))
+    return ValuesBasis(predict, best_basis(missed, roots))
 
 
 def blocks_of(structure: Structure, size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,10 @@ def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> C
         given = given_inputs(asked.inputs)
         if "input_ids" not in given:
             raise DeadweightError(f"found calibration inputs {', '.join(given)}; expected input_ids, tokens of a text")
+        expect_known(source, given)
+        expect_tokens(source, given["input_ids"])
+        expect_positions(given)
+        given = {**given, "input_ids": given["input_ids"].long()}
         return split(for_decoder(source, as_batches(source, given, asked.batch or MOST)))
     if asked.text is None:
         rows = mixture_windows(source, spec, asked.windows, asked.length)
@@ -214,7 +219,56 @@ def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
     return dict(inputs)
 
 
+def expect_tokens(source: Source, ids: Tensor) -> None:
+    """Raise unless these are tokens of the model's vocabulary, (rows, tokens)."""
+    model: Any = source.module
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    words = int(getattr(source.config, "vocab_size", 0) or 0) if table is None else len(table)
+    if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2 or not ids.numel():
+        raise DeadweightError(
+            f"found input_ids of shape {tuple(ids.shape)} and type {ids.dtype}; expected whole numbers, (rows, tokens)"
+        )
+    least, most = int(ids.min()), int(ids.max())
+    if words and not 0 <= least <= most < words:
+        raise DeadweightError(
+            f"found input_ids from {least} to {most}; expected tokens from 0 to {words - 1}, the vocabulary of "
+            f"{printable(source.name)}"
+        )
+
+
+def expect_known(source: Source, inputs: Mapping[str, Tensor]) -> None:
+    """Raise for inputs that the model does not take, and for windows longer than its context."""
+    known = signature(source.module.forward).parameters
+    if strange := [name for name in inputs if name not in known or name == "labels"]:
+        raise DeadweightError(
+            f"found calibration inputs {', '.join(map(printable, strange))}; expected input_ids, and what else "
+            f"{printable(source.name)} takes but labels"
+        )
+    longest, size = getattr(source.config, "max_position_embeddings", None), inputs["input_ids"].shape[-1]
+    if longest and size > longest:
+        raise DeadweightError(f"found windows of {size:,} tokens; {printable(source.name)} takes 2 to {longest:,}")
+
+
+def expect_positions(inputs: Mapping[str, Tensor]) -> None:
+    """Raise unless the tokens of every row start at position 0: keys are measured before RoPE, by their place."""
+    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    if mask is not None and mask.shape != inputs["input_ids"].shape:
+        raise DeadweightError(
+            f"found an attention_mask of shape {tuple(mask.shape)}; expected that of input_ids, "
+            f"{tuple(inputs['input_ids'].shape)}"
+        )
+    if mask is not None and (not mask[:, 0].all() or bool((mask[:, 1:].bool() & ~mask[:, :-1].bool()).any())):
+        raise DeadweightError(
+            "found calibration inputs with padding before their tokens (attention_mask); expected padding at the end, "
+            "or none: keys are measured by their positions"
+        )
+    if positions is not None and not torch.equal(positions, torch.arange(positions.shape[-1]).expand_as(positions)):
+        raise DeadweightError("found position_ids other than 0, 1, …; expected calibration inputs without them")
+
+
 def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
+    if "input_ids" in inputs:
+        expect_tokens(source, inputs["input_ids"])
     rows = next(iter(inputs.values())).shape[0]
     size = batch_size(rows, batch)
     return [on_device(source, {n: t[i : i + size] for n, t in inputs.items()}) for i in range(0, rows, size)]

@@ -84,6 +84,7 @@ def expect_cache(source: Source) -> None:
 def measure_model(job: CompressionJob) -> MeasuredModel:
     """Locate every attention and measure what it caches."""
     source, settings, progress = job.source, job.settings, job.progress
+    settings.refuse_head_options()
     expect_cache(source)
     progress("looking for heads", 0, 0)
     attentions, watch = find_caches(source, live=isinstance(job.model, nn.Module))
@@ -247,7 +248,12 @@ def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, s
         calibration_tokens=work.calibration.tokens,
         points=tuple(p.point for p in points),
         caches=points[-1].plan.specs,
-        notes=(*work.source.notes, *work.calibration.notes, *notes_on(work, asked, points[-1].plan.share)),
+        notes=(
+            *work.source.notes,
+            *work.calibration.notes,
+            *notes_on(work, asked, points[-1].plan.share),
+            *notes_on_halves(work, points),
+        ),
         seconds=seconds,
     )
 
@@ -279,6 +285,20 @@ def notes_on_form(caches: Sequence[MeasuredCache], share: float) -> list[str]:
             f"attention reads, which are made from them, this cache takes {share * cached / read:.2%}"
         )
     return notes
+
+
+def notes_on_halves(work: MeasuredModel, points: Sequence[Coded]) -> list[str]:
+    """Where `--keys half` brings nothing: with 1 or 3 codes of keys, the halves of a unit cannot be those of a head."""
+    if work.options.structure != "half" or len(points) > 1:
+        return []
+    specs = points[-1].plan.specs
+    odd = [path for path, spec in specs.items() if spec.key_fields % 2]
+    if not odd:
+        return []
+    return [
+        f"--keys half decodes no faster than --keys head in {len(odd)} of {len(specs)} attentions at this size, "
+        f"{odd[0]} among them: their units hold an odd number of codes of keys; try --keys head, or another size"
+    ]
 
 
 def write(job: CompressionJob, choice: Coded, result: CacheCompression, target: Path) -> None:

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.compress.bit_allocation import ERRORS, RowPlan, allocate_units, plan_row, wanted_bits
-from deadweight.compress.cache_bases import Basis, blocks_of, in_second_block, keys_basis, values_basis
+from deadweight.compress.cache_bases import (
+    Basis,
+    Roots,
+    blocks_of,
+    in_second_block,
+    keys_basis,
+    value_roots,
+    values_basis,
+)
 from deadweight.compress.cache_moments import MeasuredCache, SetMoments
 from deadweight.compress.settings import Structure
 from deadweight.compress.streaming import device_of, float_of
@@ -81,6 +89,7 @@ class SetBases:
 
     keys: Basis | None
     joint: Basis | None
+    values: tuple[Roots, ...] = ()  # of the values that are coded after keys
 
 
 class CacheOptions:
@@ -104,7 +113,7 @@ class CacheOptions:
         if index not in self.known_losses:
             count = max(1, -(-len(self.caches[index].sets[0].mean) // (2 * self.step(index))))
             tried = tried_options(count)
-            logs = torch.tensor([max(self.plan(index, k).loss, 1e-300) for k in tried], dtype=torch.float64).log()
+            logs = torch.tensor([max(self.loss(index, k), 1e-300) for k in tried], dtype=torch.float64).log()
             self.known_losses[index] = interpolate(tried, logs, count).exp()
         return self.known_losses[index]
 
@@ -117,6 +126,11 @@ class CacheOptions:
     def plan(self, index: int, option: int) -> CachePlan:
         """The plan with (option + 1) · step units in the row of every set."""
         return plan_cache(self.caches[index], self.bases(index), (option + 1) * self.step(index))
+
+    def loss(self, index: int, option: int) -> float:
+        """The loss of that plan."""
+        rows = rows_of(self.caches[index], self.bases(index), (option + 1) * self.step(index))[1]
+        return sum(row.loss for row in rows)
 
     def unit_bytes(self, index: int) -> int:
         """The number of bytes by which neighbouring options differ."""
@@ -169,41 +183,50 @@ def bases_of(cache: MeasuredCache, moments: SetMoments, structure: Structure | N
         keys = in_second_block(keys, blocks) if in_pairs else keys
     if structure == "joint" or (structure is None and small):
         joint = keys_basis(moments, [list(range(len(moments.mean)))], joint=True)
-    return SetBases(keys, joint)
+    return SetBases(keys, joint, () if keys is None else value_roots(moments))
 
 
 def plan_cache(cache: MeasuredCache, bases: Sequence[SetBases], units: int) -> CachePlan:
-    """The plan of one attention with this many units per row; as one vector if its predicted loss is lower."""
-    pairs = list(zip(cache.sets, bases, strict=True))
-    one, two = (
-        None if any(b is None for _, b in own) else CachePlan(cache, tuple(make(m, b, units) for m, b in own if b))
-        for make, own in (
-            (one_vector, [(m, b.joint) for m, b in pairs]),
-            (two_stages, [(m, b.keys) for m, b in pairs]),
-        )
-    )
-    if one is None or two is None:
-        plan = one or two
-        assert plan is not None
-        return plan
-    return one if one.loss < WORTH * two.loss else two
+    """The plan of one attention with this many units per row."""
+    joint, rows = rows_of(cache, bases, units)
+    make = one_vector if joint else two_stages
+    return CachePlan(cache, tuple(make(*own) for own in zip(cache.sets, bases, rows, strict=True)))
 
 
-def one_vector(moments: SetMoments, basis: Basis, units: int) -> SetPlan:
+def rows_of(cache: MeasuredCache, bases: Sequence[SetBases], units: int) -> tuple[bool, list[RowPlan]]:
+    """The rows of an attention, and whether keys and values are one vector: if its predicted loss is lower."""
+    one = [plan_row(units, b.joint.cost, b.joint.cost[:0]) for b in bases if b.joint is not None]
+    two = [two_stages_row(m, b, units) for m, b in zip(cache.sets, bases, strict=True) if b.keys is not None]
+    if not one or not two:
+        return bool(one), one or two
+    joint = sum(row.loss for row in one) < WORTH * sum(row.loss for row in two)
+    return joint, one if joint else two
+
+
+def one_vector(moments: SetMoments, bases: SetBases, row: RowPlan) -> SetPlan:
     """Code keys and values of a set as one vector."""
-    row = plan_row(units, basis.cost, basis.cost[:0])
+    basis = bases.joint
+    assert basis is not None
     keys = replace(basis, decode=basis.decode[: moments.keys])
     return SetPlan(moments, row, keys, basis.decode[moments.keys :], None)
 
 
-def two_stages(moments: SetMoments, keys: Basis, units: int) -> SetPlan:
+def two_stages_row(moments: SetMoments, bases: SetBases, units: int) -> RowPlan:
     """Predict values from the codes of keys: first as if keys had half of the bits, then with their actual bits."""
+    keys = bases.keys
+    assert keys is not None
     errors = ERRORS[wanted_bits(keys.cost, UNIT * units // 2)]
-    values = values_basis(moments, keys, errors)
+    values = values_basis(moments, keys, errors, bases.values)
     row = plan_row(units, keys.cost, values.basis.cost, keys.upper)
-    values = values_basis(moments, keys, row.errors(len(keys.cost)))
-    row = plan_row(units, keys.cost, values.basis.cost, keys.upper)
-    values = values_basis(moments, keys, row.errors(len(keys.cost)))
+    values = values_basis(moments, keys, row.errors(len(keys.cost)), bases.values)
+    return plan_row(units, keys.cost, values.basis.cost, keys.upper)
+
+
+def two_stages(moments: SetMoments, bases: SetBases, row: RowPlan) -> SetPlan:
+    """Code the keys of a set, and then what the prediction of its values misses."""
+    keys = bases.keys
+    assert keys is not None
+    values = values_basis(moments, keys, row.errors(len(keys.cost)), bases.values)
     return SetPlan(moments, row, keys, values.predict, values.basis)
 
 

@@ -23,6 +23,7 @@ from deadweight.compress.streaming import NotAloneError, run_again
 from deadweight.errors import DeadweightError
 
 GRADED = 4096  # tokens: from here on gradients are taken for a third of the batches
+GROUP = 256  # words of the vocabulary among which a label is drawn
 Pair = tuple[Tensor, Tensor]
 
 
@@ -181,11 +182,17 @@ def probe(output: Any, generator: torch.Generator) -> Tensor:
 def draw_labels(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Draw one label per row from its probabilities, (rows, words) → (rows), by inverting the cumulative sum.
 
-    In float64: in float32, rare words would vanish in a sum near 1.
+    In float64: in float32, rare words would vanish in a sum near 1. A group of words is drawn first, then a word of it,
+    so that most sums need not be kept.
     """
     labels = []
     for rows in logits.split(AT_A_TIME):
-        sums = rows.softmax(-1).cumsum(-1, dtype=torch.float64)
+        groups = F.pad(rows.softmax(-1), (0, -rows.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+        sums = groups.sum(-1, dtype=torch.float64).cumsum(-1)
         at = torch.rand(len(rows), 1, generator=generator, dtype=torch.float64).to(sums.device) * sums[:, -1:]
-        labels.append(torch.searchsorted(sums, at, right=True).squeeze(1))
+        group = torch.searchsorted(sums, at, right=True).clamp(max=sums.shape[1] - 1)
+        left = at - F.pad(sums, (1, 0)).gather(1, group)
+        inside = groups[torch.arange(len(rows), device=group.device), group[:, 0]].cumsum(-1, dtype=torch.float64)
+        word = torch.searchsorted(inside, left, right=True).clamp(max=GROUP - 1)
+        labels.append((group * GROUP + word).squeeze(1))
     return torch.cat(labels).clamp(max=logits.shape[-1] - 1)

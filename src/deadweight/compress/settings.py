@@ -102,6 +102,8 @@ class Settings:
         given = next((name for name, is_given in about_caches.items() if is_given), None)
         if given is None:
             return
+        if not self.wants_heads:
+            self.refuse_head_options()
         if self.layout == "stock":
             raise DeadweightError(
                 f"found {given} with --layout stock, in which no cache can be coded; expected --keep-attention, or "
@@ -109,6 +111,15 @@ class Settings:
             )
         if self.keep_attention is not None:
             raise DeadweightError(f"found {given}, an option for coded caches; expected it without --keep-attention")
+
+    def refuse_head_options(self) -> None:
+        """Raise if an option for smaller heads is given for a coded cache, which would ignore it."""
+        for name, is_given in (("--method", self.method != "knapsack"), ("--step", self.step is not None)):
+            if is_given:
+                raise DeadweightError(
+                    f"found {name}, an option for smaller heads; expected it with --keep-attention: bits of a cache "
+                    "are allotted in one way only"
+                )
 
     @property
     def wants_heads(self) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from .coder import Coder
+from .cpu_encode import encode_on_cpu
 from .kernels import encode_token, fitting
 
 
@@ -108,15 +109,30 @@ class CodedLayer(CacheLayerMixin):
         past = self.inner.get_seq_length()
         past = past.clone() if isinstance(past, Tensor) else past  # a static layer keeps counting in it
         call = CURRENT.of(self.coder)
-        self.note(key_states, value_states, past, call)
-        new = past + torch.arange(key_states.shape[2], device=key_states.device)
-        if key_states.shape[2] == 1 and fitting(self.coder, key_states):
-            rows = encode_token(self.coder.number, key_states, value_states, new - self.origin)
-        else:
-            rows = self.coder.encode(key_states, value_states, new - self.origin)
+        quick = key_states.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not quick or not self.is_settled(int(past)):
+            self.note(key_states, value_states, past, call)
+        rows = self.encode(key_states, value_states, past)
         if call is not None:
             call.layer, call.key, call.value, call.past = self, key_states, value_states, past
         return self.inner.update(*rows, *args, **kwargs)
+
+    def encode(self, key: Tensor, value: Tensor, past: Any) -> tuple[Tensor, Tensor]:
+        """Rows and exponents of new tokens that follow `past` others."""
+        one, compiling = key.shape[2] == 1, torch.compiler.is_compiling()
+        if one and key.device.type == "cpu" and not compiling and not torch.is_grad_enabled():
+            assert self.zero is not None
+            return encode_on_cpu(self.coder, key, value, past - self.zero)
+        new = past + torch.arange(key.shape[2], device=key.device) - self.origin
+        if one and fitting(self.coder, key):
+            return encode_token(self.coder.number, key, value, new)
+        return self.coder.encode(key, value, new)
+
+    def is_settled(self, past: int) -> bool:
+        """Whether every sequence has started, and its first tokens are among those before: nothing is to be noted."""
+        if self.start is None or self.started is None:
+            return False
+        return max(self.start.tolist()) + self.coder.spec.first <= past and all(self.started.tolist())
 
     @property
     def origin(self) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from .attention import AttentionOptions, attend, options_of, softmax
 from .cache import CURRENT, Call, CodedLayer, position_of, real_tokens
 from .coder import Coder, Codes
+from .cpu_decode import cached_rows, decode_on_cpu, decodes_on_cpu
 from .kernels import decode_token, decodes
 
 # The name of this attention implementation in transformers; a checkpoint brings a copy of this file along.
@@ -108,6 +109,10 @@ def on_rows(
         return attend(query, call.key, call.value, options.with_mask(mask))
     layer = call.layer
     assert layer.start is not None and layer.zero is not None and layer.first is not None
+    if decodes_on_cpu(call, query, options):
+        cached = cached_rows(layer, int(call.past), rows)
+        if cached is not None:
+            return decode_on_cpu(coder, call, query, cached, options)
     units, exponents = rows
     places = torch.arange(units.shape[2], device=units.device)
     total = call.past + new

@@ -30,6 +30,7 @@ from .scratch import SCRATCH
 
 TABLE = 1024  # positions by which the table of angles grows
 NUMBERS = itertools.count()
+MADE = ("_prepared", "_cpu_maps", "_cpu_encoding")  # attributes that are computed from the buffers; a copy has its own
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Coder(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a number of its own."""
-        super().__setstate__({name: value for name, value in state.items() if name != "_prepared"})
+        super().__setstate__({name: value for name, value in state.items() if name not in MADE})
         self.enlist()
 
     def is_like(self, other: Coder) -> bool:

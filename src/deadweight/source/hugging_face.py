@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,11 +15,13 @@ from transformers import PreTrainedModel
 
 from deadweight.errors import DeadweightError
 from deadweight.silence import silenced
+from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint_files import check_weights
 from deadweight.source.hugging_face_config import Location, configs, locate, read_config
-from deadweight.source.model_classes import has_own_code, model_class
+from deadweight.source.model_classes import has_own_code, model_class, trusted_class
 from deadweight.source.printable import printable, reason
 from deadweight.source.type_aliases import AutoClass, Config, ExampleInputs, Options, PreTrained, Setting
+from deadweight.transformer import TransformerConfig
 
 # With eager attention the tracer sees the softmax. Batched experts have no control flow that depends on the data.
 READABLE = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
@@ -56,10 +58,23 @@ def from_spec(spec: str, *, weights: bool, trust_remote_code: bool) -> Built:
     if weights and location.gguf is None and Path(location.root).is_file():
         raise DeadweightError(f"{printable(spec)} is a config without weights; expected the folder that holds both")
     if weights:
-        return load(location, config, trust_remote_code)
-    module, notes = build(config, trust_remote_code=trust_remote_code)
-    dtype = named_dtype(config)
-    return Built(spec, module, module.config, notes, quantised=is_quantised(config), stored_dtype=dtype)
+        built = load(location, config, trust_remote_code)
+    else:
+        module, notes = build(config, trust_remote_code=trust_remote_code)
+        dtype = named_dtype(config)
+        built = Built(spec, module, module.config, notes, quantised=is_quantised(config), stored_dtype=dtype)
+    return replace(built, notes=(*built.notes, *own_code_note(config)))
+
+
+def own_code_note(config: Config) -> tuple[str, ...]:
+    """A note if the config names code of its own, but transformers knows its type, so that this code is not run."""
+    cls = model_class(config)
+    if cls is None or is_slim(config) or isinstance(config, TransformerConfig) or trusted_class(config) is None:
+        return ()
+    return (
+        f"the config names code of its own (auto_map), which was not run: opened as {cls.__name__} of transformers, "
+        f"because it knows model_type {printable(getattr(config, 'model_type', '?'))}",
+    )
 
 
 def named_dtype(config: Config) -> torch.dtype | None:

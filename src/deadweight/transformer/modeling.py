@@ -62,8 +62,15 @@ class Attention(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(shape.heads)) if config.learned_scale else None
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None, index: int
+        self,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        index: int,
+        position_ids: Tensor | None = None,
     ) -> Tensor:
+        """`position_ids` are those of `turn`, for whoever hooks into attention, as in the models of transformers."""
         s = self.shape
         q, k, v = self.project(x)
         q = self.query_norm(q.unflatten(-1, (s.heads, s.d_qk))).transpose(1, 2)  # b h t q
@@ -123,9 +130,19 @@ class Layer(nn.Module):
         self.pre = config.norm_place == "pre"
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None, index: int
+        self,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        index: int,
+        position_ids: Tensor | None = None,
     ) -> Tensor:
-        x = self.add(x, self.attention_norm, lambda z: self.attention(z, turn, mask, cache, index), self.skips[0])
+        def attend(z: Tensor) -> Tensor:
+            out: Tensor = self.attention(z, turn, mask, cache, index, position_ids=position_ids)
+            return out
+
+        x = self.add(x, self.attention_norm, attend, self.skips[0])
         return self.add(x, self.mlp_norm, self.mlp, self.skips[1])
 
     def add(self, x: Tensor, norm: nn.Module, function: Callable[[Tensor], Tensor], skip: bool) -> Tensor:
@@ -261,7 +278,7 @@ class TransformerModel(TransformerPreTrained):
         turns = {size: rotary(position_ids, size, config.rotary_base) for size in sizes}
         for index in range(config.n_layers):
             layer = self.layers[0 if config.shared_layers else index]
-            x = layer(x, turns.get(self.sizes[index]), mask, past_key_values, index)
+            x = layer(x, turns.get(self.sizes[index]), mask, past_key_values, index, position_ids)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
 
