@@ -32,6 +32,14 @@ def test_the_flag_adds_a_test_for_every_target_and_without_it_there_is_none(proj
     assert project.call(*PYTEST).returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+def test_a_test_of_one_target_says_nothing_about_what_is_accepted_for_another(project) -> None:
+    accept = 'accept = [{ parameter = "elsewhere.bias", reason = "in another target" }]'
+    project.settings(f'targets = ["TARGET"]\nfail-on = "dead"\n{accept}')
+    done = project.call(*PYTEST, "--deadweight")
+    assert done.returncode == 1 and "k.bias" in done.stdout and "elsewhere" not in done.stdout
+    assert "no finding is left to accept for elsewhere.bias" in project.call("deadweight", "audit").stdout
+
+
 def test_the_flag_without_targets_is_wrong_usage(project) -> None:
     project.settings('fail-on = "dead"')
     done = project.call(*PYTEST, "--deadweight")
@@ -119,3 +127,11 @@ def test_the_shell_completes_commands_options_and_laws(project) -> None:
     assert done.stdout.split() == ["key-bias"], done.stdout + done.stderr
     done = project.call("deadweight", **{**words, "COMP_CWORD": "1"}, COMP_WORDS="deadweight au")
     assert done.stdout.split() == ["audit"]
+
+
+def test_shapes_are_given_to_reduce_and_verify_as_to_audit(project, run) -> None:
+    spec, shapes = f"{project.name}:Attention", ("--inputs", "2x5x8")
+    assert run("reduce", spec, "out", *shapes)[0] == 0
+    assert run("reduce", spec, "other", "--inputs", "2x5x9")[0] == 2
+    assert (project.folder / "out").is_dir() and not (project.folder / "other").exists()
+    assert run("verify", spec, spec, *shapes)[0] == 1, "two calls give two random models"

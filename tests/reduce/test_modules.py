@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import deadweight
+from deadweight.errors import DeadweightError
 
 
 def statistics(module: nn.Module) -> nn.Module:
@@ -49,6 +50,22 @@ def test_batchnorm_whose_input_is_read_again_stays() -> None:
 
     result = deadweight.reduce(statistics(Twice()), inputs=(torch.randn(2, 3, 8, 8),))
     assert not result.steps
+
+
+def test_a_callable_with_other_weights_at_every_call_is_compared_with_the_weights_that_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "source")
+    result = deadweight.reduce("toys:Attention", tmp_path / "out", inputs="2x5x8", layout="stock")
+    (error,) = result.verification.errors
+    assert error.floor < 1e-6, "float32 has a noise of 1e-7; two random models would differ by 1"
+    assert error.own < 1e-6 and {s.code for s in result.steps} == {"DW002", "DW003"}
+
+
+def test_a_folder_made_from_a_module_says_how_it_is_loaded(tmp_path: Path) -> None:
+    deadweight.reduce(convolutions(), tmp_path / "out", inputs=torch.randn(4, 3, 8, 8))
+    with pytest.raises(DeadweightError, match=r"made from a module, .*deadweight.load\(folder, module\)"):
+        deadweight.audit(tmp_path / "out")
 
 
 def test_a_reduced_module_is_loaded_into_a_fresh_original(tmp_path: Path) -> None:

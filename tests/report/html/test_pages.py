@@ -12,9 +12,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import deadweight
-from deadweight.audit.result import Audit, Unknown
+from deadweight.audit.result import Audit, Opened, Unknown
 from deadweight.laws.page import pages
 from deadweight.reduce.run import reduce
 from deadweight.report.html.audit_page import render_audit
@@ -111,9 +113,30 @@ def test_reduce_saves_no_more_than_the_page_says(demo_audit: Audit) -> None:
 
 
 def test_the_command_quotes_the_model_and_takes_a_configs_folder() -> None:
-    assert reduce_command("a b/config.json", "DW002") == "deadweight reduce 'a b' OUT --select DW002"
-    assert reduce_command("gpt2") == "deadweight reduce gpt2 OUT"
-    assert reduce_command("x; rm -rf y") == "deadweight reduce 'x; rm -rf y' OUT"
+    assert reduce_command(Audit("a b/config.json", 1, ()), "DW002") == "deadweight reduce 'a b' OUT --select DW002"
+    assert reduce_command(Audit("gpt2", 1, ())) == "deadweight reduce gpt2 OUT"
+    assert reduce_command(Audit("x; rm -rf y", 1, ())) == "deadweight reduce 'x; rm -rf y' OUT"
+
+
+@pytest.mark.parametrize(
+    ("opened", "command"),
+    [
+        (Opened(inputs="2x3x16x16"), "deadweight reduce m:f OUT --select DW002 --inputs 2x3x16x16"),
+        (Opened(inputs="2x3; rm y"), "deadweight reduce m:f OUT --select DW002 --inputs '2x3; rm y'"),
+        (Opened(trust_remote_code=True), "deadweight reduce m:f OUT --select DW002 --trust-remote-code"),
+        (Opened(live=True), 'deadweight.reduce(model, "OUT", select=["DW002"])'),
+        (Opened(live=True, inputs="2x3"), """deadweight.reduce(model, "OUT", select=["DW002"], inputs='2x3')"""),
+        (Opened(live_inputs=True), """deadweight.reduce('m:f', "OUT", select=["DW002"], inputs=inputs)"""),
+    ],
+)
+def test_the_command_opens_the_model_as_the_audit_did(opened: Opened, command: str) -> None:
+    assert reduce_command(Audit("m:f", 1, (), opened=opened), "DW002") == command
+
+
+def test_the_page_of_a_module_in_memory_shows_a_call_and_no_command_line() -> None:
+    html = render_html(deadweight.audit(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3)), torch.randn(2, 8)))
+    assert "deadweight.reduce(model, &#34;OUT&#34;, inputs=inputs)" in html
+    assert "deadweight reduce Sequential" not in html
 
 
 def test_numbers_read_well() -> None:
