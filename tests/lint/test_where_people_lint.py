@@ -87,7 +87,9 @@ def test_the_hook_of_pre_commit_fails_on_a_dead_bias_and_passes_without_it(
     assert done.returncode == 0 and "Passed" in done.stdout, done.stdout + done.stderr
 
 
-def run_action(project, **given: str) -> list[subprocess.CompletedProcess[str]]:
+def run_action(
+    project, environment: dict[str, str] | None = None, **given: str
+) -> list[subprocess.CompletedProcess[str]]:
     """Run the steps of action.yml as GitHub does: inputs with their defaults, conditions, environment, bash -e."""
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     inputs = {name: str(value["default"]) for name, value in action["inputs"].items()} | given
@@ -100,7 +102,7 @@ def run_action(project, **given: str) -> list[subprocess.CompletedProcess[str]]:
         if condition is not None and not inputs[condition.removeprefix("inputs.").removesuffix(" != ''")]:
             continue
         filled = {key: inputs[value[len("${{ inputs.") : -len(" }}")]] for key, value in step.get("env", {}).items()}
-        done.append(project.call("bash", "-e", "-o", "pipefail", "-c", step["run"], **filled))
+        done.append(project.call("bash", "-e", "-o", "pipefail", "-c", step["run"], **filled, **(environment or {})))
         if done[-1].returncode:
             break
     return done
@@ -113,6 +115,31 @@ def test_the_action_annotates_and_fails_and_writes_sarif(project) -> None:
     assert f"::error file={project.file.name},line={project.key_line},title=DW002 key-bias::" in last.stdout
     report = json.loads((project.folder / "out.sarif").read_text(encoding="utf-8"))
     assert [r["ruleId"] for r in report["runs"][0]["results"]] == ["DW002"]
+
+
+@pytest.mark.parametrize(("level", "given", "status"), [("gauge", "", 1), ("dead", "", 0), ("gauge", "dead", 0)])
+def test_the_action_fails_by_the_projects_settings_unless_it_is_told(
+    project, level: str, given: str, status: int
+) -> None:
+    project.write(bias=False)  # what is left is a gauge
+    project.settings(f'targets = ["TARGET"]\nfail-on = "{level}"')
+    (only,) = run_action(project, install="", **{"fail-on": given})
+    assert only.returncode == status, only.stdout + only.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "installed"), [({}, "/the action"), ({"install": "deadweight torch"}, "deadweight torch")]
+)
+def test_the_action_installs_its_own_version_unless_it_is_told(project, given: dict, installed: str) -> None:
+    programs = project.folder / "bin"
+    programs.mkdir()
+    for name in ("python", "deadweight"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    place = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "GITHUB_ACTION_PATH": "/the action"}
+    first, last = run_action(project, environment=place, **given)
+    assert first.stdout == f"python -m pip install {installed}\n", first.stderr
+    assert last.stdout == "deadweight audit --check --output-format github\n"
 
 
 def test_the_action_passes_for_a_model_without_findings_and_takes_arguments(project) -> None:
