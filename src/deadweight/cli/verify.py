@@ -25,7 +25,7 @@ def verify(
     \b
     deadweight verify demo OUT
     deadweight verify ./original ./fused --json -
-    deadweight verify mypkg.model:old mypkg.model:new --inputs 2x64:int
+    deadweight verify mypkg.model:before mypkg.model:after --inputs 2x64:int
 
     \b
     exit status: 0 the same function, 1 different, 2 wrong usage or bad input

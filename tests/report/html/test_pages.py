@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import json
 import re
 import tomllib
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from deadweight.report.html.page import change_text, law_page, safe, short_count
 from deadweight.report.html.remedy import reduce_command
 from deadweight.report.html.render import render_html
 
-from .parts import LIMIT, data_of
+from .parts import CONFIGS, LIMIT, data_of
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = ROOT / "src" / "deadweight" / "report" / "html" / "templates"
@@ -152,18 +152,9 @@ def test_the_templates_are_in_the_package() -> None:
     assert all(any(fnmatch(file, glob) for glob in globs) for file in files)
 
 
-SLOW = pytest.mark.slow  # the same code as for gpt2, for larger models
-NAMES = [
-    "gpt2",
-    *(pytest.param(n, marks=SLOW) for n in ("bert-base", "SmolLM2-135M", "Mixtral-8x7B", "Llama-3.1-405B")),
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_page_of_a_config_weighs_less_than_a_megabyte(name: str, configs: dict, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(configs[name]), encoding="utf-8")
-    result = deadweight.audit(str(tmp_path / "config.json"))
-    html = render_html(result)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_page_of_a_config_weighs_less_than_a_megabyte(name: str, page_of_config: Callable) -> None:
+    result, html = page_of_config(name)
     assert len(html.encode()) < LIMIT
     assert f"{result.redundant:,} of {result.parameters:,} parameters" in html
     assert len(data_of(html)["rows"]) > 0
