@@ -92,6 +92,26 @@ def test_torchs_own_encoder_is_reduced(norm_first: bool) -> None:
     assert result.module.layers[0].self_attn.in_proj_bias[:8].any(), "the query bias is not"
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torchs_own_encoder_is_made_smaller_without_its_fused_kernel(norm_first: bool, tmp_path: Path) -> None:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+        for p in model.parameters():
+            nn.init.normal_(p, float(p.ndim == 1), 0.4)
+        return model.eval()
+
+    model, x, padded = build(0), torch.randn(3, 5, 8), torch.tensor([[False] * 5, [False] * 4 + [True]] * 2)[:3]
+    result = deadweight.reduce(model, tmp_path / "out", inputs=(x,))
+    assert ("DW006" if norm_first else "DW007") in {s.code for s in result.steps}, "shifts of norms are gone"
+    small = deadweight.load(tmp_path / "out", build(1))
+    with torch.no_grad():  # where torch would use its kernel
+        assert torch.allclose(small(x), model(x), atol=1e-5)
+        both = [m(x, src_key_padding_mask=padded)[~padded] for m in (small, model)]
+    assert torch.allclose(*both, atol=1e-5)
+
+
 class NoNorm(nn.Module):
     """One layer, one head, no norm, both skips: the case in which a whole query matrix may become the identity."""
 
