@@ -13,8 +13,9 @@ COLUMNS = 3  # panels side by side
 WHOLE = 100  # windows of a text from which on it was judged whole
 HEAD = """# The coded cache: bytes against perplexity
 
-How many bytes does a key-value cache need? `benchmarks/cache.py` answers with one run for each model. Every method is
-calibrated on the same text ({calibration}) and judged on the same windows of {length:,} tokens, without healing.
+This page compares methods that make a key-value cache smaller: how many bytes they keep, and what that costs in
+perplexity. `benchmarks/cache.py` runs them once for each model. Every method is calibrated on the same text
+({calibration}) and judged on the same windows of {length:,} tokens, without healing.
 
 *Bytes* are a share of a 16-bit cache. They count everything that is stored: codes, scales, padding, and at this
 length the first four tokens of a sequence, which are not coded. Ours reads codes of every token but the current one.

@@ -8,12 +8,12 @@ CODED = "coded cache"
 HEAD = """\
 # Decoding from a coded cache
 
-Does a smaller cache decode faster? `benchmarks/decode.py` answers with steps of one token for every row of a batch,
-from a cache that is full. Original and coded cache are compiled by torch.compile and captured as CUDA graphs, and timed
-in turns on one GPU. Weights and maps are random, which changes nothing but the text. Bytes of the coded cache include
-its scales. The original has the attentions of torch that take no mask; *times the best* compares tokens per second with
-the best of those that were run. The configs are those of LLaMA 3 with 1 and 8 billion parameters. What the tables lack
-was not run.
+This page says when a model decodes faster from a coded cache. `benchmarks/decode.py` runs steps of one token for every
+row of a batch, from a cache that is full. Original and coded cache are compiled by torch.compile and captured as CUDA
+graphs, and timed in turns on one GPU. Weights and maps are random, which changes nothing but the text. Bytes of the
+coded cache include its scales. The original has the attentions of torch that take no mask; *times the best* compares
+tokens per second with the best of those that were run. The configs are those of LLaMA 3 with 1 and 8 billion
+parameters. What the tables lack was not run.
 
 **The coded cache of a whole step has maps for half heads** (`compress --keys half`), the fastest kind. Quality is
 another question: on SmolLM2 half heads lose more than what `compress` does by default ([cache](cache.md))."""

@@ -268,12 +268,12 @@ def others(records: Records) -> Iterator[Row]:
 INTRODUCTION = """\
 # Keep or drop: what the studies mean for somebody who designs a model
 
-One table, made by `studies/choices.py` from the records of the studies. Effects are bits per byte of held-out text
-unless said: positive means that leaving the thing out, or doing what the row says, is worse. Errors are standard errors
-over pairs of one seed, with three seeds or more; *no difference that matters* means that the whole 95 % interval is
-within ± 0.005, *better* and *worse* that it is on one side of zero, *not decided* that more seeds or longer runs are
-needed. What holds by proof needs no seeds and does not depend on size. Rows without an effect worth having are results
-too, and stand here with the others.
+This page says, choice by choice, what to keep and what to drop in a new model. `studies/choices.py` makes the table
+from the records of the studies. Effects are bits per byte of held-out text unless said: positive means that leaving the
+thing out, or doing what the row says, is worse. Errors are standard errors over pairs of one seed, with three seeds or
+more; *no difference that matters* means that the whole 95 % interval is within ± 0.005, *better* and *worse* that it is
+on one side of zero, *not decided* that more seeds or longer runs are needed. What holds by proof needs no seeds and
+does not depend on size. Rows without an effect worth having are results too, and stand here with the others.
 
 | choice | advice | effect | conditions | study |
 | --- | --- | --- | --- | --- |

@@ -59,9 +59,11 @@ def embedded_walk(told: dict[str, Any]) -> float:
 INTRODUCTION = """\
 # Why key biases grow that change nothing
 
+This page tests why key biases grow in training although they change nothing, and what that costs.
+
 Without rotary positions a key bias has no effect: it adds the same number to all scores of a query, and softmax removes
-it. Over the real numbers its gradient is zero. Yet the key biases of the embedded model have a norm of {norm:.0f}. This
-page tests why, and what it costs. `studies/s1_key_drift.py` trains a small model ({layers} layers, width {width},
+it. Over the real numbers its gradient is zero. Yet the key biases of the embedded model have a norm of {norm:.0f}.
+`studies/s1_key_drift.py` trains a small model ({layers} layers, width {width},
 context {context}, {steps:,} steps of {bytes} bytes, constant learning rate {rate:g}, {seeds} seeds) in several
 precisions and with several optimisers.
 

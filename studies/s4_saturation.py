@@ -268,7 +268,7 @@ of the absolute changes of its weights, which can still be as large as ε at any
 keys.) So a norm of 1/L does not prove that a smaller head would do; it is a reason to test it. `deadweight compress`
 measures what a smaller head costs.
 
-The *factor* of a layer is the input of `deadweight allocate plan --saturation`: 1 for the layer with the largest mean
+The *factor* of a layer is the `--saturation` of `deadweight allocate plan`: 1 for the layer with the largest mean
 norm at the longest length, and 1 − log(largest/own)/log 25, at least 0.125, for the others (`saturation/slopes.py`
 derives it and states its assumptions)."""
 

@@ -80,6 +80,39 @@ def test_the_numbers_of_the_advice_stand_on_the_pages_that_it_links() -> None:
     assert not stale, "choices.md has numbers that no page of its row has"
 
 
+def stale_numbers(readme: str) -> list[tuple[str, str]]:
+    """Numbers before the link to a recorded page that are no number of this page, rounded."""
+    stale = []
+    for paragraph in re.sub(r"```.*?```", "", readme, flags=re.S).split("\n\n"):
+        parts = re.split(r"\]\((docs/[\w-]+\.md)\)", paragraph)
+        for before, page in zip(parts[::2], parts[1::2], strict=False):
+            text = text_of(ROOT / page)
+            if "benchmarks/" in text:
+                stale += [(page, n) for n in NUMBER.findall(before) if not stands_rounded(n, text)]
+    return stale
+
+
+def stands_rounded(number: str, text: str) -> bool:
+    """Whether the text has the number, or one with more digits that is rounded to it."""
+    digits, exponent = number.replace(",", "").partition("e")[::2]
+    style = f".{len(digits.partition('.')[2])}{'e' if exponent else 'f'}"
+    numbers = re.findall(r"\d+(?:[.,]\d+)*(?:e[-+]\d+)?", text)
+    whole = "." not in number and not exponent and len(digits) > 2
+    if whole:  # a count is not rounded
+        return number in numbers
+    values = [float(n.replace(",", "")) for n in numbers if n.count(".") < 2]
+    return format(float(number.replace(",", "")), style) in {format(v, style) for v in values}
+
+
+def test_the_numbers_of_readme_stand_on_the_recorded_pages_that_it_links() -> None:
+    readme = text_of(ROOT / "README.md")
+    assert stale_numbers(readme) == []
+    right = next(line for line in text_of(ROOT / "docs" / "modules.md").splitlines() if " get proofs.**" in line)
+    count = right.strip("*").split()[0]
+    wrong = readme.replace(f"{count} get proofs", f"{int(count) - 1} get proofs")
+    assert stale_numbers(wrong) == [("docs/modules.md", str(int(count) - 1))]
+
+
 def test_readme_counts_the_laws() -> None:
     assert f"The {len(pages())} laws" in text_of(ROOT / "README.md")
 

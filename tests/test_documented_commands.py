@@ -1,4 +1,4 @@
-"""Every command line of README, of the guide and of the help texts runs.
+"""Every command line of README, of the pages of docs, of the laws and of the help texts runs.
 
 Names that stand for something (MODEL, OUT, book.txt) become small files that a test makes, and options that only limit
 the work are added (fewer steps, fewer windows). Pages that show what a command prints have tests of their own:
@@ -20,13 +20,11 @@ import transformers
 import deadweight
 
 ROOT = Path(__file__).parents[1]
+ELSEWHERE = ("start.md", "lint.md", "proof-walk.md", "api.md")  # pages whose own tests run them; so are the tutorials
 FILES = (
-    "README.md",
-    "docs/compress.md",
-    "docs/design.md",
-    "docs/limits.md",
-    "docs/how-it-works.md",
-    "docs/glossary.md",
+    ROOT / "README.md",
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in ELSEWHERE),
+    *sorted((ROOT / "src" / "deadweight" / "laws" / "pages").glob("*.md")),
 )
 HELP = sorted((ROOT / "src" / "deadweight" / "cli").glob("*.py"))
 COMMANDS = ("audit", "reduce", "verify", "compress", "evaluate", "train", "sweep", "allocate", "saturation", "explain")
@@ -41,6 +39,7 @@ NAMES = {  # what a placeholder stands for here
     "slim": "OUT",
     "./original": "demo",
     "./fused": "reduced",
+    "RESULT": "reduced",
 }
 FEWER = {  # options that limit the work; the last of two counts
     "compress": "--windows 4 --length 64",
@@ -52,6 +51,7 @@ ALONE = ("deadweight audit", "deadweight explain")  # all others are names of co
 READS_OUT = ("verify", "evaluate")  # the other commands write it
 MAY_FAIL = ("--check", "--fail-on", "--baseline", "--output-format")  # exit status 1: the model has a dead bias
 MODULE = """
+import torch
 from torch import nn
 
 
@@ -68,6 +68,14 @@ class Model(nn.Module):
 
 def build():
     return Model()
+
+
+def before():
+    torch.manual_seed(0)
+    return Model()
+
+
+after = before
 """
 RUN = "[model]\nd_model = 16\nn_layers = 1\ncontext = 16\n[train]\nsteps = 2\n"
 GRID = f'{RUN}[grid]\n"train.weight_decay" = [0.1, 0.03]\n'
@@ -83,8 +91,7 @@ def command_lines(text: str) -> Iterator[str]:
 
 
 def documented() -> list[str]:
-    files = [*(ROOT / name for name in FILES), *HELP]
-    return sorted({c for file in files for c in command_lines(file.read_text(encoding="utf-8"))})
+    return sorted({c for file in (*FILES, *HELP) for c in command_lines(file.read_text(encoding="utf-8"))})
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import os
 import re
 import shlex
 import shutil
@@ -30,6 +31,7 @@ DOCS = ROOT / "docs"
 PAGES = ["start.md", "proof-walk.md", "api.md", *(f"tutorials/{name}.md" for name in ("lint", "smaller", "design"))]
 BLOCK = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.M | re.S)
 PORT = "8000"  # what pages write; a test uses a free one
+LONGEST = 300  # seconds that a reader with one core waits for a page; pages say two or three minutes
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -115,7 +117,14 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_shows_what_its_commands_print(page: str, shell: Shell) -> None:
+    before = processor_seconds()
     run_page((DOCS / page).read_text(encoding="utf-8"), page, shell)
+    assert processor_seconds() - before < LONGEST
+
+
+def processor_seconds() -> float:
+    """Of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
 
 
 def run_page(text: str, name: str, shell: Shell) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -89,3 +95,48 @@ def test_an_extra_that_a_message_names_exists() -> None:
 
 def install_lines(file: Path) -> list[str]:
     return [line for line in file.read_text(encoding="utf-8").splitlines() if "pip install" in line]
+
+
+@pytest.fixture(scope="module")
+def release_check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release_check", ROOT / "scripts" / "release_check.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules["release_check"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist, built from a copy, without fetching anything."""
+    for name in ("build", "setuptools"):
+        pytest.importorskip(name, reason=f"{name} is not installed: make setup")
+    copy, out = tmp_path_factory.mktemp("release") / "copy", tmp_path_factory.mktemp("dist")
+    left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, copy, ignore=left_out)
+    command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return out
+
+
+def test_the_wheel_is_complete_and_small(built: Path, release_check: ModuleType) -> None:
+    (wheel,) = built.glob("*.whl")
+    release_check.check_wheel(wheel)
+
+
+def test_a_wheel_that_lacks_a_file_is_noticed(
+    built: Path, release_check: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wheel,) = built.glob("*.whl")
+    monkeypatch.setattr(release_check, "MUST_HAVE", ("deadweight/not_there.py",))
+    with pytest.raises(SystemExit, match=r"lacks \['deadweight/not_there.py'\]"):
+        release_check.check_wheel(wheel)
+
+
+def test_the_sdist_holds_what_the_tests_read(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for needed in ("action.yml", ".pre-commit-hooks.yaml", "mkdocs.yml", "docs/index.md", "tests/test_release.py"):
+        assert needed in names

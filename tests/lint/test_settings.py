@@ -39,7 +39,9 @@ def test_every_setting_is_read() -> None:
         ({"target": []}, "did you mean targets"),
         ({"targets": "a:b"}, "expected a list"),
         ({"targets": [{"inputs": "2x3"}]}, "package.module:callable"),
-        ({"targets": [{"model": "a:b", "length": "7"}]}, "expected a int"),
+        ({"targets": [{"model": "a:b", "length": "7"}]}, "expected a whole number"),
+        ({"targets": [{"model": "a:b", "trust-remote-code": 1}]}, "trust-remote-code = 1 .*expected true or false"),
+        ({"baseline": 3}, "expected a string"),
         ({"targets": [{"model": "a:b", "output": "loss"}]}, "expected logits, probabilities"),
         ({"select": ["no-such-law"]}, "no law is called"),
         ({"select": [3]}, "names of laws"),
@@ -58,6 +60,13 @@ def test_a_mistake_is_named_with_what_was_expected(table: dict, words: str) -> N
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.deadweight\n")
     with pytest.raises(DeadweightError, match=r"pyproject.toml cannot be read .*expected TOML"):
+        read_settings(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "tool.deadweight = 3", 'tool.deadweight = ["audit"]'])
+def test_a_value_in_place_of_the_table_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(DeadweightError, match=r"expected .*\[tool.deadweight\]"):
         read_settings(tmp_path)
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import deadweight
+from deadweight.errors import DeadweightError
 
 
 def statistics(module: nn.Module) -> nn.Module:
@@ -51,6 +52,22 @@ def test_batchnorm_whose_input_is_read_again_stays() -> None:
     assert not result.steps
 
 
+def test_a_callable_with_other_weights_at_every_call_is_compared_with_the_weights_that_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "source")
+    result = deadweight.reduce("toys:Attention", tmp_path / "out", inputs="2x5x8", layout="stock")
+    (error,) = result.verification.errors
+    assert error.floor < 1e-6, "float32 has a noise of 1e-7; two random models would differ by 1"
+    assert error.own < 1e-6 and {s.code for s in result.steps} == {"DW002", "DW003"}
+
+
+def test_a_folder_made_from_a_module_says_how_it_is_loaded(tmp_path: Path) -> None:
+    deadweight.reduce(convolutions(), tmp_path / "out", inputs=torch.randn(4, 3, 8, 8))
+    with pytest.raises(DeadweightError, match=r"made from a module, .*deadweight.load\(folder, module\)"):
+        deadweight.audit(tmp_path / "out")
+
+
 def test_a_reduced_module_is_loaded_into_a_fresh_original(tmp_path: Path) -> None:
     model, x = convolutions(), torch.randn(4, 3, 8, 8)
     deadweight.reduce(model, tmp_path / "out", inputs=(x,))
@@ -73,6 +90,26 @@ def test_torchs_own_encoder_is_reduced(norm_first: bool) -> None:
     assert torch.allclose(result.module(x), model(x), atol=1e-5)
     assert not result.module.layers[0].self_attn.in_proj_bias[8:16].any(), "the key bias is dead"
     assert result.module.layers[0].self_attn.in_proj_bias[:8].any(), "the query bias is not"
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torchs_own_encoder_is_made_smaller_without_its_fused_kernel(norm_first: bool, tmp_path: Path) -> None:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+        for p in model.parameters():
+            nn.init.normal_(p, float(p.ndim == 1), 0.4)
+        return model.eval()
+
+    model, x, padded = build(0), torch.randn(3, 5, 8), torch.tensor([[False] * 5, [False] * 4 + [True]] * 2)[:3]
+    result = deadweight.reduce(model, tmp_path / "out", inputs=(x,))
+    assert ("DW006" if norm_first else "DW007") in {s.code for s in result.steps}, "shifts of norms are gone"
+    small = deadweight.load(tmp_path / "out", build(1))
+    with torch.no_grad():  # where torch would use its kernel
+        assert torch.allclose(small(x), model(x), atol=1e-5)
+        both = [m(x, src_key_padding_mask=padded)[~padded] for m in (small, model)]
+    assert torch.allclose(*both, atol=1e-5)
 
 
 class NoNorm(nn.Module):

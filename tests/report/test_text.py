@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadweight.report.text import one_line, percent, printable, wrap_name
+from deadweight.report.text import file_size, one_line, percent, printable, wrap_name
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,8 @@ def test_wrapping_a_name_loses_nothing_and_keeps_to_the_width(name: str, width: 
     lines = wrap_name(name, width)
     assert lines[0] + "".join(line[2:] for line in lines[1:]) == name
     assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(("size", "shown"), [(7_510_000, "7.51 MB"), (100_000, "0.10 MB"), (4_352, "4.35 kB")])
+def test_a_small_file_is_not_zero_megabytes(size: int, shown: str) -> None:
+    assert file_size(size, 2) == shown

@@ -30,7 +30,12 @@ def test_a_factory_gives_a_module_and_its_inputs(factory: str) -> None:
         ("toys:alone", "without example inputs"),
         ("toys:nothing", "returned a NoneType; expected an nn.Module"),
         ("toys:three", "returned a tuple of 3"),
-        ("toys:broken", "the disk is .*full"),
+        ("toys:broken", r"the disk is .*full, at toys.py:\d+"),
+        ("toys:alon", "has no alon; expected a callable of that name: did you mean alone"),
+        ("toys:Linear", "has no Linear; expected a callable of that name$"),
+        ("toys:Fixed", r"--inputs 2x3x32x32 with the right sizes"),
+        ("tests/toys.py:alone", "a file of Python code; expected package.module:callable, perhaps tests.toys:alone,"),
+        ("toys.py", "perhaps toys:build,"),
         ("toys:absent", "has no absent"),
         ("toys:calls", "is a int; expected a callable"),
         ("no_such_package.at_all:model", "cannot be imported"),
@@ -44,6 +49,18 @@ def test_a_factory_that_fails_says_why_on_one_printable_line(spec: str, message:
 
 def test_a_factory_without_inputs_takes_those_that_are_passed() -> None:
     assert open_model("toys:alone", inputs=torch.randn(1, 4)).args[0].shape == (1, 4)
+
+
+def test_a_callable_that_is_called_once_gives_the_same_weights_at_every_opening() -> None:
+    once, often = ModelSpec("toys:linear_with_tensor").built_once(), ModelSpec("toys:linear_with_tensor")
+    assert torch.equal(once.open().module.weight, once.open(weights=True).module.weight)
+    assert not torch.equal(often.open().module.weight, often.open().module.weight)
+    assert once.open().name == "toys:linear_with_tensor"
+
+
+def test_what_is_no_callable_is_not_called() -> None:
+    module = nn.Linear(2, 2)
+    assert ModelSpec(module).built_once().model is module and ModelSpec("demo").built_once().model == "demo"
 
 
 def test_a_live_module_is_neither_switched_nor_copied() -> None:

@@ -36,3 +36,31 @@ def broken() -> nn.Module:
 
 def large() -> tuple[nn.Module, torch.Tensor]:
     return nn.Linear(200, 200), torch.randn(1, 200)
+
+
+class Picture(nn.Module):
+    """Patches of a picture with learned positions: only pictures of 16 × 16 fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.positions = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.patch(x).flatten(2).mT + self.positions
+
+
+class Fixed(Picture):
+    """Only pictures of 20 × 20 fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(25, 8))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.o((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))

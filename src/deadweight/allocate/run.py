@@ -33,7 +33,7 @@ def allocate(
     size = d_token or known.d_token
     if size is None:
         raise DeadweightError(
-            f"found no token dimension for the profile {known.source}; expected one (--token-dim), or a profile that "
+            f"found no token dimension: {known.source} has none; expected one (--token-dim), or a profile that "
             "measures it (text:FILE, model:MODEL)"
         )
     return solve(Task(known.values, size, scale, epsilon), budget, rules)

@@ -114,6 +114,16 @@ class Completeness:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """How the model was opened, for a reader who wants to open it again."""
+
+    live: bool = False  # a module in memory, which no command can open
+    inputs: str = ""  # as after --inputs; empty: none were given, or tensors in memory
+    live_inputs: bool = False  # tensors in memory
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
 class Audit(Shown):
     """The result of an audit of one model."""
 
@@ -128,6 +138,7 @@ class Audit(Shown):
     untested: str | None = None  # the reason, where the model was traced but no evidence could be taken
     specialised: str | None = None  # where Python reads values, if the model was traced with those of the example
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)  # of every parameter, by name
+    opened: Opened = field(default=Opened(), repr=False)
 
     @property
     def unaudited(self) -> str | None:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from deadweight.audit.checker import structure
 from deadweight.audit.clone_measurements import measure
 from deadweight.audit.evidence import TOLERANCE
 from deadweight.audit.findings import everywhere_unknown, expand, to_finding
 from deadweight.audit.payoff import payoff_of
-from deadweight.audit.result import Audit, Finding, Unknown
+from deadweight.audit.result import Audit, Finding, Opened, Unknown
 from deadweight.audit.short_examples import shorten_example
 from deadweight.audit.source_line import source_line
 from deadweight.audit.unknowns import unknowns
@@ -58,7 +59,17 @@ def audit(
     spec = ModelSpec(model, inputs, trust_remote_code, training, length)
     with one_thread():
         result = run_stages(spec, AuditRequest(output, complete, laws or every_law()), progress)
-    return select_findings(result, select, ignore)
+    return select_findings(replace(result, opened=how_opened(spec)), select, ignore)
+
+
+def how_opened(spec: ModelSpec) -> Opened:
+    written = isinstance(spec.inputs, str)
+    return Opened(
+        live=isinstance(spec.model, nn.Module),
+        inputs=str(spec.inputs) if written else "",
+        live_inputs=spec.inputs is not None and not written,
+        trust_remote_code=spec.trust_remote_code,
+    )
 
 
 @dataclass(frozen=True)

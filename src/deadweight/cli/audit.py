@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deadweight.cli.options import ANY_MODEL, Html, Ignore, Json, Select, TrustRemoteCode
+from deadweight.cli.options import ANY_MODEL, Html, Ignore, Inputs, Json, Select, TrustRemoteCode, joined
 from deadweight.cli.progress_and_output import HtmlReport, JsonReport, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
@@ -46,15 +46,6 @@ class FailOn(StrEnum):
 
 ModelArgument = Annotated[
     str | None, typer.Argument(metavar="MODEL", help=f"{ANY_MODEL} Without it: the targets in {FILE}.")
-]
-InputsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--inputs",
-        metavar="SHAPE",
-        help="Example inputs for a module without a config: 2x64:int, 2x3x32x32, mask=2x64:bool, or a .safetensors "
-        "file with one tensor per argument. Default: guessed from the first layer.",
-    ),
 ]
 TrainingOption = Annotated[bool, typer.Option("--training", help="Audit the model in training mode.")]
 OutputOption = Annotated[Output, typer.Option("--output", help="The output that must stay the same.")]
@@ -99,7 +90,7 @@ LengthOption = Annotated[
 
 def audit(
     model: ModelArgument = None,
-    inputs: InputsOption = None,
+    inputs: Inputs = None,
     json: Json = None,
     html: Html = None,
     training: TrainingOption = False,
@@ -138,7 +129,7 @@ def audit(
     exit status: 0 done, 1 a check failed, 2 wrong usage, bad input, or a model that could not be audited
     """
     report, page = JsonReport(json), HtmlReport(html)
-    shapes = ",".join(inputs) if inputs else None
+    shapes = joined(inputs)
     target = Target(model or "", shapes, training, output.value, length, complete, trust_remote_code)
     settings = merge_settings(read_settings(Path.cwd()), target)
     if html is not None and len(settings.targets) > 1:

@@ -17,6 +17,11 @@ def complete_law(incomplete: str) -> list[tuple[str, str]]:
     return [(f"{before}{comma}{p.law}", p.title) for p in pages() if p.law.startswith(word.lower())]
 
 
+def joined(inputs: list[str] | None) -> str | None:
+    """What several `--inputs` say, as one."""
+    return ",".join(inputs) if inputs else None
+
+
 ANY_MODEL = (
     "A Hugging Face folder or hub id, a config.json (no weights needed), a .gguf file, "
     "package.module:callable, or demo (a small model inside the package)."
@@ -29,6 +34,15 @@ Html = Annotated[
 ]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw a figure: .svg or .png (needs matplotlib).")
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inputs",
+        metavar="SHAPE",
+        help="Example inputs for a module without a config: 2x64:int, 2x3x32x32, mask=2x64:bool, or a .safetensors "
+        "file with one tensor per argument. Default: guessed from the first layer.",
+    ),
 ]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Allow the Python code in the model's repository to run.")

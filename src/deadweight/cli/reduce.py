@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import deadweight
-from deadweight.cli.options import Html, Ignore, Json, LayoutName, Overwrite, Select, TrustRemoteCode
+from deadweight.cli.options import Html, Ignore, Inputs, Json, LayoutName, Overwrite, Select, TrustRemoteCode, joined
 from deadweight.cli.progress_and_output import HtmlReport, JsonReport, complain, progress_bar
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
@@ -40,6 +40,7 @@ def reduce(
     select: Select = None,
     ignore: Ignore = None,
     overwrite: Overwrite = False,
+    inputs: Inputs = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Remove what is provably redundant from MODEL, and write the result to OUT.
@@ -52,6 +53,7 @@ def reduce(
     deadweight reduce demo OUT                  smaller tensors; loads with deadweight.load or trust_remote_code
     deadweight reduce demo OUT --layout stock   the same class and shapes: loads with plain transformers
     deadweight reduce demo OUT --select key-bias,value-bias
+    deadweight reduce mypkg.model:build OUT --inputs 2x64:int
 
     \b
     exit status: 0 done, 1 the result would not be the same function (nothing is written), 2 wrong usage or bad input
@@ -71,6 +73,7 @@ def reduce(
                 overwrite=overwrite,
                 select=law_codes(select or []),
                 ignore=law_codes(ignore or []),
+                inputs=joined(inputs),
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )

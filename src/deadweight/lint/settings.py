@@ -16,6 +16,7 @@ from deadweight.proof.verdict import Verdict
 FILE, TABLE = "pyproject.toml", "[tool.deadweight]"
 FORMATS = ("text", "json", "github", "sarif")
 OUTPUTS = ("logits", "probabilities")
+KINDS = {str: "a string", int: "a whole number", bool: "true or false"}
 T = TypeVar("T")
 
 
@@ -62,6 +63,10 @@ def read_settings(folder: Path) -> LintSettings:
         table = tomllib.loads(text).get("tool", {}).get("deadweight", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise DeadweightError(f"{file} cannot be read ({error}); expected TOML") from error
+    except AttributeError as error:
+        raise DeadweightError(f"found a value in place of a table in {file}; expected [tool.deadweight]") from error
+    if not isinstance(table, Mapping):
+        raise DeadweightError(f"found deadweight = {table!r} in [tool] of {file}; expected the table {TABLE}")
     return parse_settings(table, folder)
 
 
@@ -119,7 +124,7 @@ def known_keys(table: Mapping[str, Any], kind: type[Any], place: str) -> dict[st
 def take(table: Mapping[str, Any], key: str, kind: type[T], place: str) -> T | None:
     value = table.get(key)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise DeadweightError(f"found {key} = {value!r} in {place}; expected a {kind.__name__}")
+        raise DeadweightError(f"found {key.replace('_', '-')} = {value!r} in {place}; expected {KINDS[kind]}")
     return value
 
 

@@ -80,6 +80,7 @@ def reduce(
     spec = ModelSpec(model, inputs, trust_remote_code)
     request = Request(layout, frozenset(select or ()), frozenset(ignore or ()), laws or every_law())
     with one_thread():
+        spec = spec.built_once()
         job = prepare(spec, request, progress, weights=not dry_run)
     if destination.folder is not None and not dry_run:
         check_space(destination.folder, job.checkpoint.bytes)

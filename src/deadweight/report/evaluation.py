@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from deadweight.evaluate.run import Evaluation
+from deadweight.report.text import file_size
 from deadweight.source.type_aliases import JsonObject
 
 ROWS: tuple[tuple[str, Callable[[Evaluation], str]], ...] = (
     ("parameters", lambda e: f"{e.parameters:,}"),
-    ("weights", lambda e: f"{e.weight_bytes / 1e6:,.1f} MB"),
+    ("weights", lambda e: file_size(e.weight_bytes, 1)),
     ("perplexity per token", lambda e: f"{e.perplexity:,.3f}"),
     ("bits per byte", lambda e: f"{e.bits_per_byte:.4f}"),
     ("cache per token", lambda e: f"{e.kv_bytes_per_token:,} bytes"),

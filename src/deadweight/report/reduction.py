@@ -14,7 +14,7 @@ from deadweight.reduce.error_limits import FLOORS, Verification
 from deadweight.reduce.result import AppliedRewrite, Reduction
 from deadweight.report.audit_terminal import PROSE
 from deadweight.report.name_pattern import collapse
-from deadweight.report.text import count, one_line, percent, plural, printable
+from deadweight.report.text import count, file_size, one_line, percent, plural, printable
 from deadweight.version import __version__
 
 MEANING = (
@@ -108,7 +108,7 @@ def _totals(reduction: Reduction) -> Text:
         f"  ({gone:,} gone, {percent(gone, reduction.parameters_before)})" if gone else "  (stock: the same shapes)"
     )
     if reduction.bytes_after:
-        words += f"   {reduction.bytes_before / 1e6:,.2f} MB → {reduction.bytes_after / 1e6:,.2f} MB"
+        words += f"   {file_size(reduction.bytes_before, 2)} → {file_size(reduction.bytes_after, 2)}"
     if reduction.flops_saved:
         words += f"   {reduction.flops_saved:,} FLOPs less per token"
     return Text(words, style="bold")

@@ -46,6 +46,12 @@ def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
+def file_size(n_bytes: int, decimals: int) -> str:
+    """In megabytes; a small file in kilobytes, so that it is not 0.00 MB."""
+    size, unit = (1e6, "MB") if n_bytes >= 100_000 else (1e3, "kB")
+    return f"{n_bytes / size:,.{decimals}f} {unit}"
+
+
 def percent(part: int, whole: int) -> str:
     """A share with two significant digits, down to a thousandth of a percent."""
     if part == 0 or whole == 0:

@@ -169,6 +169,18 @@ def install(model: nn.Module, slim: SlimSpec) -> None:
         for place in uses[old]:
             parent, _, name = place.rpartition(".")
             setattr(model.get_submodule(parent), name, new)
+    leave_fast_path(model, slim)
     if hasattr(model, IGNORED):  # a model of transformers, which would report the empty weight of the checkpoint
         guards = {f"{path}.weight".replace(".", r"\.") for path in slim.layers_in_other_form}
         setattr(model, IGNORED, {*(getattr(model, IGNORED) or ()), *guards, SIGN})
+
+
+def leave_fast_path(model: nn.Module, slim: SlimSpec) -> None:
+    """Make torch's own encoder call its layers: its fused kernel would read weights that they no longer have."""
+    for path, module in model.named_modules():
+        if not any(layer.startswith(f"{path}." if path else "") for layer in slim.layers):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # only says whether the kernel has this activation
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +18,7 @@ from deadweight.errors import DeadweightError
 from deadweight.source.hugging_face import Built, eager
 from deadweight.source.module_copies import share_tensors
 from deadweight.source.printable import printable, reason
+from deadweight.source.trial_run import reason_and_line
 from deadweight.source.type_aliases import ExampleInputs, Leaf
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -25,15 +29,35 @@ def looks_like(spec: str) -> bool:
     return FACTORY.fullmatch(spec) is not None
 
 
+@dataclass(frozen=True)
+class MadeModule:
+    """What a callable returned, kept because a second call may return other weights."""
+
+    name: str  # package.module:callable
+    module: nn.Module
+    inputs: ExampleInputs = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def built(self) -> Built:
+        return from_module(self.module, name=self.name, inputs=self.inputs)
+
+
 def from_spec(spec: str) -> Built:
     """Import the callable, with the working directory on the path, and call it."""
+    return make_module(spec).built()
+
+
+def make_module(spec: str) -> MadeModule:
+    """Call the callable once; what it returns can be opened often."""
     made = _call(spec, find_callable(spec))
     module, inputs = made if isinstance(made, (tuple, list)) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise DeadweightError(
             f"{printable(spec)} returned {_kind(made)}; expected an nn.Module, or a pair (nn.Module, example inputs)"
         )
-    return from_module(module, name=spec, inputs=inputs)
+    return MadeModule(spec, module, inputs)
 
 
 def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = None) -> Built:
@@ -84,9 +108,17 @@ def find_callable(spec: str) -> Leaf:
         ) from error
     for name in attribute.split("."):
         if not hasattr(result, name):
-            raise DeadweightError(f"{printable(place)} has no {printable(attribute)}; expected a callable of that name")
+            raise DeadweightError(
+                f"{printable(place)} has no {printable(attribute)}; expected a callable of that name"
+                f"{_closest(name, dir(result))}"
+            )
         result = getattr(result, name)
     return result
+
+
+def _closest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f": did you mean {printable(close[0])}?" if close else ""
 
 
 def _call(spec: str, target: Leaf) -> Leaf:
@@ -98,8 +130,8 @@ def _call(spec: str, target: Leaf) -> Leaf:
         return target()
     except (Exception, SystemExit) as error:  # the user's code
         raise DeadweightError(
-            f"{printable(spec)} failed ({reason(error)}); expected a callable that returns an nn.Module and takes no "
-            "arguments"
+            f"{printable(spec)} failed ({reason_and_line(error)}); expected a callable that returns an nn.Module "
+            "and takes no arguments"
         ) from error
 
 

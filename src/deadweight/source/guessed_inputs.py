@@ -11,28 +11,30 @@ from deadweight.errors import DeadweightError
 from deadweight.source.examples import first_that_runs, has_forward
 from deadweight.source.inputs import Inputs
 from deadweight.source.module_copies import share_tensors
-from deadweight.source.printable import printable, reason
+from deadweight.source.printable import printable
+from deadweight.source.trial_run import reason_and_line
 from deadweight.source.written_inputs import WrittenInputs, WrittenTensor, first_tensors
 
 TRIES = 12  # of the inputs that the first layers take
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-HOW = "--inputs 2x64:int on the command line, inputs= in Python, or (module, inputs) returned from the callable"
+HOW = "on the command line, inputs= in Python, or (module, inputs) returned from the callable"
 
 
 def guess_inputs(module: nn.Module, name: str) -> tuple[Inputs, str]:
     """Inputs on which the module runs, and a note that says how they were chosen; raises where none is found."""
     n_arguments = required_arguments(module)
-    failure: Exception | None = None
+    failure: tuple[str, Exception] | None = None
     for layer, tensor in islice(first_tensors(module), TRIES) if n_arguments else ():
         inputs = WrittenInputs((tensor,) * n_arguments).make(2)
         _, error = first_that_runs(share_tensors(module), [inputs])
         if error is None:
             return inputs, describe_guess(layer, tensor)
-        failure = failure or error
-    why = f" (the first that was tried: {reason(failure)})" if failure is not None else ""
+        failure = failure or (tensor.written, error)
+    why = f" (the first that was tried, {failure[0]}: {reason_and_line(failure[1])})" if failure is not None else ""
+    example = failure[0] if failure is not None else "2x64:int"
     raise DeadweightError(
         f"{printable(name)} is a {type(module).__name__} without example inputs, and it runs on none that its first "
-        f"layers suggest{why}; expected inputs: {HOW}"
+        f"layers suggest{why}; expected inputs: --inputs {example} with the right sizes {HOW}"
     )
 
 
@@ -46,8 +48,7 @@ def required_arguments(module: nn.Module) -> int:
 
 def describe_guess(layer: str, tensor: WrittenTensor) -> str:
     kind = f"integers below {tensor.high}" if tensor.kind == "int" else "random floats"
-    written = "x".join(map(str, tensor.shape)) + (f":int:{tensor.high}" if tensor.kind == "int" else "")
     return (
         f"no example inputs were given: {kind} of shape {' × '.join(map(str, tensor.shape))} were taken, as "
-        f"{printable(layer)} reads them; --inputs {written} says the same, and may say better"
+        f"{printable(layer)} reads them; --inputs {tensor.written} says the same, and may say better"
     )

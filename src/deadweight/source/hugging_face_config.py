@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from deadweight.source.printable import printable, reason
 from deadweight.source.type_aliases import Config, RawConfig
 
 ADAPTER = "adapter_config.json"
+REPORT = "deadweight.json"  # that `reduce` writes beside the weights
+CODE = re.compile(r"(?P<path>[^:]+)\.py(?::(?P<name>[\w.]*))?")  # mypkg/model.py:build
+EXPECTED = "expected a folder, a config.json, a .gguf file, a hub id, or package.module:callable"
 MERGE = "expected weights that it is merged into (peft: model.merge_and_unload(), then save_pretrained)"
 HUB = ("huggingface_hub", "huggingface_hub.utils._http")  # its client logs every retry
 
@@ -35,12 +39,18 @@ class Location:
 def locate(spec: str) -> Location:
     """Where the model is that a folder, a hub id or a file name means."""
     path = Path(spec).expanduser()
+    _refuse_code(spec)
     if path.suffix.lower() == ".gguf":
         return _gguf(spec, path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             if (path / ADAPTER).is_file():
                 raise DeadweightError(f"{printable(spec)} is an adapter, not a model; {MERGE}")
+            if (path / REPORT).is_file():
+                raise DeadweightError(
+                    f"{printable(spec)} was made from a module, and its class is not in the folder; expected a Hugging "
+                    "Face folder: in Python, deadweight.load(folder, module) gives the module"
+                )
             raise DeadweightError(f"{printable(spec)} is a folder without config.json; expected a Hugging Face folder")
         return Location(spec, str(path), folder=path)
     if path.is_file() and path.suffix.lower() != ".json":
@@ -51,6 +61,17 @@ def locate(spec: str) -> Location:
     if not path.is_file() and (path.suffix == ".json" or spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise DeadweightError(f"{printable(spec)} does not exist; expected a folder, a config.json or a .gguf file")
     return Location(spec, str(path) if path.is_file() else spec)
+
+
+def _refuse_code(spec: str) -> None:
+    """Raise for the path of a Python file, with the name that would be understood."""
+    match = CODE.fullmatch(spec)
+    if match is not None:
+        module = match["path"].replace("/", ".").lstrip(".")
+        raise DeadweightError(
+            f"{printable(spec)} is a file of Python code; expected package.module:callable, perhaps "
+            f"{printable(module)}:{printable(match['name'] or 'build')}, in the folder from which it can be imported"
+        )
 
 
 def _gguf(spec: str, path: Path) -> Location:
@@ -101,10 +122,7 @@ def _refusal(location: Location, error: Exception) -> str:
         return f"{name} cannot be read as a GGUF model that transformers knows ({reason(error)})"
     if location.folder or Path(location.root).is_file():
         return f"{name} holds a config that transformers rejects ({reason(error)})"
-    return (
-        f"{name} is no local path, and could not be fetched as a hub id ({reason(error)}); "
-        "expected a folder, a config.json, a .gguf file, a hub id, or package.module:callable"
-    )
+    return f"{name} is no local path, and could not be fetched as a hub id ({reason(error)}); {EXPECTED}"
 
 
 def local_folder(spec: str) -> Path | None:
@@ -122,7 +140,9 @@ def local_folder(spec: str) -> Path | None:
         with silenced(*HUB):
             return Path(snapshot_download(spec, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model"]))
     except Exception as error:  # the hub's client raises many kinds
-        raise DeadweightError(f"{printable(spec)} could not be fetched from the hub ({reason(error)})") from error
+        raise DeadweightError(
+            f"{printable(spec)} is no local path, and could not be fetched as a hub id ({reason(error)}); {EXPECTED}"
+        ) from error
 
 
 def configs(config: Config) -> Iterator[Config]:

@@ -56,7 +56,7 @@ class ModelSpec:
     The model is a Hugging Face folder or hub id, a config.json, a .gguf file, package.module:callable, or a module.
     """
 
-    model: ModelLike
+    model: ModelLike | factory.MadeModule
     inputs: ExampleInputs = None  # None: those that come with the model, or examples made from its config
     trust_remote_code: bool = False
     training: bool = False
@@ -69,12 +69,18 @@ class ModelSpec:
         `collapsed` model keeps only as many repeated blocks as show every kind.
         """
         model, built = self.model, _build(self.model, weights=weights, trust_remote_code=self.trust_remote_code)
-        own = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+        live = model.module if isinstance(model, factory.MadeModule) else model
+        own = [*live.parameters(), *live.buffers()] if isinstance(live, nn.Module) else []
         try:
             with Untouched(own) if own else nullcontext():
                 return _open(built, self, collapsed=collapsed)
         except WrittenTo:  # its forward writes to parameters or buffers: let it write to those of a copy
             return _open(replace(built, module=copy_tensors(built.module)), self, collapsed=collapsed)
+
+    def built_once(self) -> ModelSpec:
+        """The same model; a callable has been called, and every `open` gives the weights of this one call."""
+        made = isinstance(self.model, str) and is_callable(self.model)
+        return replace(self, model=factory.make_module(str(self.model))) if made else self
 
     def open_complete(self) -> Source:
         """The model with its weights, refused if some of them are missing and would be random."""
@@ -155,9 +161,16 @@ def call_model(module: nn.Module, source: Source, watch: AbstractContextManager[
         return module(*args, **kwargs)
 
 
-def _build(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> hugging_face.Built:
+def is_callable(model: str | Path) -> bool:
+    """Whether this is package.module:callable, and not a file of that name."""
+    return factory.looks_like(str(model)) and not Path(model).exists()
+
+
+def _build(model: ModelLike | factory.MadeModule, *, weights: bool, trust_remote_code: bool) -> hugging_face.Built:
     if isinstance(model, nn.Module):
         return factory.from_module(model)
+    if isinstance(model, factory.MadeModule):
+        return model.built()
     if not isinstance(model, (str, Path)) or not str(model):
         raise DeadweightError(f"found {printable(repr(model))} as the model; expected a path, a hub id or an nn.Module")
     refuse_impossible_path(model)
@@ -165,7 +178,7 @@ def _build(model: ModelLike, *, weights: bool, trust_remote_code: bool) -> huggi
         return replace(
             hugging_face.from_spec(str(embedded.path()), weights=weights, trust_remote_code=False), name="demo"
         )
-    if factory.looks_like(str(model)) and not Path(model).exists():
+    if is_callable(model):
         return factory.from_spec(str(model))
     refuse_pickle(Path(model))
     return hugging_face.from_spec(str(model), weights=weights, trust_remote_code=trust_remote_code)

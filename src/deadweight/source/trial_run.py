@@ -92,14 +92,20 @@ def run_or_refuse(name: str, run: Callable[[], Leaf]) -> Leaf:
         return run()
     except Exception as error:
         raise DeadweightError(
-            f"{printable(name)} does not run on its example inputs ({reason(error)}, at {raising_line(error)}); "
+            f"{printable(name)} does not run on its example inputs ({reason_and_line(error)}); "
             "expected inputs that its forward takes"
         ) from error
 
 
+def reason_and_line(error: BaseException) -> str:
+    """Why something failed, and where in the user's code, if it failed there."""
+    line = raising_line(error)
+    return f"{reason(error)}, at {line}" if line else reason(error)
+
+
 def raising_line(error: BaseException) -> str:
-    """file:line of the user's code that failed, or of torch's if there is none."""
+    """file:line of the user's code that failed, or of torch's if there is none; empty if only ours ran."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
     own = [f for f in frames if not f.filename.startswith((TORCH, "<"))]
     last = (own or frames)[-1] if frames else None
-    return f"{printable(Path(last.filename).name)}:{last.lineno}" if last is not None else "an unknown line"
+    return f"{printable(Path(last.filename).name)}:{last.lineno}" if last is not None else ""

@@ -38,6 +38,12 @@ class WrittenTensor:
     high: int | None = None
     name: str = ""
 
+    @property
+    def written(self) -> str:
+        """As after --inputs."""
+        kind = f":{self.kind}" if self.kind != "float" else ""
+        return "x".join(map(str, self.shape)) + kind + (f":{self.high}" if self.high is not None else "")
+
     def make(self, high: int) -> Tensor:
         generator = torch.Generator().manual_seed(SEED)
         if self.kind == "int":
@@ -118,7 +124,7 @@ def tensors_for(layer: nn.Module) -> Iterable[WrittenTensor]:
         return WrittenTensor((2, channels, 64)), WrittenTensor((2, channels))
     if isinstance(layer, (nn.Conv2d, nn.BatchNorm2d)):
         channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.num_features
-        return [WrittenTensor((2, channels, size, size)) for size in (32, 28, 64, 224)]
+        return [WrittenTensor((2, channels, size, size)) for size in (32, 28, 64, 224, 16, 96, 128, 256)]
     if isinstance(layer, nn.Conv3d):
         return (WrittenTensor((2, layer.in_channels, 16, 16, 16)),)
     if (width := input_width(layer)) is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import deadweight
 from deadweight.audit.result import Audit, Unknown
 from deadweight.report.audit_json import as_text, to_json
 from deadweight.report.html.audit_page import render_audit
+from deadweight.report.html.render import render_html
 
 from .parts import HOSTILE, hostile_finding, many_findings
 
@@ -44,5 +47,15 @@ def many_different() -> str:
 
 
 @pytest.fixture(scope="session")
-def configs() -> dict[str, dict]:
-    return json.loads((Path(__file__).parent / "configs.json").read_text(encoding="utf-8"))
+def page_of_config(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Audit, str]]:
+    """The audit of a well-known config, and its page; each is made once."""
+    configs = json.loads((Path(__file__).parent / "configs.json").read_text(encoding="utf-8"))
+
+    @cache
+    def page(name: str) -> tuple[Audit, str]:
+        file = tmp_path_factory.mktemp(name) / "config.json"
+        file.write_text(json.dumps(configs[name]), encoding="utf-8")
+        audit = deadweight.audit(str(file))
+        return audit, render_html(audit)
+
+    return page

@@ -7,9 +7,13 @@ import json
 import re
 import zlib
 
+import pytest
+
 from deadweight.audit.result import Audit, Finding, Visit
 
 LIMIT = 1_000_000  # bytes of a page
+LARGER = ("bert-base", "SmolLM2-135M", "Mixtral-8x7B", "Llama-3.1-405B")  # the same code as for gpt2
+CONFIGS = ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)]
 HOSTILE = (
     '<script>document.title="hacked"</script>',
     '"><img src=x onerror=document.title="hacked">',

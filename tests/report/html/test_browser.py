@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from deadweight.audit.result import Audit
 from deadweight.reduce.run import reduce
 from deadweight.report.html.audit_page import render_audit
 from deadweight.report.html.render import render_html
+
+from .parts import CONFIGS
 
 By = pytest.importorskip("selenium.webdriver.common.by", reason="selenium is not installed: make setup").By
 Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
@@ -316,3 +318,34 @@ def test_the_page_of_a_reduction_opens(show: Open) -> None:
     page = show(render_html(reduce("demo", dry_run=True)))
     assert "112,392 of 1,878,144 parameters would go" in find(page, "h1").text
     assert "one number; and it holds only if" in find(page, "main").text
+
+
+@pytest.fixture
+def seconds(show: Open, browser: Any) -> Iterator[Callable[[str], float]]:
+    """The processor time that a page takes to open: unlike time on the clock, it does not depend on other programs."""
+
+    def total() -> float:
+        metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
+
+    def opened(html: str) -> float:
+        browser.get("about:blank")
+        before = total()
+        show(html)
+        return total() - before
+
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    yield opened
+    browser.execute_cdp_cmd("Performance.disable", {})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_page_of_a_config_opens_within_a_second(seconds: Callable, page_of_config: Callable, name: str) -> None:
+    _, html = page_of_config(name)
+    assert 0 < seconds(html) < 1
+
+
+def test_a_page_that_computes_for_long_is_noticed(seconds: Callable) -> None:
+    work = "const end = performance.now() + 2000; while (performance.now() < end);"
+    page = "<!doctype html><link rel='icon' href='data:,'><body><script>{}document.body.dataset.ready = true</script>"
+    assert seconds(page.format(work)) > seconds(page.format("")) + 0.2, "of two seconds, on any machine"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import json
 import re
 import tomllib
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import deadweight
-from deadweight.audit.result import Audit, Unknown
+from deadweight.audit.result import Audit, Opened, Unknown
 from deadweight.laws.page import pages
 from deadweight.reduce.run import reduce
 from deadweight.report.html.audit_page import render_audit
@@ -22,7 +24,7 @@ from deadweight.report.html.page import change_text, law_page, safe, short_count
 from deadweight.report.html.remedy import reduce_command
 from deadweight.report.html.render import render_html
 
-from .parts import LIMIT, data_of
+from .parts import CONFIGS, LIMIT, data_of
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = ROOT / "src" / "deadweight" / "report" / "html" / "templates"
@@ -111,9 +113,30 @@ def test_reduce_saves_no_more_than_the_page_says(demo_audit: Audit) -> None:
 
 
 def test_the_command_quotes_the_model_and_takes_a_configs_folder() -> None:
-    assert reduce_command("a b/config.json", "DW002") == "deadweight reduce 'a b' OUT --select DW002"
-    assert reduce_command("gpt2") == "deadweight reduce gpt2 OUT"
-    assert reduce_command("x; rm -rf y") == "deadweight reduce 'x; rm -rf y' OUT"
+    assert reduce_command(Audit("a b/config.json", 1, ()), "DW002") == "deadweight reduce 'a b' OUT --select DW002"
+    assert reduce_command(Audit("gpt2", 1, ())) == "deadweight reduce gpt2 OUT"
+    assert reduce_command(Audit("x; rm -rf y", 1, ())) == "deadweight reduce 'x; rm -rf y' OUT"
+
+
+@pytest.mark.parametrize(
+    ("opened", "command"),
+    [
+        (Opened(inputs="2x3x16x16"), "deadweight reduce m:f OUT --select DW002 --inputs 2x3x16x16"),
+        (Opened(inputs="2x3; rm y"), "deadweight reduce m:f OUT --select DW002 --inputs '2x3; rm y'"),
+        (Opened(trust_remote_code=True), "deadweight reduce m:f OUT --select DW002 --trust-remote-code"),
+        (Opened(live=True), 'deadweight.reduce(model, "OUT", select=["DW002"])'),
+        (Opened(live=True, inputs="2x3"), """deadweight.reduce(model, "OUT", select=["DW002"], inputs='2x3')"""),
+        (Opened(live_inputs=True), """deadweight.reduce('m:f', "OUT", select=["DW002"], inputs=inputs)"""),
+    ],
+)
+def test_the_command_opens_the_model_as_the_audit_did(opened: Opened, command: str) -> None:
+    assert reduce_command(Audit("m:f", 1, (), opened=opened), "DW002") == command
+
+
+def test_the_page_of_a_module_in_memory_shows_a_call_and_no_command_line() -> None:
+    html = render_html(deadweight.audit(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3)), torch.randn(2, 8)))
+    assert "deadweight.reduce(model, &#34;OUT&#34;, inputs=inputs)" in html
+    assert "deadweight reduce Sequential" not in html
 
 
 def test_numbers_read_well() -> None:
@@ -129,18 +152,9 @@ def test_the_templates_are_in_the_package() -> None:
     assert all(any(fnmatch(file, glob) for glob in globs) for file in files)
 
 
-SLOW = pytest.mark.slow  # the same code as for gpt2, for larger models
-NAMES = [
-    "gpt2",
-    *(pytest.param(n, marks=SLOW) for n in ("bert-base", "SmolLM2-135M", "Mixtral-8x7B", "Llama-3.1-405B")),
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_page_of_a_config_weighs_less_than_a_megabyte(name: str, configs: dict, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(configs[name]), encoding="utf-8")
-    result = deadweight.audit(str(tmp_path / "config.json"))
-    html = render_html(result)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_page_of_a_config_weighs_less_than_a_megabyte(name: str, page_of_config: Callable) -> None:
+    result, html = page_of_config(name)
     assert len(html.encode()) < LIMIT
     assert f"{result.redundant:,} of {result.parameters:,} parameters" in html
     assert len(data_of(html)["rows"]) > 0

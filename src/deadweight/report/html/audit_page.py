@@ -62,7 +62,7 @@ class Overview:
 def render_audit(audit: Audit) -> str:
     """The whole page."""
     groups = group_findings(audit.findings)
-    packed = pack_findings(groups, audit.model)
+    packed = pack_findings(groups, audit)
     overview = make_overview(audit, groups)
     return render_page(
         "audit.html",
@@ -81,7 +81,7 @@ def render_audit_fragment(audit: Audit) -> str:
     """The first screen and the table with its proofs, without a script, for a notebook."""
     groups = group_findings(audit.findings)
     shown = groups[:NOTEBOOK_ROWS]
-    rows = [(make_row(g, audit.model), g.findings[0].proof[:NOTEBOOK_STEPS]) for g in shown]
+    rows = [(make_row(g, audit), g.findings[0].proof[:NOTEBOOK_STEPS]) for g in shown]
     more = len(groups) - len(shown)
     return render_part("audit_fragment.html", view=make_overview(audit, groups), rows=rows, more=more)
 
@@ -104,7 +104,7 @@ def make_overview(audit: Audit, groups: list[Group]) -> Overview:
         notes=tuple(one_line(note) for note in audit.notes),
         blocked=tuple(d for d in doubts if d.blocked_by is not None),
         unexplained=tuple(d for d in doubts if d.blocked_by is None),
-        command=reduce_command(audit.model) if any(remedy_of(g, audit.model).command for g in groups) else "",
+        command=reduce_command(audit) if any(remedy_of(g, audit).command for g in groups) else "",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePath
 
-from deadweight.audit.result import sum_payoffs
+from deadweight.audit.result import Audit, sum_payoffs
 from deadweight.laws.catalogue import every_law
 from deadweight.laws.law import Kept, Law
 from deadweight.report.advice import savings
@@ -32,7 +32,7 @@ class Remedy:
     command: str  # empty if `reduce` leaves it
 
 
-def remedy_of(g: Group, model: str) -> Remedy:
+def remedy_of(g: Group, audit: Audit) -> Remedy:
     law = law_of(g.code)
     advice = as_sentence(g.fix)
     if law is None or isinstance(law.rewriting, Kept):
@@ -48,7 +48,7 @@ def remedy_of(g: Group, model: str) -> Remedy:
         by_reduce=f"reduce {DEED[g.verdict]}.{layout}",
         saves=payoff.parameters,
         saves_text=f"up to {savings(payoff)}",
-        command=reduce_command(model, g.code),
+        command=reduce_command(audit, g.code),
     )
 
 
@@ -56,9 +56,26 @@ def as_sentence(fix: str) -> str:
     return safe(f"{fix[0].upper()}{fix[1:]}.") if fix else ""
 
 
-def reduce_command(model: str, code: str = "") -> str:
-    select = f" --select {code}" if code else ""
-    return f"deadweight reduce {checkpoint_name(model)} OUT{select}"
+def reduce_command(audit: Audit, code: str = "") -> str:
+    """The command that reduces the same model on the same inputs; in Python, for what is in memory only."""
+    opened = audit.opened
+    if opened.live or opened.live_inputs:
+        return reduce_call(audit, code)
+    options = [f" --select {code}"] if code else []
+    options += [f" --inputs {shlex.quote(safe(opened.inputs))}"] if opened.inputs else []
+    options += [" --trust-remote-code"] if opened.trust_remote_code else []
+    return f"deadweight reduce {checkpoint_name(audit.model)} OUT{''.join(options)}"
+
+
+def reduce_call(audit: Audit, code: str) -> str:
+    """The same as a call: `model` and `inputs` are the reader's own variables."""
+    opened = audit.opened
+    arguments = ["model" if opened.live else repr(safe(audit.model)), '"OUT"']
+    arguments += [f'select=["{code}"]'] if code else []
+    if opened.live_inputs or opened.inputs:
+        arguments.append("inputs=inputs" if opened.live_inputs else f"inputs={safe(opened.inputs)!r}")
+    arguments += ["trust_remote_code=True"] if opened.trust_remote_code else []
+    return f"deadweight.reduce({', '.join(arguments)})"
 
 
 def checkpoint_name(model: str) -> str:

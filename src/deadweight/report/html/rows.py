@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from deadweight.audit.result import Finding, Visit
+from deadweight.audit.result import Audit, Finding, Visit
 from deadweight.report.audit_rows import Group
 from deadweight.report.html.page import LONGEST_TEXT, safe
 from deadweight.report.html.remedy import Remedy, remedy_of
@@ -82,10 +82,10 @@ class Strings:
         return self.place.setdefault(text, len(self.place))
 
 
-def pack_findings(groups: Sequence[Group], model: str, budget: int = BUDGET) -> Packed:
+def pack_findings(groups: Sequence[Group], audit: Audit, budget: int = BUDGET) -> Packed:
     """As many rows, findings and proofs as fit into `budget` characters."""
     total = sum(len(g.findings) for g in groups)
-    rows = tuple(make_row(g, model) for g in groups)
+    rows = tuple(make_row(g, audit) for g in groups)
     for level in LEVELS:
         data, proofs, listed = build_data(groups[: level.rows], rows[: level.rows], level)
         text = deflate(data)
@@ -99,7 +99,7 @@ def deflate(data: object) -> str:
     return b64encode(zlib.compress(raw, 9)).decode()
 
 
-def make_row(g: Group, model: str) -> Row:
+def make_row(g: Group, audit: Audit) -> Row:
     into = tuple(safe(str(p)) for p in g.into[:MOST_INTO])
     more = len(g.into) - len(into)
     return Row(
@@ -112,7 +112,7 @@ def make_row(g: Group, model: str) -> Row:
         dof=g.dof,
         n=len(g.findings),
         into=(*into, f"and {more:,} more") if more else into,
-        remedy=remedy_of(g, model),
+        remedy=remedy_of(g, audit),
         first=address(g.findings[0]),
     )
 
