@@ -220,6 +220,16 @@ def test_what_could_not_be_audited_is_an_error_and_not_clean(
     assert "nothing to remove" not in out and "could not be audited: no clone runs" in err
 
 
+def test_what_is_too_large_to_be_counted_is_reported_all_the_same(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deadweight.audit.clone_measurements.COUNTABLE", 10)
+    code, out, err = run("audit", "demo", "--complete", "--select", "key-bias")
+    assert code == 2
+    assert "DW002" in out
+    assert "redundant dimensions were not counted" in err and "expected at most 10: build the model smaller" in err
+
+
 def test_check_counts_what_the_assertion_counts(run, fake_audit: Install, gpt2_like: Audit) -> None:
     gauges = replace(gpt2_like, findings=tuple(f for f in gpt2_like.findings if f.verdict == "gauge"))
     fake_audit(gauges)

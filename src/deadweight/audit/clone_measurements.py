@@ -64,6 +64,7 @@ class Measured:
     unexplained: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
     untested: str | None = None  # why no evidence could be taken
+    uncounted: str | None = None  # why there is no account, where one was asked for
 
     def evidence_of(self, claim: Claim) -> float | None:
         return max(self.of_counterparts(claim, self.evidence), default=None)
@@ -90,9 +91,8 @@ def measure(source: Source, prover: Prover, laws: Catalogue, *, complete: bool) 
     try:
         clone = clone_of(source, prover, laws)
     except (DeadweightError, TraceError) as error:
-        if complete:
-            raise DeadweightError(f"redundant dimensions cannot be counted: {error}") from error
         measured.untested = str(error)
+        measured.uncounted = str(error) if complete else None
         measured.notes = (f"no evidence was taken: {error}",)
         return measured
     known = {} if clone.prover is prover else roles(source.module)
@@ -103,11 +103,12 @@ def measure(source: Source, prover: Prover, laws: Catalogue, *, complete: bool) 
         measured.untested = first_line(error)
         measured.notes += (f"no evidence was taken: {measured.untested}",)
     if complete:
-        refuse_large_account(clone)
         try:
+            refuse_large_account(clone)
             account = best_account(clone, partial(another_clone, source, prover, laws), widen=source.config is not None)
-        except (RuntimeError, NotImplementedError) as error:
-            raise DeadweightError(f"redundant dimensions cannot be counted: {first_line(error)}") from error
+        except (DeadweightError, RuntimeError, NotImplementedError) as error:
+            measured.uncounted = first_line(error)
+            return measured
         measured.completeness = account.completeness
         measured.unexplained += tuple(shortfall(clone, account))
     return measured
@@ -118,8 +119,7 @@ def refuse_large_account(clone: Clone) -> None:
     count = sum(clone.values[n].numel() for n in clone.graph.parameters)
     if count > COUNTABLE:
         raise DeadweightError(
-            f"redundant dimensions cannot be counted: {clone.words} has {count:,} parameters; expected at most "
-            f"{COUNTABLE:,}: build the model smaller"
+            f"{clone.words} has {count:,} parameters; expected at most {COUNTABLE:,}: build the model smaller"
         )
 
 

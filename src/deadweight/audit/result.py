@@ -136,6 +136,7 @@ class Audit(Shown):
     notes: tuple[str, ...] = field(default=())
     seconds: float = 0.0
     untested: str | None = None  # the reason, where the model was traced but no evidence could be taken
+    uncounted: str | None = None  # the reason, where `complete` was asked for and nothing could be counted
     specialised: str | None = None  # where Python reads values, if the model was traced with those of the example
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)  # of every parameter, by name
     opened: Opened = field(default=Opened(), repr=False)

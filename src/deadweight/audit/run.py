@@ -52,7 +52,8 @@ def audit(
 
     `model` is an nn.Module, or what the command line accepts. `output` says what must stay the same: "logits" or
     "probabilities". With `complete`, all redundant dimensions are counted on a narrow clone and compared with those
-    that the laws explain. `laws` replaces the catalogue of all laws.
+    that the laws explain; if they cannot be counted, `uncounted` of the result says why. `laws` replaces the catalogue
+    of all laws.
     """
     if output not in ("logits", "probabilities"):
         raise DeadweightError(f"found output={output!r}; expected 'logits' or 'probabilities'")
@@ -167,6 +168,7 @@ def make_audit(source: Source, graph: Graph, request: AuditRequest, progress: Pr
         unknown=tuple(dict.fromkeys(unknown)),
         completeness=measured.completeness,
         untested=measured.untested,
+        uncounted=measured.uncounted,
         notes=(*source.notes, *graph.specialised, *measured.notes),
         specialised="; ".join(graph.specialised) or None,
         shapes=tuple(source.shapes.items()),

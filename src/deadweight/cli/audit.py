@@ -208,3 +208,5 @@ def run_check(
     for audit_ in (checked.audit for checked in result.models):
         if audit_.unaudited is not None and (checks or not audit_.findings):
             raise DeadweightError(f"{printable(audit_.model)} could not be audited: {printable(audit_.unaudited)}")
+        if audit_.uncounted is not None:
+            raise DeadweightError(f"redundant dimensions were not counted: {printable(audit_.uncounted)}")
