@@ -125,6 +125,16 @@ def test_a_model_that_could_not_be_audited_is_a_failed_run(clean: Audit) -> None
     assert report["runs"][0]["invocations"][0]["executionSuccessful"] is False
 
 
+def test_a_target_that_does_not_run_hides_no_other(project, run) -> None:
+    project.settings(f'targets = ["{project.name}:Missing", "TARGET"]')
+    code, out, err = run("audit")
+    assert code == 2
+    assert "DW002" in out and "could not be audited" in err and "Missing" in err
+    project.settings(f'targets = ["{project.name}:Missing"]')
+    code, out, err = run("audit")
+    assert (code, out) == (2, "") and "could not be audited" not in err, "one target alone: its error, as ever"
+
+
 def test_json_of_several_targets_is_a_list_of_audits(project, run) -> None:
     project.settings(f'targets = ["TARGET", "{project.name}:Attention"]\noutput-format = "json"')
     code, out, _ = run("audit")

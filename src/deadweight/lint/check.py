@@ -73,11 +73,21 @@ def check_targets(settings: LintSettings, progress: Progress = silent, *, update
             "found --update-baseline without a file; expected --baseline FILE, or baseline in pyproject.toml"
         )
     listed = read_baseline(file) if file is not None and (file.exists() or not update_baseline) else frozenset()
-    audits = [(target, audit_target(target, settings, progress)) for target in settings.targets]
+    audits = [(target, audit_or_say_why(target, settings, progress)) for target in settings.targets]
     if update_baseline and file is not None:
         listed = frozenset(updated_entries(audits, settings, listed))
         write_baseline(file, listed)
     return make_check(audits, settings, listed)
+
+
+def audit_or_say_why(target: Target, settings: LintSettings, progress: Progress) -> Audit:
+    """The audit of a target. One of several that does not run must not hide the others: it is reported as unaudited."""
+    try:
+        return audit_target(target, settings, progress)
+    except DeadweightError as error:
+        if len(settings.targets) == 1:
+            raise
+        return Audit(target.model, 0, (), untested=str(error))
 
 
 def audit_target(target: Target, settings: LintSettings, progress: Progress) -> Audit:
