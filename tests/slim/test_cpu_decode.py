@@ -59,7 +59,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the operations for every device."""
     monkeypatch.setattr(coded_attention, "decodes_on_cpu", lambda *_: False)
     monkeypatch.setattr(
-        cache_file, "encode_on_cpu", lambda coder, key, value, at: coder.encode(key, value, at[:, None])
+        cache_file, "encode_on_cpu", lambda coder, key, value, at: coder.encode(key, value, torch.tensor(at)[:, None])
     )
 
 
@@ -107,8 +107,7 @@ def test_what_cannot_be_coded_gets_the_largest_scale(small: Any, number: float) 
     spec = coder.spec
     key, value = (torch.randn(2, spec.key_heads, 1, d, dtype=torch.float64) for d in (spec.d_qk, spec.d_v))
     key[0, 0, 0, 0] = number
-    at = torch.tensor([3, 4])
-    own, wanted = encode_on_cpu(coder, key, value, at)[1], coder.encode(key, value, at[:, None])[1]
+    own, wanted = encode_on_cpu(coder, key, value, [3, 4])[1], coder.encode(key, value, torch.tensor([[3], [4]]))[1]
     assert torch.equal(own & 15, wanted & 15)
 
 

@@ -267,8 +267,6 @@ def expect_positions(inputs: Mapping[str, Tensor]) -> None:
 
 
 def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
-    if "input_ids" in inputs:
-        expect_tokens(source, inputs["input_ids"])
     rows = next(iter(inputs.values())).shape[0]
     size = batch_size(rows, batch)
     return [on_device(source, {n: t[i : i + size] for n, t in inputs.items()}) for i in range(0, rows, size)]

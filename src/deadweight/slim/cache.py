@@ -122,7 +122,7 @@ class CodedLayer(CacheLayerMixin):
         one, compiling = key.shape[2] == 1, torch.compiler.is_compiling()
         if one and key.device.type == "cpu" and not compiling and not torch.is_grad_enabled():
             assert self.zero is not None
-            return encode_on_cpu(self.coder, key, value, past - self.zero)
+            return encode_on_cpu(self.coder, key, value, [int(past) - zero for zero in self.zero.tolist()])
         new = past + torch.arange(key.shape[2], device=key.device) - self.origin
         if one and fitting(self.coder, key):
             return encode_token(self.coder.number, key, value, new)

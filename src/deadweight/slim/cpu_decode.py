@@ -44,6 +44,7 @@ class Cached:
     zeros: list[int]  # the row of position 0 of every sequence; negative if it has left a sliding window
     at: list[list[int]]  # rows that are read uncoded, of every sequence: first tokens that are there, the new one last
     held: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # numbers of sets and stages, if of one block
+    scales: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)  # of tokens, by set, stage and block
 
     @property
     def together(self) -> bool:
@@ -216,8 +217,12 @@ def turns_of(maps: CpuMaps, cached: Cached, block: slice, dtype: torch.dtype) ->
 
 def scales_of(maps: CpuMaps, stage: int, index: int, cached: Cached, block: slice) -> Tensor:
     """The scales of tokens for a stage of a set, (b, 1, t)."""
-    exponents = cached.exponents[:, index, block]
-    return maps.scales[stage].index_select(0, exponents.flatten().int()).view(exponents.shape).unsqueeze(1)
+    at = (index, stage, block.start)
+    if at not in cached.scales:
+        exponents = cached.exponents[:, index, block]
+        scales = maps.scales[stage].index_select(0, exponents.flatten().int())
+        cached.scales[at] = scales.view(exponents.shape).unsqueeze(1)
+    return cached.scales[at]
 
 
 def unpacked(own: SetMaps, index: int, stage: int, cached: Cached, block: slice, dtype: torch.dtype) -> Tensor:

@@ -34,7 +34,7 @@ class Encoding:
     value_mean: Tensor  # (sets, values)
     limits: Tensor  # the largest coordinate for every exponent but the last, in parts of its reach
     scales: Tensor  # by exponent
-    rates: tuple[float, ...]
+    rates: tuple[float, ...]  # negative: keys are turned back
 
 
 def encoding_of(coder: Coder, dtype: torch.dtype) -> Encoding:
@@ -60,7 +60,7 @@ def make_encoding(coder: Coder, dtype: torch.dtype) -> Encoding:
         coder.value_mean.view(sets, -1).to(dtype, copy=True),
         scales[:-1].float(),
         scales,
-        tuple(coder.rates.view(torch.float32).tolist()) if spec.pairs else (),
+        tuple((-coder.rates.view(torch.float32)).tolist()) if spec.pairs else (),
     )
 
 
@@ -72,11 +72,11 @@ def stage_of(coder: Coder, encode: Tensor, fields: slice, dtype: torch.dtype) ->
     return Stage(encode.mT.to(dtype).contiguous(), 1 / reach, levels / 2, levels - 1, places)
 
 
-def encode_on_cpu(coder: Coder, key: Tensor, value: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows and exponents of one new token of every sequence, (b, g, 1, d), at its position, (b)."""
+def encode_on_cpu(coder: Coder, key: Tensor, value: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
+    """The rows and exponents of one new token of every sequence, (b, g, 1, d), at its position."""
     dtype = precise(key.dtype)
     maps, sets = encoding_of(coder, dtype), coder.spec.n_sets
-    keys = turned_back(maps, key.to(dtype).squeeze(2).index_select(2, maps.order), position)
+    keys = turned_back(maps, key.to(dtype).squeeze(2).index_select(2, maps.order), positions)
     keys = keys.reshape(len(key), sets, -1) - maps.key_mean  # b sets keys
     values = value.to(dtype).reshape(len(key), sets, -1) - maps.value_mean
     first = maps.stages[0]
@@ -90,14 +90,14 @@ def encode_on_cpu(coder: Coder, key: Tensor, value: Tensor, position: Tensor) ->
     return signed.view(torch.uint8).unsqueeze(2), exponent.to(torch.uint8).unsqueeze(2)
 
 
-def turned_back(maps: Encoding, keys: Tensor, position: Tensor) -> Tensor:
+def turned_back(maps: Encoding, keys: Tensor, positions: list[int]) -> Tensor:
     """Keys (b, g, d) before RoPE."""
     pairs = len(maps.rates)
     if not pairs:
         return keys
-    at = position.clamp(min=0)
-    table = rotations(maps.rates, (int(at.max()) // TABLE + 1) * TABLE, keys.dtype)
-    turns = table[at].conj().unsqueeze(1)
+    at = [max(0, position) for position in positions]  # before the start there is padding, which no query sees
+    table = rotations(maps.rates, (max(at) // TABLE + 1) * TABLE, keys.dtype)
+    turns = table[at[0]] if len(set(at)) == 1 else table[at].unsqueeze(1)
     turning = torch.view_as_complex(keys[..., : 2 * pairs].unflatten(2, (pairs, 2)).contiguous())
     turned = torch.view_as_real(turning * turns).flatten(2)
     return turned if 2 * pairs == keys.shape[2] else torch.cat([turned, keys[..., 2 * pairs :]], 2)

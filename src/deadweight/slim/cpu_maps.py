@@ -145,7 +145,7 @@ def pad_even(columns: Tensor) -> Tensor:
     return torch.nn.functional.pad(columns, (0, columns.shape[1] % 2))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 @torch.inference_mode(False)
 def rotations(rates: tuple[float, ...], rows: int, dtype: torch.dtype) -> Tensor:
     """e^(i · rate · position) at positions 0, 1, …, (rows, pairs), computed in float64."""
