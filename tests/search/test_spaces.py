@@ -445,6 +445,12 @@ STREAMS: dict[str, Case] = {
         {},
         2,
     ),
+    "behind: no norm, the gain first": (
+        lambda m, x: tanh(m.r(m.b(sin(x)) * m.g + m.a(x))),
+        {"a": matrix(4, 4), "r": matrix(4, 3), "b": linear(4, 4), "g": numbers(4)},
+        {"DW011 g": 4, "DW019 a.weight": 16},
+        5,
+    ),
     "behind: no norm": (
         lambda m, x: tanh(m.r(m.a(x) + m.b(sin(x)) * m.g)),
         {"a": matrix(4, 4), "r": matrix(4, 3), "b": linear(4, 4), "g": numbers(4)},

@@ -221,9 +221,7 @@ def given_inputs(inputs: Any) -> Mapping[str, Tensor]:
 
 def expect_tokens(source: Source, ids: Tensor) -> None:
     """Raise unless these are tokens of the model's vocabulary, (rows, tokens)."""
-    model: Any = source.module
-    table = getattr(model.get_input_embeddings(), "weight", None)
-    words = int(getattr(source.config, "vocab_size", 0) or 0) if table is None else len(table)
+    words = vocabulary_of(source)
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2 or not ids.numel():
         raise DeadweightError(
             f"found input_ids of shape {tuple(ids.shape)} and type {ids.dtype}; expected whole numbers, (rows, tokens)"
@@ -234,6 +232,16 @@ def expect_tokens(source: Source, ids: Tensor) -> None:
             f"found input_ids from {least} to {most}; expected tokens from 0 to {words - 1}, the vocabulary of "
             f"{printable(source.name)}"
         )
+
+
+def vocabulary_of(source: Source) -> int:
+    """How many tokens the model knows; 0 if it does not say."""
+    model: Any = source.module
+    try:
+        table = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # a model of text and pictures may have no table of its own
+        table = None
+    return int(getattr(source.config, "vocab_size", 0) or 0) if table is None else len(table)
 
 
 def expect_known(source: Source, inputs: Mapping[str, Tensor]) -> None:

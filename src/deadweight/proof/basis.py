@@ -52,6 +52,10 @@ class NeedsWriters(Blocked):
         self.missing = tuple(missing)
 
 
+class DifferentGains(Blocked):
+    """Values behind different gains are added: the space of the sum may turn, the space before a gain only scale."""
+
+
 @dataclass
 class Contraction:
     """Two turned values multiplied along their coordinates."""
@@ -124,6 +128,7 @@ class WalkOptions:
     scalar: bool = False  # one scale of the whole space, and nothing else
     contracts: bool = False  # queries and keys that meet in a product end the walk: the product is noted
     powers: bool = False  # scales of single coordinates pass whole powers
+    gains: bool = True  # scales of single coordinates pass sums of values behind different gains
 
 
 class TurnWalk:
@@ -142,7 +147,8 @@ class TurnWalk:
     ) -> None:
         self.graph, self.identity, self.writers = identity.graph, identity, writers
         self.within, self.expert = within, expert
-        self.scalar, self.contracts, self.powers = options.scalar, options.contracts, options.powers
+        self.scalar, self.contracts = options.scalar, options.contracts
+        self.powers, self.gains = options.powers, options.gains
         self.forms: dict[str, Any] = {}
         self.turned = Turned(size, torch.zeros(size + 1, dtype=torch.int64), list(sites))
         self.readings: dict[str, list[Site]] = {}

@@ -13,7 +13,7 @@ from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Node, Ref
 from deadweight.proof import field
-from deadweight.proof.basis import Contraction, Site, TurnWalk, copies_of, signatures, turn_rule
+from deadweight.proof.basis import Contraction, DifferentGains, Site, TurnWalk, copies_of, signatures, turn_rule
 from deadweight.proof.concatenation import vectors_beside
 from deadweight.proof.identity_labels import LARGE
 from deadweight.proof.labels import fold, fresh, mix
@@ -168,6 +168,8 @@ def addition(walk: TurnWalk, node: Node) -> Form:
     right = right if right is None or alpha == 1 else scaled(right, element(node, alpha))
     if left is not None and right is not None:
         if left.gain != right.gain:
+            if not walk.gains:
+                raise DifferentGains(node.name, node.op, "it adds values behind different gains")
             left, right = without_gain(walk, left), without_gain(walk, right)
         if (left.expert, left.power) != (right.expert, right.power):
             raise Blocked(node.name, node.op, "it adds values of different experts or powers")

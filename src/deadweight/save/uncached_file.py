@@ -40,10 +40,10 @@ class UncachedFile:
         """Write what is in the buffer; the last of it need not be a whole block, and goes through the cache."""
         if self.filled < BUFFER:
             self.use_cache()
-        with memoryview(self.buffer) as whole:
-            rest = whole[: self.filled]
-            while rest.nbytes:
-                rest = rest[self.write_some(rest) :]
+        start = 0
+        while start < self.filled:
+            with memoryview(self.buffer) as whole, whole[start : self.filled] as rest:  # released if writing fails
+                start += self.write_some(rest)
         self.filled = 0
         if not self.direct and self.written - self.begun >= STRIDE:
             begin_writing(self.descriptor, self.begun, self.written - self.begun)

@@ -40,12 +40,15 @@ def same(a: Site, b: Site) -> bool:
     )
 
 
-def explore(prover: Prover, writers: Writers, size: int, *, scalar: bool = False, powers: bool = False) -> Turned:
+def explore(
+    prover: Prover, writers: Writers, size: int, *, scalar: bool = False, powers: bool = False, gains: bool = True
+) -> Turned:
     """Turn the space these writers write, bringing in every other writer that its vectors are added to.
 
-    With `powers`, a scale of single coordinates may be followed through whole powers.
+    `powers` and `gains` are those of `WalkOptions`.
     """
-    walk = partial(TurnWalk, prover.identity, size=size, options=WalkOptions(scalar=scalar, powers=powers))
+    options = WalkOptions(scalar=scalar, powers=powers, gains=gains)
+    walk = partial(TurnWalk, prover.identity, size=size, options=options)
     for _ in range(400):
         turned = walk(writers=writers.nodes, sites=writers.sites, expert=writers.expert).run()
         if writers.expert is not None and not turned.proved:  # perhaps a space that all experts share

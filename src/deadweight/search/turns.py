@@ -11,12 +11,12 @@ from torch import Tensor
 from deadweight.claims.claim import Title
 from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph, Node
-from deadweight.proof.basis import Site, Turned, expert_of
+from deadweight.proof.basis import DifferentGains, Site, Turned, expert_of
 from deadweight.proof.operation_groups import CONVOLUTIONS
 from deadweight.proof.steps import Blocked
 from deadweight.proof.weights import uses_of, weight_view
 from deadweight.search.prover import Prover
-from deadweight.search.spaces import Writers, add_table, explore, numbered_outputs, output_parts, placed
+from deadweight.search.spaces import Writers, add_table, explore, numbered_outputs, output_parts, placed, same
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ def explore_spaces(prover: Prover) -> list[Space]:
 
 
 def each_space(prover: Prover) -> Iterator[Space]:
+    """A space before a gain is tried last: it scales with the sum that reads it, unless that space has no proof."""
     covered: set[str] = set()
+    turned: set[str] = set()  # what a space with a proof moves
+    before_gains: list[Space] = []
     nodes = sorted(
         prover.graph.nodes.values(), key=lambda n: n.op == "aten.embedding"
     )  # tables last: most are brought in
@@ -55,9 +58,29 @@ def each_space(prover: Prover) -> Iterator[Space]:
         if node.name in covered or node.name not in prover.graph.live:
             continue
         for space in written_spaces(prover, node):
+            if isinstance(space.turned.blocked, DifferentGains):
+                before_gains.append(space)
+                continue
             covered.update(space.writers.nodes)
             covered.update(where_written(prover.graph, space.turned))
+            if space.turned.proved:
+                turned.update(site.parameter for site in space.turned.sites)
             yield space
+    for space in before_gains:
+        if not space.writing & turned:
+            (space,) = [explored(prover, space.seed, *again, gains=True) for again in same_seed(prover, space)]
+            turned.update(site.parameter for site in space.turned.sites if space.turned.proved)
+        yield space
+
+
+def same_seed(prover: Prover, space: Space) -> Iterator[tuple[Writers, int]]:
+    """The writers from which a space was explored, as they were before others were brought in."""
+    own = space.writers.sites[0]
+    for whole in (False, True):
+        for writers, size in seeds(prover.graph, space.seed, whole=whole):
+            if same(writers.sites[0], own):
+                yield writers, size
+                return
 
 
 def written_spaces(prover: Prover, node: Node) -> Iterator[Space]:
@@ -72,8 +95,8 @@ def written_spaces(prover: Prover, node: Node) -> Iterator[Space]:
         yield from (explored(prover, node, *seed) for seed in seeds(prover.graph, node, whole=True))
 
 
-def explored(prover: Prover, node: Node, writers: Writers, size: int) -> Space:
-    turned = explore(prover, writers, size, powers=True)
+def explored(prover: Prover, node: Node, writers: Writers, size: int, *, gains: bool = False) -> Space:
+    turned = explore(prover, writers, size, powers=True, gains=gains)
     return Space(node, writers, turned, frozenset(matrices(prover.graph, writers)))
 
 
