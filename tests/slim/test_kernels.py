@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ from deadweight.slim.format import CacheSpec, UnitRun
 from deadweight.slim.kernel_operands import (
     SLOW,
     fast_fragments,
+    fast_starts,
     fragments_of,
     kernel_places,
     masks_of_tokens,
@@ -28,6 +30,7 @@ from deadweight.slim.kernel_operands import (
     slow_terms,
     turning_of,
 )
+from deadweight.slim.kernel_sizes import AT_ONCE, KINDS, Sizes, Turning
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on an NVIDIA GPU")
 SHAPES = {  # hidden size, heads, key heads, head dimension, share
@@ -199,6 +202,25 @@ def test_maps_are_divided_into_those_of_fast_and_of_slow_pairs() -> None:
         assert fast[1, 1, 1, lane, register].tolist() == maps[1, units, 0, second + 8 + row].tolist()
         dims = slice(second + 16 + 2 * i + 8 * (register % 2), second + 16 + 2 * i + 8 * (register % 2) + 2)
         assert slow[1, 1, 1, 0, lane, register].tolist() == maps[1, 16 + 8 + row, 1, dims].tolist()
+
+
+def test_what_keys_of_fast_pairs_start_from_lies_in_both_rows_of_four_lanes() -> None:
+    """Three heads of 32 pairs, the first 16 of them fast: two tiles of eight, first and second dimensions apart."""
+    starts = torch.arange(3 * 64).double().view(3, 64)
+    lanes = fast_starts(starts, Turning(1, 64, 1, 1)).view(torch.float16).view(3, 2, 2, 4, 2, 2)
+    for head, tile, half, lane in itertools.product(range(3), range(2), range(2), range(4)):
+        first = 32 * half + 8 * tile + 2 * lane
+        for row in range(2):
+            assert lanes[head, tile, half, lane, row].tolist() == starts[head, first : first + 2].tolist()
+
+
+def test_two_programs_share_a_multiprocessor_where_their_tables_fit() -> None:
+    """Heads of 128 with maps of whole heads need too much shared memory: then one program has all warps."""
+    for fragments, programs in ((0b01010101, 2), (0b11111111, 1)):
+        slow = 0b11111111 ^ fragments if programs == 2 else fragments
+        sizes = Sizes(128, 128, 64, 2, 2, 4, 1, Turning(2, 64, fragments, slow), False, KINDS[torch.bfloat16])
+        assert (sizes.programs, sizes.warps, sizes.tiles) == (programs, AT_ONCE // programs, 2)
+        assert sizes.shared_bytes() * programs <= 227 << 10
 
 
 def test_rotary_pairs_that_share_dimensions_are_refused() -> None:
