@@ -10,8 +10,8 @@ runs.
 Rotary positions are split: the query is turned to the start of the chunk, in float32, and what is left is the place of
 a token in the chunk.
 
-- *Fast pairs*: keys are made of the numbers by a map, summed in float16, and turned by their place, for which one table of
-  float16 serves all. The bits of a code, alone, are a subnormal float16: no offset must be subtracted.
+- *Fast pairs*: keys are made of the numbers by a map, summed in float16, and turned by their place, for which one table
+  of float16 serves all. The bits of a code, alone, are a subnormal float16: no offset must be subtracted.
 - *Slow pairs* turn by less than 0.06 within a quarter of a chunk. There the map is applied to the query instead, once
   for half a chunk, and the rotation is replaced by c + k · place, the best such line: its error is that of float16.
 - *The mean of the keys* may be large. What it adds to a score is a product of the query with that table, which has
