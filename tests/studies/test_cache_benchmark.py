@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from deadweight.report.record import read_rows
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +61,28 @@ def test_the_page_lists_every_method_by_its_bytes(benchmark: Callable[[str], Mod
     page = benchmark("cache_report").page(setting, rows)
     assert "| **ours** | 4.00 | 25.0% | +0.40% | +0.40% |" in page and "| KIVI, 4 bits | 5.00 | 31.2% |" in page
     assert page.index("KIVI, 4 bits") < page.index("**ours**")
+
+
+def not_beaten(report: ModuleType, rows: list[dict[str, Any]], most: float) -> list[tuple[str, str, str]]:
+    """Other methods of at most this share of the bytes that lose no more than ours with at most their bits."""
+    ahead = []
+    for title, own in report.groups(rows).items():
+        for other in own:
+            if other["method"].startswith("ours") or other["bits"] / 16 > most:
+                continue
+            ours = [
+                r for r in own if (r["method"], r["text"]) == ("ours", other["text"]) and r["bits"] <= other["bits"]
+            ]
+            if not any(r["rise"] < other["rise"] for r in ours):
+                ahead.append((title, other["method"], other["text"]))
+    return ahead
+
+
+def test_the_verdict_of_the_page_is_what_the_record_says(benchmark: Callable[[str], ModuleType]) -> None:
+    """Up to 40 % of the bytes ours is best; above, 8 bits in blocks are as good."""
+    report = benchmark("cache_report")
+    rows = read_rows(ROOT / "benchmarks" / "results" / "cache.json")[1]
+    assert not_beaten(report, rows, 0.4) == []
+    assert {method for _, method, _ in not_beaten(report, rows, 0.6)} == {"8 bits in blocks of 32"}
+    worse = [row | {"rise": 1.0} if row["method"] == "ours" else row for row in rows]
+    assert not_beaten(report, worse, 0.4), "the claim would be noticed as false"

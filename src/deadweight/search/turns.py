@@ -67,20 +67,18 @@ def each_space(prover: Prover) -> Iterator[Space]:
                 turned.update(site.parameter for site in space.turned.sites)
             yield space
     for space in before_gains:
-        if not space.writing & turned:
-            (space,) = [explored(prover, space.seed, *again, gains=True) for again in same_seed(prover, space)]
-            turned.update(site.parameter for site in space.turned.sites if space.turned.proved)
-        yield space
+        if space.writing & turned:
+            yield space
+            continue
+        again = explored(prover, space.seed, *same_seed(prover, space), gains=True)
+        turned.update(site.parameter for site in again.turned.sites if again.turned.proved)
+        yield again
 
 
-def same_seed(prover: Prover, space: Space) -> Iterator[tuple[Writers, int]]:
+def same_seed(prover: Prover, space: Space) -> tuple[Writers, int]:
     """The writers from which a space was explored, as they were before others were brought in."""
-    own = space.writers.sites[0]
-    for whole in (False, True):
-        for writers, size in seeds(prover.graph, space.seed, whole=whole):
-            if same(writers.sites[0], own):
-                yield writers, size
-                return
+    every = (seed for whole in (False, True) for seed in seeds(prover.graph, space.seed, whole=whole))
+    return next(seed for seed in every if same(seed[0].sites[0], space.writers.sites[0]))
 
 
 def written_spaces(prover: Prover, node: Node) -> Iterator[Space]:
