@@ -116,13 +116,6 @@ def targets(rows: list[Row]) -> list[Target]:
         gpt2 = by["GPT-2, 12 layers"].processor_seconds
         results.append(
             Target(
-                "GPT-2: processor seconds beyond importing torch and transformers",
-                gpt2 - by[BASE].processor_seconds,
-                3.0,
-            )
-        )
-        results.append(
-            Target(
                 "GPT-2: processor seconds beyond importing torch, transformers and its class",
                 gpt2 - by[CLASS].processor_seconds,
                 3.0,
