@@ -238,6 +238,16 @@ PICTURES = {
         ),
         "→→→→",
     ),
+    "DW020": Picture(
+        "A full weight does the work of the map beside it",
+        (
+            Box("v", "plain", "both read\nthe same value"),
+            Box("M·v", "redundant", "a small map:\nM + C"),
+            Box("W·v", "changed", "the full weight:\nW − C"),
+            Box("sum\n(W + M)·v", "same"),
+        ),
+        "→+→",
+    ),
 }
 
 

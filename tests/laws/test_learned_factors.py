@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import deadweight
 from deadweight.claims.claim import Claim
+from deadweight.claims.parallel_claim import ParallelClaim
 from deadweight.search.learned_factor import LearnedFactorClaim
 from deadweight.search.same_value import SameValueClaim
 from deadweight.transformer import TransformerConfig, TransformerForCausalLM
@@ -151,13 +152,13 @@ class Twice(nn.Module):
 def test_of_two_parameters_that_act_on_one_value_only_the_sum_counts(
     way: str, dimensions: int, true_claims: Callable[..., Any]
 ) -> None:
-    claims = [c for c in true_claims(Twice(way), X)[1] if isinstance(c, SameValueClaim)]
-    assert [c.dof for c in claims] == [dimensions]
+    kind = SameValueClaim if way == "factors" else ParallelClaim
+    assert [c.dof for c in true_claims(Twice(way), X)[1] if isinstance(c, kind)] == [dimensions]
 
 
 @pytest.mark.parametrize("way", ["maps of two values", "a map read twice", "one factor twice"])
 def test_parameters_of_different_values_or_other_readers_both_count(way: str, true_claims: Callable[..., Any]) -> None:
-    assert not [c for c in true_claims(Twice(way), X)[1] if isinstance(c, SameValueClaim)]
+    assert not [c for c in true_claims(Twice(way), X)[1] if isinstance(c, (SameValueClaim, ParallelClaim))]
 
 
 LLAMA = {"norm": "rms", "norm_eps": 0.0, "positions": "rotary", "activation": "swiglu", "tie_word_embeddings": False}

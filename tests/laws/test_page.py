@@ -33,6 +33,7 @@ LAWS = {
     "DW017": "biases-at-one-place",
     "DW018": "softmax-elsewhere",
     "DW019": "linear-chain",
+    "DW020": "parallel-maps",
 }
 SECTIONS = ["What", "Why", "Example", "When it fails", "Safety", "What to do"]
 

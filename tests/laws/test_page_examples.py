@@ -154,6 +154,11 @@ def linear_chain() -> tuple[dict, Function]:
     return {"A": first, "B": second, "n": 4}, lambda: second(first(x))
 
 
+def parallel_maps() -> tuple[dict, Function]:
+    layer, down, up, x = linear(d, d), nn.Linear(d, 4, bias=False).double(), linear(4, d), inputs()
+    return {"layer": layer, "A": down, "B": up, "scale": 0.5}, lambda: layer(x) + 0.5 * up(down(x))
+
+
 CASES = [
     ("DW003", value_bias),
     ("DW005", mean_before_layernorm),
@@ -171,6 +176,7 @@ CASES = [
     ("DW017", biases_at_one_place),
     ("DW018", softmax_elsewhere),
     ("DW019", linear_chain),
+    ("DW020", parallel_maps),
 ]
 
 

@@ -37,6 +37,7 @@ class Claim(ABC):
     steps: tuple[Step, ...] = ()
     note: str = ""
     epsilon: float = field(default=0.0)  # the ε that an "epsilon" claim takes for 0
+    whole: bool = False  # every single element of `node` is redundant: later searches leave the parameter out
 
     @property
     def code(self) -> str:

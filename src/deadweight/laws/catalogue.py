@@ -47,7 +47,8 @@ class Catalogue:
             progress(" ".join(law.title), number, len(order))
             for claim in search.find(prover):
                 assert claim.law == law.title and claim.tier in law.tiers, (law.title, claim.law, claim.tier)
-                prover.claims.append(claim)
+                if claim.verdict == "gauge" or not any(c.whole and c.node == claim.node for c in prover.claims):
+                    prover.claims.append(claim)
         prover.claims[:] = without_stabilisers(graph, prover.claims)
         return prover
 

@@ -1,7 +1,7 @@
-"""DW017 for weights: two parameters that act on one value alike, and whose results are added, are one parameter.
+"""DW017 for factors: two parameters that multiply one value alike, and whose results are added, are one parameter.
 
-a·v + b·v = (a + b)·v and A·v + B·v = (A + B)·v, whatever v is: any c can move from one to the other. Needs that each of
-the two parameters is read there alone, and that both act on the very same value with the same broadcast.
+a·v + b·v = (a + b)·v, whatever v is: any c can move from one to the other. Needs that each of the two parameters is
+read there alone, and that both multiply the very same value with the same broadcast. Weights: DW020.
 """
 
 from __future__ import annotations
@@ -74,12 +74,11 @@ def find_same_values(prover: Prover, law: Title) -> Iterator[SameValueClaim]:
 
 
 def acting(graph: Graph, ref: Ref) -> Iterator[Acting]:
-    """How the result of a product or a linear map is made of a parameter and a value, where nothing else reads it."""
+    """How the result of a product is made of a parameter and a value, where nothing else reads it."""
     node = graph.node(ref)
-    if node.op not in ("aten.mul", "linear") or node.kwargs or len(node.args) != 2 or not alone(graph, node):
+    if node.op != "aten.mul" or node.kwargs or len(node.args) != 2 or not alone(graph, node):
         return
-    pairs = [(node.args[1], node.args[0])] if node.op == "linear" else [node.args, node.args[::-1]]
-    for weight, value in pairs:
+    for weight, value in (node.args, node.args[::-1]):
         if not isinstance(weight, Ref) or not isinstance(value, Ref):
             continue
         found, way, nodes = graph.node(weight), [], [node.name]
@@ -121,6 +120,7 @@ def claim_of(
         into=(second.parameter,),
         steps=steps,
         note=f"it acts on the same value as {graph.parameters[second.parameter]}, and their results are added",
+        whole=True,
         other=second.parameter,
         ratio=ratio,
     )

@@ -9,7 +9,7 @@ one block and writes another moves by X_j·A − A·X_i: blocks linked so are co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -60,6 +60,7 @@ Ranks = dict[tuple[Block, bool], int]
 def without_stabilisers(graph: Graph, claims: Sequence[Claim]) -> list[Claim]:
     """The same claims, each counting only what it moves and no other claim has counted."""
     taken = Taken(claims)
+    claims = [c for c in claims if not moves_only(c, taken.whole)]
     blocks = [block for i, claim in enumerate(claims) for block in blocks_of(graph, i, claim, taken)]
     link(graph, blocks)
     lost = [0] * len(claims)
@@ -67,6 +68,13 @@ def without_stabilisers(graph: Graph, claims: Sequence[Claim]) -> list[Claim]:
         lost[block.claim] += dimensions
     counted = [replace(c, dof=c.dof - n) if n else c for c, n in zip(claims, lost, strict=True)]
     return [c for c in counted if c.dof > 0]
+
+
+def moves_only(claim: Claim, taken: Set[str]) -> bool:
+    """Whether a gauge moves nothing but parameters that other claims have taken element by element."""
+    if not isinstance(claim, (TurnClaim, ContractionClaim)):
+        return False
+    return {site.parameter for site in claim.sites} <= taken
 
 
 def blocks_of(graph: Graph, number: int, claim: Claim, taken: Taken) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 import torch
 from torch import Tensor
@@ -20,7 +21,10 @@ class Taken:
         self.single: dict[str, list[ShiftClaim]] = {}  # by parameter: every element moves by itself
         self.common: dict[str, list[ShiftClaim]] = {}  # several elements move alike
         self.lost: dict[str, list[ShiftClaim]] = {}  # rows of a weight move along the direction that LayerNorm removed
+        self.whole: set[str] = set()  # every element moves by itself, and others undo it
         for claim in claims:
+            if claim.whole:
+                self.whole.add(claim.node)
             if isinstance(claim, ShiftClaim):
                 kind = self.single if element_wise(claim) else self.common
                 kind = kind if claim.lost is None else self.lost
@@ -29,6 +33,8 @@ class Taken:
     def directions(self, site: Site, index: Tensor, shape: tuple[int, ...]) -> int:
         """How many there are for the part of the space at these places of the site's axis."""
         name = site.parameter
+        if name in self.whole:
+            return prod(shape) // shape[site.axis]
         count = columns(self.single.get(name, []), site.axis, index, shape)
         count += site.role != "in" and any(lost(c, index) for c in self.lost.get(name, []))
         return count + sum(along(c, site.axis, index, shape) for c in self.common.get(name, []))

@@ -25,7 +25,7 @@ from deadweight.report.text import one_line
 
 OWN, NEXT = "\x00", "\x01"  # stand for the number of the finding's block, and of the one after it
 MOST_INTO = 40  # patterns of partner parameters listed for a row
-BUDGET = 600_000  # characters of packed findings: with 19 laws and the drawing a page stays below 1 MB
+BUDGET = 600_000  # characters of packed findings: with 20 laws and the drawing a page stays below 1 MB
 NO_PROOF = -1
 BLOCK = re.compile(r"(?<=\.)\d+(?=[.,])")  # the number of a block in a name, or in a module before its line of code
 Walk = tuple[tuple[int, int, int, int, tuple[int, ...], tuple[int, ...]], ...]
