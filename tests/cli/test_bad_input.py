@@ -238,6 +238,10 @@ def test_weights_that_are_not_numbers_do_not_matter(run, folder: Path) -> None:
         ["--select", "\x1b[31m"],
         ["--json", "no/such/folder/report.json"],
         ["--json", "."],
+        ["--html", "-"],
+        ["--json", "-", "--output-format", "sarif"],
+        ["--select", "key-bias", "--ignore", "DW002"],
+        ["--baseline", "no/such/folder/known.json", "--update-baseline"],
     ],
 )
 def test_options_without_a_meaning_are_refused(run, options: list[str]) -> None:
@@ -279,6 +283,13 @@ def test_a_factory_that_returns_no_model_is_refused(run, tmp_path: Path, body: s
     name = f"factory_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n\n\ndef build():\n    {body}\n")
     refused(run("audit", f"{name}:build"), *words)
+
+
+def test_what_a_factory_prints_does_not_disturb_the_result(run, tmp_path: Path) -> None:
+    body = "print('hello')\n    return nn.Linear(4, 2), torch.randn(3, 4)"
+    (tmp_path / "talks.py").write_text(f"import torch\nfrom torch import nn\n\n\ndef build():\n    {body}\n")
+    status, out, err = run("audit", "talks:build", "--json", "-")
+    assert status == 0 and json.loads(out)["model"] == "talks:build" and "hello" in err
 
 
 # --- odd live models

@@ -119,6 +119,18 @@ def test_a_gauge_fails_only_where_gauges_are_asked_for(project, run, level: str,
     assert run("audit", project.target, "--fail-on", level)[0] == code
 
 
+def test_gauges_alone_is_a_check_too(project, run) -> None:
+    project.write(bias=False)
+    assert run("audit", project.target, "--gauges")[0] == 1
+
+
+def test_the_word_in_front_of_a_line_is_set_apart(project, run) -> None:
+    _, out, _ = run("audit", project.target, "--gauges")
+    lines = [line for line in out.splitlines() if f"{project.file.name}:" in line and "DW0" in line]
+    assert {line.split(" ")[0] for line in lines} == {"error", "note"}
+    assert len({line.index(project.file.name) for line in lines}) == 1
+
+
 def test_exit_zero_reports_and_passes(project, run) -> None:
     code, out, _ = run("audit", project.target, "--check", "--exit-zero")
     assert code == 0 and "check: 1 finding fails" in out

@@ -39,7 +39,7 @@ class Location:
 def locate(spec: str) -> Location:
     """Where the model is that a folder, a hub id or a file name means."""
     path = Path(spec).expanduser()
-    _refuse_code(spec)
+    refuse_code(spec)
     if path.suffix.lower() == ".gguf":
         return _gguf(spec, path)
     if path.is_dir():
@@ -58,12 +58,17 @@ def locate(spec: str) -> Location:
             f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf, or the folder "
             "that holds weights and config"
         )
+    if ":" in spec and not path.exists():
+        raise DeadweightError(
+            f"{printable(spec)} does not exist, and a hub id has no colon; expected a path, a hub id, or "
+            "package.module:callable with dots between packages"
+        )
     if not path.is_file() and (path.suffix == ".json" or spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise DeadweightError(f"{printable(spec)} does not exist; expected a folder, a config.json or a .gguf file")
     return Location(spec, str(path) if path.is_file() else spec)
 
 
-def _refuse_code(spec: str) -> None:
+def refuse_code(spec: str) -> None:
     """Raise for the path of a Python file, with the name that would be understood."""
     match = CODE.fullmatch(spec)
     if match is not None:
