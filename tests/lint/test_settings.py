@@ -41,6 +41,7 @@ def test_every_setting_is_read() -> None:
         ({"targets": [{"inputs": "2x3"}]}, "package.module:callable"),
         ({"targets": [{"model": "a:b", "length": "7"}]}, "expected a whole number"),
         ({"targets": [{"model": "a:b", "trust-remote-code": 1}]}, "trust-remote-code = 1 .*expected true or false"),
+        ({"targets": [{"model": "a:b", "length": 1}]}, "length = 1 .*expected 2 or more"),
         ({"baseline": 3}, "expected a string"),
         ({"targets": [{"model": "a:b", "output": "loss"}]}, "expected logits, probabilities"),
         ({"select": ["no-such-law"]}, "no law is called"),

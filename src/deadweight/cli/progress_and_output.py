@@ -66,9 +66,9 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def counting_bar(console: Console) -> Bar:
-    """A bar with what is done, of how much, and the time left; with --quiet one that shows nothing."""
+    """A bar with what is done, of how much, and the time left; one that shows nothing with --quiet or in a pipe."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), CountAndTime())
-    return Bar(*columns, console=console, transient=True, disable=is_quiet())
+    return Bar(*columns, console=console, transient=True, disable=is_quiet() or not console.is_terminal)
 
 
 class CountAndTime(ProgressColumn):

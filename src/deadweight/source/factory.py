@@ -18,19 +18,18 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from deadweight.errors import DeadweightError
 from deadweight.source.examples import has_forward
 from deadweight.source.hugging_face import Built, eager
-from deadweight.source.hugging_face_config import refuse_code
+from deadweight.source.hugging_face_config import SPEC, refuse_code
 from deadweight.source.module_copies import share_tensors
 from deadweight.source.printable import printable, reason
 from deadweight.source.trial_run import reason_and_line
 from deadweight.source.type_aliases import ExampleInputs, Leaf
 
 QUANTISED = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\b")  # the folders of torch's quantised layers
-FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def looks_like(spec: str) -> bool:
     """Whether this is written as package.module:callable."""
-    return FACTORY.fullmatch(spec) is not None
+    return SPEC.fullmatch(spec) is not None
 
 
 @dataclass(frozen=True)
