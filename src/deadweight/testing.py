@@ -23,8 +23,8 @@ def assert_no_deadweight(
     model: ModelLike,
     inputs: ExampleInputs = None,
     *,
-    select: Sequence[str] | None = None,
-    ignore: Sequence[str] | None = None,
+    select: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     gauges: bool = False,
     fail_on: Verdict = "folds",
     **options: Any,
@@ -37,7 +37,7 @@ def assert_no_deadweight(
     `ignore` are law codes or names; the other options are those of `deadweight.audit`.
     """
     __tracebackhide__ = True  # pytest shows the caller's line and the list, not this function
-    wanted, unwanted = law_codes(list(select or ())), law_codes(list(ignore or ()))
+    wanted, unwanted = law_codes(select), law_codes(ignore)
     audit = deadweight.audit(model, inputs, select=wanted, ignore=unwanted, **options)
     groups = group_findings(f for f in audit.findings if f.fails("gauge" if gauges else fail_on))
     if groups:

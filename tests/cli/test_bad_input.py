@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import deadweight
 from deadweight.cli import main
 from deadweight.errors import DeadweightError
+from deadweight.source.model import open_model
 
 transformers.logging.set_verbosity_error()
 
@@ -129,6 +132,7 @@ def test_a_missing_model_is_refused(run, model: str, words: list[str]) -> None:
         ('{"model_type": "gpt2", "vocab_size": null}', []),
         ('{"model_type": "gpt2", "activation_function": "__import__(\'os\').abort()"}', []),
         ('{"model_type": "gpt2", "n_embd": 100000000000000000000}', []),
+        ('{"model_type": "gpt2", "n_layer": 1000000}', ["n_layer = 1,000,000", "at most 10,000"]),
         ('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}', ["trust-remote-code"]),
     ],
 )
@@ -225,6 +229,59 @@ def test_weights_that_are_not_numbers_do_not_matter(run, folder: Path) -> None:
     assert "DW002" in {f["code"] for f in json.loads(out)["findings"]}
 
 
+def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> str:
+    """The folder after a change to its tensors."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return str(folder)
+
+
+def test_random_weights_are_not_evaluated(run, folder: Path) -> None:
+    bare = rewritten(folder, lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.weight"))
+    refused(run("evaluate", bare), "no transformer.h.1.mlp.c_fc.weight", "complete checkpoint")
+    with pytest.raises(DeadweightError, match="complete checkpoint"):
+        deadweight.load(folder)
+
+
+def test_a_shape_that_the_config_does_not_have_is_named(run, folder: Path) -> None:
+    odd = rewritten(folder, lambda tensors: tensors.update({"transformer.wpe.weight": torch.ones(3, 8)}))
+    refused(run("evaluate", odd), "transformer.wpe.weight has shape [3, 8] in the checkpoint; expected [5, 8]")
+
+
+def test_tensors_that_the_model_does_not_read_are_named(folder: Path) -> None:
+    odd = rewritten(folder, lambda tensors: tensors.update(spare=torch.ones(3)))
+    assert "1 tensors of the checkpoint are not read" in " ".join(open_model(odd, weights=True).notes)
+
+
+def test_a_config_alone_is_not_evaluated(run, folder: Path) -> None:
+    refused(run("evaluate", str(folder / "config.json")), "config without weights; expected the folder")
+
+
+def test_a_link_to_nothing_is_no_hub_id(run, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("gone")
+    refused(run("audit", "link"), "is a link to nothing")
+
+
+def test_a_command_for_checkpoints_says_that_it_takes_no_code(run) -> None:
+    refused(run("evaluate", "mypkg.model:build"), "is code, which this command does not take; expected a Hugging Face")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ("2x4", ["does not run", "Long, Int"]),
+        ("x=2x4:int", ["does not run", "input_ids"]),
+        ("2x6:int", ["length 6; expected at most 5"]),
+    ],
+)
+def test_inputs_that_a_model_without_weights_does_not_take_are_refused(
+    run, folder: Path, inputs: str, words: list[str]
+) -> None:
+    refused(run("audit", str(folder / "config.json"), "--inputs", inputs), *words)
+
+
 # --- the command line: options and factories
 
 
@@ -238,6 +295,10 @@ def test_weights_that_are_not_numbers_do_not_matter(run, folder: Path) -> None:
         ["--select", "\x1b[31m"],
         ["--json", "no/such/folder/report.json"],
         ["--json", "."],
+        ["--html", "-"],
+        ["--json", "-", "--output-format", "sarif"],
+        ["--select", "key-bias", "--ignore", "DW002"],
+        ["--baseline", "no/such/folder/known.json", "--update-baseline"],
     ],
 )
 def test_options_without_a_meaning_are_refused(run, options: list[str]) -> None:
@@ -251,6 +312,37 @@ def test_wrong_usage_is_refused(run, arguments: list[str]) -> None:
     status, _, err = run(*arguments)
     assert status == 2
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compress", "demo", "OUT", "--plot", "x.gif"],
+        ["saturation", "demo", "--plot", "x.gif"],
+        ["sweep", "nowhere.toml", "OUT"],
+    ],
+)
+def test_a_file_that_cannot_be_written_or_read_is_refused_before_the_work(run, arguments: list[str]) -> None:
+    refused(run(*arguments))
+    assert not Path("OUT").exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 TB")])
+def test_too_little_memory_is_one_line(run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("deadweight.cli.explain.make_console", fail)
+    refused(run("explain"), "not enough memory")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_one_line_and_a_closed_output_is_none() -> None:
+    command = f"{sys.executable} -m deadweight explain"
+    full = subprocess.run(f"{command} > /dev/full", shell=True, capture_output=True, text=True, check=False)
+    assert full.returncode == 2 and full.stderr.startswith("error: ") and full.stderr.count("\n") == 1
+    closed = subprocess.run(f"{command} >&-", shell=True, capture_output=True, text=True, check=False)
+    assert closed.returncode == 0 and closed.stderr == ""
 
 
 def test_a_length_beyond_the_context_is_refused(run) -> None:
@@ -279,6 +371,13 @@ def test_a_factory_that_returns_no_model_is_refused(run, tmp_path: Path, body: s
     name = f"factory_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n\n\ndef build():\n    {body}\n")
     refused(run("audit", f"{name}:build"), *words)
+
+
+def test_what_a_factory_prints_does_not_disturb_the_result(run, tmp_path: Path) -> None:
+    body = "print('hello')\n    return nn.Linear(4, 2), torch.randn(3, 4)"
+    (tmp_path / "talks.py").write_text(f"import torch\nfrom torch import nn\n\n\ndef build():\n    {body}\n")
+    status, out, err = run("audit", "talks:build", "--json", "-")
+    assert status == 0 and json.loads(out)["model"] == "talks:build" and "hello" in err
 
 
 # --- odd live models

@@ -148,3 +148,20 @@ def test_every_law_says_what_to_write_in_a_short_sentence_without_a_full_stop() 
 
 def test_only_the_whole_projection_is_proved_again_with_every_block_in_place() -> None:
     assert [law.title.name for law in every_law().laws if law.needs_all_blocks] == ["whole-projection"]
+
+
+@pytest.mark.parametrize("select", ["key-bias", "DW002", ["key-bias"], ("dw002",)])
+def test_laws_are_selected_by_code_or_name_as_text_or_in_a_list(select: str | list[str]) -> None:
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 3, 8)
+    result = deadweight.audit(layer, (x, x, x), select=select)
+    assert [f.code for f in result.findings] == ["DW002"]
+    assert "DW002" not in {f.code for f in deadweight.audit(layer, (x, x, x), ignore=select).findings}
+
+
+def test_a_law_that_does_not_exist_is_refused_and_not_taken_for_one_without_findings() -> None:
+    for options in ({"select": ["key-bais"]}, {"ignore": "key-bais"}):
+        with pytest.raises(DeadweightError, match="no law is called 'key-bais': did you mean key-bias"):
+            deadweight.audit(nn.Linear(2, 2), torch.randn(1, 2), **options)
+        with pytest.raises(DeadweightError, match="no law is called"):
+            deadweight.reduce(nn.Linear(2, 2), inputs=torch.randn(1, 2), **options)

@@ -26,7 +26,17 @@ def test_a_baseline_is_read_as_it_was_written_with_a_line_for_each_entry(tmp_pat
     assert json.loads(file.read_text())["findings"][0]["parameter"] == "k.bias", "sorted: the order does not matter"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 7, "findings": []}', '{"format": 1, "findings": [{"x": 1}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"format": 7, "findings": []}',
+        '{"format": 1, "findings": [{"x": 1}]}',
+        '{"format": 1, "findings": ["k.bias"]}',
+        '{"format": 1, "findings": [{"model": 1, "code": "DW002", "parameter": "k", "verdict": "dead", "dof": 1}]}',
+    ],
+)
 def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "known.json").write_text(text)
     with pytest.raises(DeadweightError, match=r"cannot be read .*--update-baseline"):
@@ -49,7 +59,7 @@ def test_old_findings_pass_new_ones_fail_and_gone_ones_fail(project, run) -> Non
     assert run(*arguments)[0] == 0, "an old finding"
     project.write(bias=False)
     code, out, _ = run(*arguments)
-    assert code == 1 and "gone   DW002 k.bias" in out, "listed, and repaired"
+    assert code == 1 and "gone    DW002 k.bias" in out, "listed, and repaired"
     assert run(*arguments, "--update-baseline")[0] == 0
     assert run(*arguments)[0] == 0
 

@@ -41,6 +41,7 @@ def test_every_setting_is_read() -> None:
         ({"targets": [{"inputs": "2x3"}]}, "package.module:callable"),
         ({"targets": [{"model": "a:b", "length": "7"}]}, "expected a whole number"),
         ({"targets": [{"model": "a:b", "trust-remote-code": 1}]}, "trust-remote-code = 1 .*expected true or false"),
+        ({"targets": [{"model": "a:b", "length": 1}]}, "length = 1 .*expected 2 or more"),
         ({"baseline": 3}, "expected a string"),
         ({"targets": [{"model": "a:b", "output": "loss"}]}, "expected logits, probabilities"),
         ({"select": ["no-such-law"]}, "no law is called"),
@@ -117,6 +118,18 @@ def test_a_dead_parameter_fails_at_every_level(project, run, level: str, code: i
 def test_a_gauge_fails_only_where_gauges_are_asked_for(project, run, level: str, code: int) -> None:
     project.write(bias=False)
     assert run("audit", project.target, "--fail-on", level)[0] == code
+
+
+def test_gauges_alone_is_a_check_too(project, run) -> None:
+    project.write(bias=False)
+    assert run("audit", project.target, "--gauges")[0] == 1
+
+
+def test_the_word_in_front_of_a_line_is_set_apart(project, run) -> None:
+    _, out, _ = run("audit", project.target, "--gauges")
+    lines = [line for line in out.splitlines() if f"{project.file.name}:" in line and "DW0" in line]
+    assert {line.split(" ")[0] for line in lines} == {"error", "note"}
+    assert len({line.index(project.file.name) for line in lines}) == 1
 
 
 def test_exit_zero_reports_and_passes(project, run) -> None:

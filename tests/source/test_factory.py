@@ -28,7 +28,11 @@ def test_a_factory_gives_a_module_and_its_inputs(factory: str) -> None:
     ("spec", "message"),
     [
         ("toys:alone", "without example inputs"),
-        ("toys:nothing", "returned a NoneType; expected an nn.Module"),
+        ("toys:nothing", "returned None; expected an nn.Module"),
+        ("toys:coming", "returned a coroutine; expected an nn.Module"),
+        ("toys:scripted_inside", "0 of toys:scripted_inside is a TorchScript module"),
+        ("toys:quantised", "1 of toys:quantised is a quantised Linear; expected the module before quantisation"),
+        ("toys:no_forward", r"is a ModuleList without forward\(\)"),
         ("toys:three", "returned a tuple of 3"),
         ("toys:broken", r"the disk is .*full, at toys.py:\d+"),
         ("toys:alon", "has no alon; expected a callable of that name: did you mean alone"),
@@ -36,9 +40,15 @@ def test_a_factory_gives_a_module_and_its_inputs(factory: str) -> None:
         ("toys:Fixed", r"--inputs 2x3x32x32 with the right sizes"),
         ("tests/toys.py:alone", "a file of Python code; expected package.module:callable, perhaps tests.toys:alone,"),
         ("toys.py", "perhaps toys:build,"),
+        ("toys.py:alone", "perhaps toys:alone,"),
+        ("tests/toys:alone", "a hub id has no colon; .* with dots between packages"),
         ("toys:absent", "has no absent"),
-        ("toys:calls", "is a int; expected a callable"),
-        ("no_such_package.at_all:model", "cannot be imported"),
+        ("toys:calls", "is an int; expected a callable"),
+        (
+            "no_such_package.at_all:model",
+            r"cannot be imported \(ModuleNotFoundError: No module named 'no_such_package'\)",
+        ),
+        ("toys_that_raise:model", r"RuntimeError: not today, at toys_that_raise.py:\d"),
     ],
 )
 def test_a_factory_that_fails_says_why_on_one_printable_line(spec: str, message: str) -> None:

@@ -58,6 +58,7 @@ def test_a_file_holds_the_arguments_under_their_names(tmp_path: Path) -> None:
         ("9999999x9999999", "expected 1 to"),
         ("2x3:int:0", "bound of 1"),
         ("none.safetensors", "cannot be read"),
+        ("ids=2x3:int,ids=2x3:int", "inputs for ids twice"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_an_example(written: str, words: str) -> None:
@@ -80,6 +81,13 @@ def test_without_inputs_the_first_layer_says_what_it_reads(model: nn.Module, sha
     source = open_model(model)
     assert source.args[0].shape == shape
     assert "--inputs" in source.notes[-1], "the report says that the inputs were chosen for the user"
+
+
+@pytest.mark.parametrize("written", [None, "3x6"])
+def test_written_and_guessed_floats_have_the_precision_of_the_module(written: str | None) -> None:
+    model = nn.Linear(6, 4, dtype=torch.bfloat16)
+    source = open_model(model, inputs=written)
+    assert source.args[0].dtype == torch.bfloat16 and source.module(*source.args).dtype == torch.bfloat16
 
 
 def test_an_audit_without_inputs_finds_what_an_audit_with_inputs_finds() -> None:

@@ -1,5 +1,7 @@
 """What a user's own package may hold."""
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -24,6 +26,25 @@ def alone() -> nn.Module:
 
 def nothing() -> None:
     return None
+
+
+async def coming() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def scripted_inside() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2)), torch.randn(3, 4)
+
+
+def quantised() -> tuple[nn.Module, torch.Tensor]:
+    plain = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces that torchao will replace this
+        return torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}), torch.randn(3, 4)
+
+
+def no_forward() -> nn.Module:
+    return nn.ModuleList([nn.Linear(4, 2)])
 
 
 def three() -> tuple[int, int, int]:

@@ -41,8 +41,8 @@ def audit(
     training: bool = False,
     output: str = "logits",
     complete: bool = False,
-    select: Sequence[str] | None = None,
-    ignore: Sequence[str] | None = None,
+    select: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     length: int | None = None,
     laws: Catalogue | None = None,
@@ -52,15 +52,17 @@ def audit(
 
     `model` is an nn.Module, or what the command line accepts. `output` says what must stay the same: "logits" or
     "probabilities". With `complete`, all redundant dimensions are counted on a narrow clone and compared with those
-    that the laws explain; if they cannot be counted, `uncounted` of the result says why. `laws` replaces the catalogue
-    of all laws.
+    that the laws explain; if they cannot be counted, `uncounted` of the result says why. `select` and `ignore` are law
+    codes or names. `laws` replaces the catalogue of all laws.
     """
     if output not in ("logits", "probabilities"):
         raise DeadweightError(f"found output={output!r}; expected 'logits' or 'probabilities'")
+    laws = laws or every_law()
+    wanted, unwanted = laws.codes(select), laws.codes(ignore)
     spec = ModelSpec(model, inputs, trust_remote_code, training, length)
     with one_thread():
-        result = run_stages(spec, AuditRequest(output, complete, laws or every_law()), progress)
-    return select_findings(replace(result, opened=how_opened(spec)), select, ignore)
+        result = run_stages(spec, AuditRequest(output, complete, laws), progress)
+    return select_findings(replace(result, opened=how_opened(spec)), wanted, unwanted)
 
 
 def how_opened(spec: ModelSpec) -> Opened:

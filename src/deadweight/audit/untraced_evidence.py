@@ -40,12 +40,15 @@ def untraced_evidence(source: Source) -> Iterator[Unknown]:
             out = module(*args, **kwargs)
         except Exception as error:
             raise DeadweightError(
-                f"{source.name} does not run on its example inputs ({first_line(error)}); "
-                "expected inputs that its forward takes"
+                f"{source.name} does not run on its example inputs in {str(dtype).removeprefix('torch.')} "
+                f"({first_line(error)}); expected a model and inputs that can be cast to it"
             ) from error
         leaves = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
         if not leaves:
-            raise DeadweightError(f"{source.name} returns no tensor that depends on its parameters")
+            raise DeadweightError(
+                f"{source.name} returns no tensor with a gradient to its parameters; expected one: what passes through "
+                "detach(), numpy or a Python number has none"
+            )
         try:
             torch.stack([(t * torch.randn_like(t)).sum().real for t in leaves]).sum().backward()
         except Exception as error:  # noqa: BLE001 - operations without a derivative

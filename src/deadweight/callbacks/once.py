@@ -35,8 +35,8 @@ class OneAudit:
 
     action: Action = "warn"
     inputs: ExampleInputs = field(default=None, kw_only=True)  # None: a few rows of the data
-    select: Sequence[str] = field(default=(), kw_only=True)
-    ignore: Sequence[str] = field(default=(), kw_only=True)
+    select: str | Sequence[str] = field(default=(), kw_only=True)
+    ignore: str | Sequence[str] = field(default=(), kw_only=True)
     result: Audit | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class OneAudit:
         """Warn, or raise DeadweightError, if parameters are dead: their gradient is zero whatever the data are."""
         if self.result is not None:
             return
-        chosen = law_codes(list(self.select)), law_codes(list(self.ignore))
+        chosen = law_codes(self.select), law_codes(self.ignore)
         with torch.random.fork_rng():  # training must draw the same numbers with and without the audit
             self.result = deadweight.audit(model, inputs, training=True, select=chosen[0], ignore=chosen[1])
         words = self.describe(self.result)

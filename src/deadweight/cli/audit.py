@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from deadweight.cli.options import ANY_MODEL, Html, Ignore, Inputs, Json, Select, TrustRemoteCode, joined
-from deadweight.cli.progress_and_output import HtmlReport, JsonReport, progress_bar
+from deadweight.cli.progress_and_output import HtmlReport, JsonReport, progress_bar, writable
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
 from deadweight.lint.settings import FILE, LintSettings, Target, read_settings
@@ -59,7 +59,7 @@ CheckOption = Annotated[
         "--check", help="For CI: exit with 1 if a parameter is dead or folds, with 2 if no audit was possible."
     ),
 ]
-GaugesOption = Annotated[bool, typer.Option("--gauges", help="With --check: the same as --fail-on gauge.")]
+GaugesOption = Annotated[bool, typer.Option("--gauges", help="The same as --fail-on gauge.")]
 FailOnOption = Annotated[
     FailOn | None,
     typer.Option(
@@ -129,12 +129,16 @@ def audit(
     exit status: 0 done, 1 a check failed, 2 wrong usage, bad input, or a model that could not be audited
     """
     report, page = JsonReport(json), HtmlReport(html)
+    if json == "-" and output_format not in (None, OutputFormat.json):
+        raise DeadweightError(
+            f"found --json - and --output-format {output_format.value}, both for standard output; expected --json FILE"
+        )
     shapes = joined(inputs)
     target = Target(model or "", shapes, training, output.value, length, complete, trust_remote_code)
     settings = merge_settings(read_settings(Path.cwd()), target)
     if html is not None and len(settings.targets) > 1:
         raise DeadweightError(f"found --html for {len(settings.targets)} targets; expected one: name its MODEL")
-    checks = check or bool(fail_on or settings.fail_on or baseline or settings.baseline)
+    checks = check or gauges or bool(fail_on or settings.fail_on or baseline or settings.baseline)
     settings = replace(
         settings,
         select=law_codes(select or []) or settings.select,
@@ -143,6 +147,10 @@ def audit(
         baseline=baseline or settings.baseline,
         output_format=output_format.value if output_format else settings.output_format,
     )
+    if settings.select and set(settings.select) <= set(settings.ignore or ()):
+        raise DeadweightError("every law of --select is in --ignore too; expected at least one law to look for")
+    if update_baseline:
+        writable(settings.baseline, "--baseline")
     run_check(
         settings, report, page, proofs=proofs, checks=checks, update_baseline=update_baseline, exit_zero=exit_zero
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from deadweight.cli.options import Html, Json, LayoutName, Overwrite, TrustRemoteCode
-from deadweight.cli.progress_and_output import HtmlReport, JsonReport, plain, progress_bar
+from deadweight.cli.progress_and_output import HtmlReport, JsonReport, drawable, plain, progress_bar
 from deadweight.errors import DeadweightError
 
 if TYPE_CHECKING:
@@ -180,10 +181,11 @@ def compress(
     from deadweight.compress.run import compress as run
 
     refuse_odd_target(out, curve=curve)
+    drawable(plot)
     options = {name: value for name, value in locals().items() if name in OPTIONS}
     with progress_bar() as progress:
         result = run(model, out, progress=progress, **{n: getattr(v, "value", v) for n, v in options.items()})
-    after = "" if out is None else f"\ndeadweight evaluate {out} --against {model}"
+    after = "" if out is None else f"\ndeadweight evaluate {quote(str(out))} --against {quote(model)}"
     deliver(result, after, report, page, plot)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TextIO
 
 import typer
 
@@ -13,8 +16,10 @@ from deadweight.cli import allocate, audit, compress, demo, evaluate, explain, r
 from deadweight.cli.progress_and_output import complain
 from deadweight.cli.quiet import add_quiet
 from deadweight.errors import DeadweightError
+from deadweight.source.printable import reason
 
 BAD_INPUT, INTERRUPTED = 2, 130
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 REQUIRED = {  # what pyproject.toml requires, by the names that are imported
     *("torch", "transformers", "safetensors", "numpy", "psutil", "yaml", "threadpoolctl", "tomli_w", "jaxtyping"),
     "jinja2",
@@ -74,6 +79,7 @@ add_quiet(allocate.app)
 
 def main() -> None:
     """Run the command. A user's mistake is one line on standard error and exit status 2, never a traceback."""
+    sys.stdout, sys.stderr = sys.stdout or open_nowhere(), sys.stderr or open_nowhere()  # None where it is closed
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Greek letters still gets a report
@@ -88,5 +94,26 @@ def main() -> None:
             raise
         complain(f"{error.name} is not installed, and this command needs it: pip install deadweight")
         sys.exit(BAD_INPUT)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        complain(f"not enough memory ({reason(error)}); expected a smaller model, input or batch, or more memory")
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        complain(f"a file or standard output cannot be written ({reason(error)}); expected room and permission")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at the end
+        sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def open_nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or one of torch's allocators had no memory left."""
+    words = ("can't allocate memory", "out of memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

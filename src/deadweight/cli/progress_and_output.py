@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,10 +40,14 @@ def plain(text: str, *, stderr: bool = False) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """The current stage and the time left, on standard error; nothing where that is no terminal, or with --quiet."""
+    """The current stage and the time left, on standard error; nothing where that is no terminal, or with --quiet.
+
+    What the user's own code prints meanwhile goes to standard error too: standard output is for the result.
+    """
     console = make_console(stderr=True)
     if not console.is_terminal or is_quiet():
-        yield silent
+        with redirect_stdout(sys.stderr):
+            yield silent
         return
     with counting_bar(console) as bar:
         task = bar.add_task("opening the model", total=None)
@@ -62,9 +66,9 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def counting_bar(console: Console) -> Bar:
-    """A bar with what is done, of how much, and the time left; with --quiet one that shows nothing."""
+    """A bar with what is done, of how much, and the time left; one that shows nothing with --quiet or in a pipe."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), CountAndTime())
-    return Bar(*columns, console=console, transient=True, disable=is_quiet())
+    return Bar(*columns, console=console, transient=True, disable=is_quiet() or not console.is_terminal)
 
 
 class CountAndTime(ProgressColumn):
@@ -99,6 +103,8 @@ class HtmlReport:
     """Where the HTML page goes: nowhere, or to a file."""
 
     def __init__(self, target: Path | None) -> None:
+        if str(target) == "-":
+            raise DeadweightError("found --html -; expected a file: only --json can go to standard output")
         self.file = writable(target, "--html")
 
     def deliver(self, result: Result) -> None:
@@ -115,8 +121,9 @@ def writable(file: str | Path | None, option: str) -> Path | None:
     path = Path(file)
     if path.is_dir() or not path.absolute().parent.is_dir():
         obstacle = "it is a folder" if path.is_dir() else f"the folder {str(path.absolute().parent)!r} does not exist"
+        dash = ", or -" if option == "--json" else ""
         raise DeadweightError(
-            f"cannot write {option} {str(path)!r}: {obstacle}; expected a file in an existing folder, or -"
+            f"cannot write {option} {str(path)!r}: {obstacle}; expected a file in an existing folder{dash}"
         )
     return path
 

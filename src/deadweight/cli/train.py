@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -142,7 +143,7 @@ def show(result: Trained) -> None:
     plain(
         f"{result.parameters:,} parameters, {result.tokens:,} tokens in {result.seconds:.0f} s: "
         f"{result.bits_per_byte:.3f} bits per byte on the validation text\n\n"
-        f"deadweight evaluate {result.out} --text FILE\ndeadweight audit {result.out}"
+        f"deadweight evaluate {quote(str(result.out))} --text FILE\ndeadweight audit {quote(str(result.out))}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,7 +12,7 @@ import deadweight.laws
 from deadweight.claims.claim import Claim
 from deadweight.graph.node import Graph
 from deadweight.laws.law import Law, Search
-from deadweight.laws.page import Page
+from deadweight.laws.page import Page, law_codes
 from deadweight.progress import Progress, silent
 from deadweight.search.prover import Prover
 from deadweight.search.stabiliser import without_stabilisers
@@ -23,6 +23,10 @@ class Catalogue:
     """Laws, by code."""
 
     laws: tuple[Law, ...]
+
+    def codes(self, given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+        """The codes of laws that are given by code or name; None where none is given. Raises for an unknown name."""
+        return law_codes(given, self.pages) if given else None
 
     def law_of(self, claim: Claim) -> Law:
         return next(law for law in self.laws if law.title == claim.law)

@@ -53,12 +53,16 @@ def find_page(word: str, among: Sequence[Page] | None = None) -> Page:
     raise DeadweightError(f"no law is called {word!r}: {_suggestion(word, known)}")
 
 
-def law_codes(words: list[str]) -> tuple[str, ...] | None:
-    """Codes from what was typed after `--select`: codes or law names, separated by commas; nothing typed is None."""
+def law_codes(given: str | Sequence[str] | None, among: Sequence[Page] | None = None) -> tuple[str, ...] | None:
+    """Codes from what was typed after `--select`: codes or law names, separated by commas; nothing typed is None.
+
+    They are chosen `among` all laws of the package unless others are given.
+    """
+    words = [given] if isinstance(given, str) else list(given or ())
     typed = [word for words_ in words for word in words_.split(",") if word.strip()]
     if words and not typed:
         raise DeadweightError(f"found {words[0]!r} where laws were to be named; expected codes like DW002 or law names")
-    return tuple(find_page(word).code for word in typed) or None
+    return tuple(find_page(word, among).code for word in typed) or None
 
 
 def parse_page(name: str, text: str) -> Page:

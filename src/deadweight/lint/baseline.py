@@ -12,6 +12,7 @@ from deadweight.audit.result import Finding, Pieces
 from deadweight.errors import DeadweightError
 
 FORMAT = 1
+TEXTS = ("model", "code", "parameter", "verdict")  # fields of an entry that are text
 
 
 @dataclass(frozen=True, order=True)
@@ -47,8 +48,11 @@ def read_baseline(file: Path) -> frozenset[Entry]:
 
 
 def read_entry(item: dict[str, Any]) -> Entry:
-    pieces = tuple((int(start), int(stop)) for start, stop in item.pop("slice", ()))
-    return Entry(**item, slice=pieces)
+    """An entry of the file; raises ValueError or TypeError if it is not one that was written."""
+    if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in TEXTS):
+        raise ValueError(f"an entry is {item!r}"[:200])
+    pieces = tuple((int(start), int(stop)) for start, stop in item.get("slice", ()))
+    return Entry(**(item | {"dof": int(item["dof"]), "slice": pieces}))
 
 
 def write_baseline(file: Path, entries: Iterable[Entry]) -> None:

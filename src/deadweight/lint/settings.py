@@ -15,6 +15,7 @@ from deadweight.proof.verdict import Verdict
 
 FILE, TABLE = "pyproject.toml", "[tool.deadweight]"
 FORMATS = ("text", "json", "github", "sarif")
+SHORTEST = 2  # tokens of an example
 OUTPUTS = ("logits", "probabilities")
 KINDS = {str: "a string", int: "a whole number", bool: "true or false"}
 T = TypeVar("T")
@@ -96,7 +97,10 @@ def parse_target(entry: object) -> Target:
     output = one_of(table, "output", OUTPUTS) or "logits"
     flags = {name: take(table, name, bool, place) or False for name in ("training", "complete", "trust_remote_code")}
     model, inputs = take(table, "model", str, place), take(table, "inputs", str, place)
-    return Target(str(model), inputs, output=output, length=take(table, "length", int, place), **flags)
+    length = take(table, "length", int, place)
+    if length is not None and length < SHORTEST:
+        raise DeadweightError(f"found length = {length} in {place}; expected {SHORTEST} or more")
+    return Target(str(model), inputs, output=output, length=length, **flags)
 
 
 def parse_accepted(entry: object) -> Accepted:

@@ -43,10 +43,15 @@ class Error:
     stored: bool = False  # both were read from files, with weights that are rounded to their own precision
 
     @property
+    def same_in_float64(self) -> bool:
+        """Whether only rounding differs: that of the calculation, and of the weights as they are stored."""
+        stored = FLOORS * self.noise.original if self.stored and self.noise is not None else 0.0
+        return self.float64 <= max(EXACT, stored)
+
+    @property
     def same(self) -> bool:
         runs = self.own is None or self.floor is None or self.own <= max(GROSS * self.floor, EXACT)
-        stored = FLOORS * self.noise.original if self.stored and self.noise is not None else 0.0
-        return self.float64 <= max(EXACT, stored) and runs and (self.noise is None or self.noise.small)
+        return self.same_in_float64 and runs and (self.noise is None or self.noise.small)
 
 
 @dataclass(frozen=True)

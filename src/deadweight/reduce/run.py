@@ -55,8 +55,8 @@ def reduce(
     out: str | Path | None = None,
     *,
     layout: Layout = "slim",
-    select: Sequence[str] | None = None,
-    ignore: Sequence[str] | None = None,
+    select: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
     inputs: ExampleInputs = None,
@@ -78,7 +78,8 @@ def reduce(
     if destination.folder is not None and not dry_run:
         check_out(destination.folder, model, overwrite=overwrite)
     spec = ModelSpec(model, inputs, trust_remote_code)
-    request = Request(layout, frozenset(select or ()), frozenset(ignore or ()), laws or every_law())
+    laws = laws or every_law()
+    request = Request(layout, frozenset(laws.codes(select) or ()), frozenset(laws.codes(ignore) or ()), laws)
     with one_thread():
         spec = spec.built_once()
         job = prepare(spec, request, progress, weights=not dry_run)

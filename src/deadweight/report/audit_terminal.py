@@ -189,7 +189,8 @@ def is_own(source: SourceLine | None) -> TypeGuard[SourceLine]:
 
 def _totals(audit: Audit, groups: list[Group], block: str) -> RenderableType:
     if not groups and audit.unaudited is not None:
-        return Text("Nothing is proved and nothing could be measured: this model was not audited.", style="bold red")
+        what = "Nothing is proved" if audit.untraced else "Nothing is proved and nothing could be measured"
+        return Text(f"{what}: this model was not audited.", style="bold red")
     if not groups:
         return Text("No redundant parameter found.", style="bold")
     headline = Text.assemble(
@@ -281,11 +282,11 @@ def _completeness(c: Completeness) -> Text:
 def _advice(audit: Audit, groups: list[Group]) -> str:
     """What to do first: the remedy of a law whose parameters can simply be left out, else of the first row."""
     if audit.untraced is not None:
-        return "pass example inputs with which torch.export can trace the model: then there can be proofs."
+        return "change the code that the reason names, or pass other inputs: a model that can be traced gets proofs."
     if not groups and audit.unaudited is not None:
         return "pass inputs on which the model runs, or a smaller version of the model: see the notes above."
     if not groups:
-        return "nothing to remove. `deadweight explain` lists the laws that were tried."
+        return "nothing to remove by the laws that were tried. `deadweight explain` lists all laws."
     first = next((g for code in avoidable_laws() for g in groups if g.code == code), groups[0])
     remedy = next((p.remedy for p in pages() if p.code == first.code), "")
     return f"{first.code} {printable(first.law)}: {remedy} See `deadweight explain {first.code}`."

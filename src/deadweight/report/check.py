@@ -17,6 +17,8 @@ from deadweight.report.text import one_line, plural, printable
 from deadweight.source.type_aliases import JsonObject
 from deadweight.version import __version__
 
+LABEL = 8  # columns of the word in front of a line: "warning" and a space
+
 
 def check_data(check: Check) -> JsonObject:
     """The audit of one model as JSON, or a list of audits."""
@@ -54,9 +56,11 @@ def failing_lines(check: Check) -> Iterator[str]:
     for model in check.models:
         yield from model_lines(model)
     for entry in check.gone:
-        yield f"gone   {printable(f'{entry.code} {entry.parameter} of {entry.model}')}: still listed in the baseline"
+        name = printable(f"{entry.code} {entry.parameter} of {entry.model}")
+        yield f"{'gone':{LABEL}}{name}: still listed in the baseline"
     for accepted in check.idle:
-        yield f"note   no finding is left to accept for {printable(accepted.parameter)}: {one_line(accepted.reason)}"
+        name = printable(accepted.parameter)
+        yield f"{'note':{LABEL}}no finding is left to accept for {name}: {one_line(accepted.reason)}"
 
 
 def model_lines(model: CheckedModel) -> Iterator[str]:
@@ -64,10 +68,10 @@ def model_lines(model: CheckedModel) -> Iterator[str]:
     for group in group_findings(model.failing):
         source = group.findings[0].source
         where = f"{source}: " if source is not None else ""
-        yield f"{group.severity:7}{printable(f'{where}{group.code} {group.law}: {group.where}')}: {group.fix}"
+        yield f"{group.severity:{LABEL}}{printable(f'{where}{group.code} {group.law}: {group.where}')}: {group.fix}"
     for accepted in model.passing("accepted"):
         finding = accepted.finding
-        yield f"passes {finding.code} {printable(finding.parameter)}, accepted: {one_line(accepted.reason)}"
+        yield f"{'passes':{LABEL}}{finding.code} {printable(finding.parameter)}, accepted: {one_line(accepted.reason)}"
 
 
 def summary(check: Check) -> str:

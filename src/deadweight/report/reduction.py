@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadweight.reduce.error_limits import FLOORS, Verification
+from deadweight.reduce.error_limits import FLOORS, Error, Verification
 from deadweight.reduce.result import AppliedRewrite, Reduction
 from deadweight.report.audit_terminal import PROSE
 from deadweight.report.name_pattern import collapse
@@ -40,15 +40,18 @@ def print_verification(verification: Verification, console: Console) -> None:
     if verification.same:
         console.print(Text("the same function, up to the precision of the stored weights", style="bold green"))
     else:
-        worst = verification.worst
-        grows = (
-            f"; rounding errors in its own precision grow by a factor of {worst.noise.growth:.1f}"
-            if worst.noise
-            else ""
-        )
-        console.print(
-            Text(f"different: {worst.output} differs by {worst.float64:.1e} in float64{grows}", style="bold red")
-        )
+        console.print(Text(f"different: {difference(verification.worst)}", style="bold red"))
+
+
+def difference(worst: Error) -> str:
+    """In which precision two models differ: in float64, or only in how much their rounding errors grow."""
+    size = f"{worst.output} differs by {worst.float64:.1e} in float64"
+    if worst.noise is None or worst.noise.small:
+        return size
+    growth = f"rounding errors in its own precision grow by a factor of {worst.noise.growth:,.1f}"
+    if worst.same_in_float64:
+        return f"{growth} (at most {FLOORS:g} is allowed); in float64 both are the same function"
+    return f"{size}; {growth}"
 
 
 def _parts(reduction: Reduction) -> Iterator[RenderableType]:

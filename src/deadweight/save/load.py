@@ -10,7 +10,6 @@ from deadweight import embedded
 from deadweight.errors import DeadweightError
 from deadweight.slim.format import SlimSpec
 from deadweight.slim.layers import install
-from deadweight.slim.load import is_slim
 from deadweight.source.checkpoint import FileCheckpoint
 from deadweight.source.checkpoint_files import read_json
 from deadweight.source.hugging_face import load_weights
@@ -32,6 +31,10 @@ def load(
         return into(module, Path(folder))
     folder = embedded.path() if str(folder) == "demo" and not Path(folder).exists() else folder
     location = locate(str(folder))
+    if location.gguf is None and Path(location.root).is_file():
+        raise DeadweightError(
+            f"{printable(str(folder))} is a config without weights; expected the folder that holds both"
+        )
     config = read_config(location, trust_remote_code)
     cls = model_class(config) or (trusted_class(config) if trust_remote_code else None)
     if cls is None:
@@ -42,12 +45,14 @@ def load(
     root = local_folder(str(folder)) or Path(location.root)
     trust: Options = {"trust_remote_code": True} if trust_remote_code else {}
     try:
-        model, missing = load_weights(cls, str(root), {"config": config, "use_safetensors": True, **options, **trust})
+        model, names = load_weights(cls, str(root), {"config": config, "use_safetensors": True, **options, **trust})
+    except DeadweightError:
+        raise
     except Exception as error:  # transformers raises many kinds
         raise DeadweightError(f"{printable(str(folder))} cannot be loaded ({reason(error)})") from error
-    if is_slim(config) and missing:  # missing parameters would be random
+    if names.missing:  # missing parameters would be random
         raise DeadweightError(
-            f"{printable(str(folder))} has no {printable(missing[0])}; expected a complete checkpoint"
+            f"{printable(str(folder))} has no {printable(names.missing[0])}; expected a complete checkpoint"
         )
     return model.eval()
 

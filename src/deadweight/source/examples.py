@@ -34,13 +34,26 @@ NO_NAME = "its forward has no argument with a known input name"
 REQUIRED = "its forward requires {}, and the config does not say how to make an example of it"
 
 
+def n_positions(config: Config) -> int | None:
+    """How many positions the config says that the model has."""
+    positions = first(setting(config, *POSITIONS, default=None))
+    return positions if isinstance(positions, int) and positions > 0 else None
+
+
 def text_length(config: Config, length: int | None) -> int:
     """The requested length, or a short one that the model's positions allow."""
-    positions = first(setting(config, *POSITIONS, default=None))
-    limit = positions if isinstance(positions, int) and positions > 0 else None
+    limit = n_positions(config)
     if length is not None and limit is not None and length > limit:
         raise DeadweightError(f"found length {length}; expected at most {limit}, the number of positions of the model")
     return length or min(LENGTH, limit or LENGTH)
+
+
+def refuse_too_long(config: Config, inputs: Inputs) -> None:
+    """Raise for given tokens that need more positions than the model has: without weights nothing else would notice."""
+    tokens = [inputs.kwargs.get("input_ids"), *inputs.args[:1]]
+    for ids in tokens:
+        if isinstance(ids, torch.Tensor) and ids.dtype in (torch.int64, torch.int32) and ids.ndim == 2:
+            text_length(config, ids.shape[1])
 
 
 def candidates(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Iterable
@@ -15,18 +16,20 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from deadweight.errors import DeadweightError
+from deadweight.source.examples import has_forward
 from deadweight.source.hugging_face import Built, eager
+from deadweight.source.hugging_face_config import SPEC, refuse_code
 from deadweight.source.module_copies import share_tensors
 from deadweight.source.printable import printable, reason
 from deadweight.source.trial_run import reason_and_line
 from deadweight.source.type_aliases import ExampleInputs, Leaf
 
-FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+QUANTISED = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\b")  # the folders of torch's quantised layers
 
 
 def looks_like(spec: str) -> bool:
     """Whether this is written as package.module:callable."""
-    return FACTORY.fullmatch(spec) is not None
+    return SPEC.fullmatch(spec) is not None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ def from_spec(spec: str) -> Built:
 def make_module(spec: str) -> MadeModule:
     """Call the callable once; what it returns can be opened often."""
     made = _call(spec, find_callable(spec))
+    if inspect.iscoroutine(made):
+        made.close()  # otherwise Python warns that it was never awaited
     module, inputs = made if isinstance(made, (tuple, list)) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise DeadweightError(
@@ -63,7 +68,7 @@ def make_module(spec: str) -> MadeModule:
 def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = None) -> Built:
     """A copy that shares the parameters: switching it to eager attention and eval mode does not change the user's."""
     module = _eager(module, name)
-    _refuse_lazy(module, name)
+    _refuse_unreadable(module, printable(name or type(module).__name__))
     clone = share_tensors(module)
     config = getattr(clone, "config", None) if hasattr(clone, "main_input_name") else None
     if config is not None:
@@ -72,30 +77,40 @@ def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = No
 
 
 def _eager(module: nn.Module, name: str) -> nn.Module:
-    """The module that was passed to torch.compile; refuses a TorchScript module."""
+    """The module that was passed to torch.compile."""
     while type(module).__name__ == "OptimizedModule":  # by name: importing the class takes a second
         module = module.get_submodule("_orig_mod")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise DeadweightError(
-            f"{printable(name or type(module).__name__)} is a TorchScript module, which cannot be traced; "
-            "expected the eager module that it was made from"
-        )
     return module
 
 
-def _refuse_lazy(module: nn.Module, name: str) -> None:
-    """Raise for a lazy module, whose parameters have no shapes before its first forward."""
+def _refuse_unreadable(module: nn.Module, name: str) -> None:
+    """Raise for a module without forward, or with layers whose numbers cannot be followed."""
+    if not has_forward(module):
+        raise DeadweightError(f"{name} is a {type(module).__name__} without forward(); expected a module that can run")
+    for path, layer in module.named_modules():
+        what = f"{name} is" if not path else f"{printable(path)} of {name} is"
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise DeadweightError(
+                f"{what} a TorchScript module, which cannot be traced; expected the eager module that it was made from"
+            )
+        if QUANTISED.match(type(layer).__module__):
+            raise DeadweightError(
+                f"{what} a quantised {type(layer).__name__}; expected the module before quantisation, with parameters "
+                "that are floats"
+            )
     for tensor, value in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(value, (UninitializedParameter, UninitializedBuffer)):
             raise DeadweightError(
-                f"{printable(tensor)} of {printable(name or type(module).__name__)} has no shape yet; "
-                "expected an initialised module: run a lazy module forward once"
+                f"{printable(tensor)} of {name} has no shape yet; expected an initialised module: run a lazy module "
+                "forward once"
             )
 
 
 def find_callable(spec: str) -> Leaf:
     """What package.module:name names, with the working directory on the path."""
     place, _, attribute = spec.partition(":")
+    if place.endswith(".py") and Path(place).is_file():
+        refuse_code(spec)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -103,7 +118,7 @@ def find_callable(spec: str) -> Leaf:
         result: Leaf = importlib.import_module(place)
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise DeadweightError(
-            f"{printable(place)} cannot be imported ({reason(error)}); expected package.module:callable, "
+            f"{printable(place)} cannot be imported ({_import_failure(error)}); expected package.module:callable, "
             f"importable from {printable(here)}"
         ) from error
     for name in attribute.split("."):
@@ -114,6 +129,13 @@ def find_callable(spec: str) -> Leaf:
             )
         result = getattr(result, name)
     return result
+
+
+def _import_failure(error: BaseException) -> str:
+    """Why an import failed, with the line of the user's code that raised; a missing module says it by its name."""
+    if isinstance(error, (ModuleNotFoundError, SyntaxError)):
+        return reason(error)
+    return reason_and_line(error)
 
 
 def _closest(name: str, names: Iterable[str]) -> str:
@@ -136,5 +158,8 @@ def _call(spec: str, target: Leaf) -> Leaf:
 
 
 def _kind(value: object) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
     inside = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
-    return f"a {type(value).__name__}{inside}"
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}{inside}"

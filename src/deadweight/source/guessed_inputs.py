@@ -13,7 +13,7 @@ from deadweight.source.inputs import Inputs
 from deadweight.source.module_copies import share_tensors
 from deadweight.source.printable import printable
 from deadweight.source.trial_run import reason_and_line
-from deadweight.source.written_inputs import WrittenInputs, WrittenTensor, first_tensors
+from deadweight.source.written_inputs import WrittenInputs, WrittenTensor, first_tensors, in_precision_of
 
 TRIES = 12  # of the inputs that the first layers take
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -25,7 +25,7 @@ def guess_inputs(module: nn.Module, name: str) -> tuple[Inputs, str]:
     n_arguments = required_arguments(module)
     failure: tuple[str, Exception] | None = None
     for layer, tensor in islice(first_tensors(module), TRIES) if n_arguments else ():
-        inputs = WrittenInputs((tensor,) * n_arguments).make(2)
+        inputs = in_precision_of(module, WrittenInputs((tensor,) * n_arguments).make(2))
         _, error = first_that_runs(share_tensors(module), [inputs])
         if error is None:
             return inputs, describe_guess(layer, tensor)

@@ -34,6 +34,14 @@ FALLBACKS: tuple[dict[str, str], ...] = (
 
 
 @dataclass(frozen=True)
+class LoadedNames:
+    """Where a checkpoint and the model that its config describes differ."""
+
+    missing: tuple[str, ...]  # parameters that the checkpoint lacks
+    unread: tuple[str, ...]  # tensors of the checkpoint that the model has no place for
+
+
+@dataclass(frozen=True)
 class Built:
     """A module before it has example inputs."""
 
@@ -183,10 +191,16 @@ def without_bars() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def load_weights(cls: AutoClass, root: str, options: Options) -> tuple[PreTrained, tuple[str, ...]]:
+def load_weights(cls: AutoClass, root: str, options: Options) -> tuple[PreTrained, LoadedNames]:
     """The model with its weights, by from_pretrained; and the parameters that the checkpoint lacks."""
-    model, info = cls.from_pretrained(root, output_loading_info=True, **options)
-    return model, tuple(sorted(info.get("missing_keys") or ()))
+    given: Options = {"output_loading_info": True, "ignore_mismatched_sizes": True, **options}
+    with silenced("transformers"):  # it logs a table of these names
+        model, info = cls.from_pretrained(root, **given)
+    for name, stored, wanted in sorted(info.get("mismatched_keys") or ()):
+        raise DeadweightError(
+            f"{printable(name)} has shape {list(stored)} in the checkpoint; expected {list(wanted)}, as the config says"
+        )
+    return model, LoadedNames(*(tuple(sorted(info.get(key) or ())) for key in ("missing_keys", "unexpected_keys")))
 
 
 def load(location: Location, config: Config, trust_remote_code: bool = False) -> Built:
@@ -198,7 +212,9 @@ def load(location: Location, config: Config, trust_remote_code: bool = False) ->
     options |= {"trust_remote_code": True} if trust_remote_code else {}
     try:
         with without_bars():
-            module, missing = load_weights(cls, location.root, options)
+            module, names = load_weights(cls, location.root, options)
+    except DeadweightError:
+        raise
     except Exception as error:  # a stranger's files
         raise DeadweightError(
             f"the weights of {printable(location.name)} cannot be loaded ({reason(error)}); "
@@ -207,7 +223,8 @@ def load(location: Location, config: Config, trust_remote_code: bool = False) ->
     module.eval()
     eager(module)
     quantised = is_quantised(config)
-    return Built(location.name, module, module.config, _random(missing), missing=missing, quantised=quantised)
+    notes = _random(names.missing) + _unread(names.unread)
+    return Built(location.name, module, module.config, notes, missing=names.missing, quantised=quantised)
 
 
 def _cacheless(config: Config) -> Config:
@@ -221,3 +238,8 @@ def _cacheless(config: Config) -> Config:
 def _random(missing: tuple[str, ...]) -> tuple[str, ...]:
     words = f"{len(missing)} parameters are not in the checkpoint and are random, first"
     return (f"{words} {printable(missing[0])}",) if missing else ()
+
+
+def _unread(names: tuple[str, ...]) -> tuple[str, ...]:
+    words = f"{len(names)} tensors of the checkpoint are not read by the model that its config describes, first"
+    return (f"{words} {printable(names[0])}",) if names else ()

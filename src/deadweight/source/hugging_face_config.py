@@ -21,6 +21,9 @@ from deadweight.source.type_aliases import Config, RawConfig
 ADAPTER = "adapter_config.json"
 REPORT = "deadweight.json"  # that `reduce` writes beside the weights
 CODE = re.compile(r"(?P<path>[^:]+)\.py(?::(?P<name>[\w.]*))?")  # mypkg/model.py:build
+SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")  # package.module:callable
+COUNT_OF_LAYERS = re.compile(r"(n|num)_(\w+_)?layers?")
+MOST_LAYERS = 10_000
 EXPECTED = "expected a folder, a config.json, a .gguf file, a hub id, or package.module:callable"
 MERGE = "expected weights that it is merged into (peft: model.merge_and_unload(), then save_pretrained)"
 HUB = ("huggingface_hub", "huggingface_hub.utils._http")  # its client logs every retry
@@ -39,7 +42,7 @@ class Location:
 def locate(spec: str) -> Location:
     """Where the model is that a folder, a hub id or a file name means."""
     path = Path(spec).expanduser()
-    _refuse_code(spec)
+    refuse_code(spec)
     if path.suffix.lower() == ".gguf":
         return _gguf(spec, path)
     if path.is_dir():
@@ -58,12 +61,23 @@ def locate(spec: str) -> Location:
             f"{printable(spec)} is a {path.suffix or 'plain'} file; expected config.json or a .gguf, or the folder "
             "that holds weights and config"
         )
+    if path.is_symlink() and not path.exists():
+        raise DeadweightError(f"{printable(spec)} is a link to nothing; expected a link to a model")
+    if SPEC.fullmatch(spec) and not path.exists():
+        raise DeadweightError(
+            f"{printable(spec)} is code, which this command does not take; expected a Hugging Face folder or hub id"
+        )
+    if ":" in spec and not path.exists():
+        raise DeadweightError(
+            f"{printable(spec)} does not exist, and a hub id has no colon; expected a path, a hub id, or "
+            "package.module:callable with dots between packages"
+        )
     if not path.is_file() and (path.suffix == ".json" or spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise DeadweightError(f"{printable(spec)} does not exist; expected a folder, a config.json or a .gguf file")
     return Location(spec, str(path) if path.is_file() else spec)
 
 
-def _refuse_code(spec: str) -> None:
+def refuse_code(spec: str) -> None:
     """Raise for the path of a Python file, with the name that would be understood."""
     match = CODE.fullmatch(spec)
     if match is not None:
@@ -94,9 +108,21 @@ def read_config(location: Location, trust_remote_code: bool = False) -> Config:
     options = {"gguf_file": location.gguf} if location.gguf else {"trust_remote_code": trust_remote_code}
     try:
         with silenced(*HUB):
-            return AutoConfig.from_pretrained(location.root, **options)
+            config = AutoConfig.from_pretrained(location.root, **options)
     except Exception as error:  # the code that reads a config raises many kinds
         raise DeadweightError(_refusal(location, error)) from error
+    _refuse_endless(location, config)
+    return config
+
+
+def _refuse_endless(location: Location, config: Config) -> None:
+    """Raise for a number of layers that would take hours to build."""
+    for part in configs(config):
+        for key, value in part.to_dict().items():
+            if COUNT_OF_LAYERS.fullmatch(key) and isinstance(value, int) and value > MOST_LAYERS:
+                raise DeadweightError(
+                    f"{printable(location.name)} has {printable(key)} = {value:,}; expected at most {MOST_LAYERS:,}"
+                )
 
 
 def _check_type(location: Location, raw: RawConfig, trust_remote_code: bool) -> None:

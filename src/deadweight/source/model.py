@@ -15,7 +15,7 @@ from deadweight.errors import DeadweightError
 from deadweight.source import factory, hugging_face
 from deadweight.source.blocks import Blocks, Record, collapse
 from deadweight.source.checkpoint_files import refuse_pickle
-from deadweight.source.examples import example_inputs, left_out, run
+from deadweight.source.examples import depends_on_data, example_inputs, left_out, refuse_too_long, run
 from deadweight.source.guessed_inputs import guess_inputs
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.module_copies import copy_tensors, share_tensors
@@ -143,9 +143,9 @@ def collapse_after_trial(source: Source) -> Source:
     try:
         with record.skimming():
             record.watch(lambda watch: call_model(trial, source, watch))
-    except Exception:  # noqa: BLE001 - the model is run again below, and its error reported
+    except Exception as error:  # noqa: BLE001 - the model is run again below, and its error reported
         record.reset()
-        if source.has_weights:
+        if source.has_weights or not (depends_on_data(error) or isinstance(error, NotImplementedError)):
             run_or_refuse(source.name, lambda: call_model(share_tensors(source.module), source))
     notes = kept_note(held, held_tensors(trial))
     return replace(source, blocks=collapse(source.module, record), notes=source.notes + notes)
@@ -213,6 +213,8 @@ def as_source(built: hugging_face.Built, spec: ModelSpec) -> Source:
         )
     parameters = list(module.parameters())
     has_weights = not any(p.is_meta for p in parameters)
+    if given is not None and config is not None and not has_weights:
+        refuse_too_long(config, inputs)
     device = parameters[0].device if parameters else torch.device("cpu")
     floats = [p.dtype for p in parameters if p.is_floating_point()]
     args, kwargs = inputs.on(

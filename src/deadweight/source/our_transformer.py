@@ -157,7 +157,7 @@ def open_theirs(spec: str) -> PreTrained:
     name = family.base if family.causal is None or wanted == family.base else family.causal
     options: Options = {"config": config, "dtype": "auto", "use_safetensors": True, **family.options}
     with without_bars():
-        model, missing = load_weights(getattr(transformers, name), location.root, options)
-    if missing:
-        raise DeadweightError(f"{spec} has no {missing[0]}; expected a complete checkpoint of a {name}")
+        model, names = load_weights(getattr(transformers, name), location.root, options)
+    if names.missing:
+        raise DeadweightError(f"{spec} has no {names.missing[0]}; expected a complete checkpoint of a {name}")
     return model

@@ -67,7 +67,13 @@ class WrittenInputs:
         """Integers below the rows of the first table, or of the smallest where the model does not run on those."""
         choices = [self.make(high) for high in bounds(module)]
         inputs, _ = first_that_runs(share_tensors(module), choices)
-        return choices[-1] if inputs is None else inputs
+        return in_precision_of(module, choices[-1] if inputs is None else inputs)
+
+
+def in_precision_of(module: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs with their floats in the dtype of the module's first float parameter: a bfloat16 model takes those."""
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+    return inputs if dtype is None else inputs.cast(dtype)
 
 
 def bounds(module: nn.Module) -> list[int]:
@@ -80,7 +86,7 @@ def read_inputs(written: str, module: nn.Module) -> Inputs:
     """What `--inputs` says: a safetensors file, whose names are those of forward's arguments, or shapes."""
     if written.endswith(".safetensors"):
         return Inputs(kwargs=read_tensors(Path(written)))
-    return WrittenInputs(tuple(map(parse_tensor, written.split(",")))).choose(module)
+    return WrittenInputs(parse_tensors(written)).choose(module)
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -91,6 +97,16 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f"inputs {printable(file)} cannot be read ({reason(error)}); expected a safetensors file with one tensor "
             "for every argument of forward, under its name"
         ) from error
+
+
+def parse_tensors(written: str) -> tuple[WrittenTensor, ...]:
+    """The tensors of one call; raises for an argument that is named twice."""
+    tensors = tuple(map(parse_tensor, written.split(",")))
+    names = [t.name for t in tensors if t.name]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DeadweightError(f"found inputs for {printable(twice)} twice; expected one shape for every argument")
+    return tensors
 
 
 def parse_tensor(word: str) -> WrittenTensor:
