@@ -165,7 +165,9 @@ class Job:
     started: float
 
 
-def run_types(todo: list[tuple[str, str]], record: Record, workers: int, seconds: int, file: Path) -> Record:
+def run_types(
+    todo: list[tuple[str, str]], record: Record, workers: int, seconds: int, file: Path, code: str = ""
+) -> Record:
     """The record with these types, saved now and then and at the end, also of a run that is interrupted."""
     context = multiprocessing.get_context("fork")  # torch and transformers are imported once, in one thread
     if todo:
@@ -180,7 +182,7 @@ def run_types(todo: list[tuple[str, str]], record: Record, workers: int, seconds
                     running.append(start_job(context, *waiting.pop(), seconds))
                 for job in finished_jobs(running, seconds * PATIENCE):
                     running.remove(job)
-                    record = record.with_entry(TypeEntry.from_row(collect(job)))
+                    record = record.with_entry(TypeEntry.from_row(collect(job) | {"code": code}))
                     bar.update(task, advance=1, description=job.model_type)
                 if time.monotonic() - saved > SAVING:
                     record.save(file)
@@ -260,6 +262,7 @@ def main(
     seconds: Annotated[int, typer.Option(help="Processor time for each type; its narrow clone gets as much.")] = 20,
     workers: Annotated[int, typer.Option(help="Processes at a time.")] = 2,
     redo: Annotated[str, typer.Option(help="Run these results again: crash,timeout,nothing.")] = "",
+    code: Annotated[str, typer.Option(help="The commit, for the record.")] = "",
     read: Annotated[bool, typer.Option("--read", help="Run nothing.")] = False,
     file: Annotated[Path, typer.Option("--record", help="The record.")] = RECORD,
     pages: Annotated[Path | None, typer.Option(help="Write the pages into this folder.")] = None,
@@ -275,7 +278,7 @@ def main(
             "torch": torch.__version__.split("+")[0],
         }
         todo = choose_types(record, kind, types, redo, versions)
-        record = run_types(todo, record.for_versions(versions), workers, seconds, file)
+        record = run_types(todo, record.for_versions(versions), workers, seconds, file, code)
     if pages is not None:
         write_pages(record, pages)
     if page is not None:

@@ -35,6 +35,7 @@ class TypeEntry:
     biases: tuple[Row, ...] = ()
     unknown: tuple[Row, ...] = ()
     claims: tuple[tuple[str, int], ...] = ()  # law and number of claims, where only the coverage benchmark ran
+    code: str = ""  # the commit that was run; nothing for the first entries, which do not say it
 
     @classmethod
     def from_row(cls, row: Row) -> TypeEntry:
