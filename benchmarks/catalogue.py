@@ -56,7 +56,7 @@ RECORD = ROOT / "benchmarks" / "results" / "catalogue.json.gz"
 CATALOGUED = ("causal", "masked", "base")  # the kinds of types that coverage.py counts
 PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended
 ENDING = 10  # seconds in which a process that has closed its pipe ends
-SAVING = 20  # seconds between two savings of the record: a run that is killed loses no more than this
+SAVING = 60  # seconds between two savings of the record: a run that is killed loses no more than this
 PATH = re.compile(r"/\S+/config\.json")  # of the folder that a process made for itself
 Row = dict[str, Any]
 

@@ -9,7 +9,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ class Record:
 
 def slim_row(entry: TypeEntry) -> Row:
     """An entry without its empty fields."""
-    return {k: v for k, v in asdict(entry).items() if v not in ("", 0, 0.0, (), [])}
+    values = {f.name: getattr(entry, f.name) for f in fields(entry)}  # asdict copies every row: half of the time
+    return {k: v for k, v in values.items() if v not in ("", 0, 0.0, (), [])}
 
 
 def split_step(step: str) -> tuple[str, ...]:
