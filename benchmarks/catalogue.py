@@ -18,7 +18,6 @@ import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
-import re
 import resource
 import time
 import warnings
@@ -32,7 +31,7 @@ import transformers
 import typer
 from catalogue_pages import summary_page, write_pages
 from catalogue_record import Record, TypeEntry
-from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened
+from coverage import KINDS, MEMORY, NO_MEMORY, PATH, Expired, attempt, deadline, in_words, opened
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -57,7 +56,6 @@ CATALOGUED = ("causal", "masked", "base")  # the kinds of types that coverage.py
 PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended
 ENDING = 10  # seconds in which a process that has closed its pipe ends
 SAVING = 60  # seconds between two savings of the record: a run that is killed loses no more than this
-PATH = re.compile(r"/\S+/config\.json")  # of the folder that a process made for itself
 Row = dict[str, Any]
 
 
