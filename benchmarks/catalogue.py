@@ -31,7 +31,8 @@ import transformers
 import typer
 from catalogue_pages import summary_page, write_pages
 from catalogue_record import Record, TypeEntry
-from coverage import KINDS, MEMORY, NO_MEMORY, PATH, Expired, attempt, deadline, in_words, opened
+from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened
+from coverage_words import PATH
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -42,6 +42,7 @@ import transformers
 import typer
 from coverage_evidence import examined
 from coverage_report import Attempt, markdown, read, report, write
+from coverage_words import PATH
 from foreign_operators import skip_fakes
 from rich.console import Console
 from rich.progress import track
@@ -81,7 +82,6 @@ CAUSES = {  # why a type is not audited: a pattern of the error, and the words f
 GUARD = r"TraceError: GuardOnDataDependentSymNode: .*?(\(Size-like symbols: [^)]*\)|…|$)"
 OWN_WIDTH = "at its own width"
 NO_MEMORY = "can't allocate memory"
-PATH = re.compile(r"/\S+/config\.json")  # of the folder that an attempt made for itself
 EXAMINING = 60  # seconds
 MEMORY = 14 << 30  # bytes of address space: a type that wants more fails by itself and not with the machine
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coverage_words import WORDS
+from coverage_words import WORDS, plain
 from rich.console import Console
 
 from deadweight.report.record import load_record
@@ -35,7 +35,7 @@ def grouped(attempts: list[Attempt]) -> dict[tuple[str, str], list[str]]:
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for a in attempts:
         if a.status not in ("proofs", "clean"):
-            groups[a.status, a.reason].append(a.type)
+            groups[a.status, plain(a.reason)].append(a.type)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 

@@ -7,6 +7,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+
+from deadweight.claims.point import Point
+from deadweight.graph.canonical import canonical
+from deadweight.graph.trace import trace
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +57,46 @@ def test_a_narrow_clone_that_takes_too_long_gives_way_to_the_model_at_its_own_wi
 )
 def test_a_reason_is_in_words_and_names_no_folder(coverage: ModuleType, why: str, words: str) -> None:
     assert coverage.in_words(why) == words
+
+
+class StartsAtZero(nn.Module):
+    """A decoder that starts at zeros, and one whose start is zero by accident: two parameters cancel."""
+
+    def __init__(self, cancelled: bool) -> None:
+        super().__init__()
+        self.cancelled, self.project = cancelled, nn.Linear(4, 4)
+        self.plus, self.minus = nn.Parameter(torch.ones(4)), nn.Parameter(-(torch.ones(4) ** 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = (
+            x * self.minus.exp() * (self.plus + self.minus * self.plus**2) if self.cancelled else torch.zeros_like(x)
+        )
+        return x + self.project(start)
+
+
+@pytest.mark.parametrize(("cancelled", "told"), [(False, True), (True, False)])
+def test_a_weight_that_multiplies_zeros_is_told_from_one_that_does_so_at_one_point(
+    benchmark: Callable[[str], ModuleType], cancelled: bool, told: bool
+) -> None:
+    evidence = benchmark("coverage_evidence")
+    module, x = StartsAtZero(cancelled).double(), torch.randn(3, 4, dtype=torch.float64)
+    graph = canonical(trace(module, (x,), {}))
+    here = Point(graph, dict(graph.tensors), {graph.inputs[0]: x})
+    points = [here, Point(graph, evidence.moved_parameters(graph, dict(graph.tensors)), here.inputs)]
+    weight = graph.node_of["project.weight"]
+    assert evidence.multiplies_zeros(graph, weight, [here])
+    assert evidence.multiplies_zeros(graph, weight, points) == told
+    assert not evidence.multiplies_zeros(graph, graph.node_of["project.bias"], points)
+
+
+def test_a_reason_with_many_attempts_is_told_in_one_line(benchmark: Callable[[str], ModuleType]) -> None:
+    plain = benchmark("coverage_words").plain
+    first = "no narrow clone of /tmp/x/config.json runs: width 8 fails with DeadweightError: A"
+    both = f"{first}; the last attempt fails with B"
+    told = "no narrow clone runs either: A"
+    assert (
+        plain(f"cannot be built: DeadweightError: {both}")
+        == f"it ran on none of the example inputs that were tried; {told}"
+    )
+    assert plain(f"cannot be traced: C; no evidence could be taken either: {both}") == f"cannot be traced: C; {told}"
+    assert plain("more than 60 s") == "more than 60 s"
