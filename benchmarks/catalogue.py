@@ -18,6 +18,7 @@ import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import resource
 import time
 import warnings
@@ -31,8 +32,9 @@ import transformers
 import typer
 from catalogue_pages import summary_page, write_pages
 from catalogue_record import Record, TypeEntry
-from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened
+from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened, with_libraries
 from coverage_words import PATH
+from foreign_operators import skip_fakes
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -54,7 +56,7 @@ from deadweight.version import __version__
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "catalogue.json.gz"
 CATALOGUED = ("causal", "masked", "base")  # the kinds of types that coverage.py counts
-PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended
+PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended; longer on a busy machine
 ENDING = 10  # seconds in which a process that has closed its pipe ends
 SAVING = 60  # seconds between two savings of the record: a run that is killed loses no more than this
 Row = dict[str, Any]
@@ -81,6 +83,7 @@ def examine(kind: str, model_type: str, *, as_narrow: bool = False) -> Row:
             form, source = f"{form}, narrow", narrow(source)
     except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
         return {"status": "nothing", "reason": in_words(reason(error))}
+    form = with_libraries(form, source)
     try:
         return {"form": form, **prove(source)}
     except TraceError:
@@ -179,7 +182,7 @@ def run_types(
             while waiting or running:
                 while waiting and len(running) < workers:
                     running.append(start_job(context, *waiting.pop(), seconds))
-                for job in finished_jobs(running, seconds * PATIENCE):
+                for job in finished_jobs(running, seconds * PATIENCE * crowding()):
                     running.remove(job)
                     record = record.with_entry(TypeEntry.from_row(collect(job) | {"code": code}))
                     bar.update(task, advance=1, description=job.model_type)
@@ -218,6 +221,11 @@ def answer_type(pipe: Any, kind: str, model_type: str, seconds: int) -> None:
         else:
             row |= {"status": "crash", "reason": reason(error)}
     pipe.send(row)
+
+
+def crowding() -> float:
+    """How many processes share a core, at least one: as many times as long an answer may take."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def finished_jobs(running: list[Job], patience: float) -> list[Job]:
@@ -269,6 +277,7 @@ def main(
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    skip_fakes("torchvision::")
     record = Record.load(file)
     if not read:
         versions = {

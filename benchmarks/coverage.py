@@ -300,7 +300,8 @@ def run(
     if not todo:
         raise DeadweightError(f"no type of {', '.join(kinds)} is called {types}")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    attempts = read(json_file)[1] if json_file is not None and json_file.exists() else []
+    earlier, attempts = read(json_file) if json_file is not None and json_file.exists() else ({}, [])
+    setting |= {"notes": earlier["notes"]} if "notes" in earlier else {}
     wanted_again = [a for a in attempts if a.status in redo.split(",") or ("old" in redo and a.code != setting["code"])]
     again = {(a.kind, a.type) for a in wanted_again} & set(todo)
     done = {(a.kind, a.type) for a in attempts} - again
