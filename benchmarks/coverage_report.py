@@ -16,6 +16,7 @@ from rich.console import Console
 from deadweight.report.record import load_record
 
 COUNTED = re.compile(r"unexplained: \d+ of \d+ elements have no gradient in a narrow clone")
+UNTOLD = "unexplained: no gradient in a narrow clone, searched before reasons were told"
 CATALOGUE = RESULTS / "catalogue.json.gz"
 
 
