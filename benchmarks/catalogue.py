@@ -18,7 +18,7 @@ import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
-import re
+import os
 import resource
 import time
 import warnings
@@ -32,7 +32,9 @@ import transformers
 import typer
 from catalogue_pages import summary_page, write_pages
 from catalogue_record import Record, TypeEntry
-from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened
+from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened, with_libraries
+from coverage_words import PATH
+from foreign_operators import skip_fakes
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -54,10 +56,9 @@ from deadweight.version import __version__
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "catalogue.json.gz"
 CATALOGUED = ("causal", "masked", "base")  # the kinds of types that coverage.py counts
-PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended
+PATIENCE = 20  # a process that takes so many times its processor time of wall time is ended; longer on a busy machine
 ENDING = 10  # seconds in which a process that has closed its pipe ends
-SAVING = 20  # seconds between two savings of the record: a run that is killed loses no more than this
-PATH = re.compile(r"/\S+/config\.json")  # of the folder that a process made for itself
+SAVING = 60  # seconds between two savings of the record: a run that is killed loses no more than this
 Row = dict[str, Any]
 
 
@@ -82,6 +83,7 @@ def examine(kind: str, model_type: str, *, as_narrow: bool = False) -> Row:
             form, source = f"{form}, narrow", narrow(source)
     except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
         return {"status": "nothing", "reason": in_words(reason(error))}
+    form = with_libraries(form, source)
     try:
         return {"form": form, **prove(source)}
     except TraceError:
@@ -165,7 +167,9 @@ class Job:
     started: float
 
 
-def run_types(todo: list[tuple[str, str]], record: Record, workers: int, seconds: int, file: Path) -> Record:
+def run_types(
+    todo: list[tuple[str, str]], record: Record, workers: int, seconds: int, file: Path, code: str = ""
+) -> Record:
     """The record with these types, saved now and then and at the end, also of a run that is interrupted."""
     context = multiprocessing.get_context("fork")  # torch and transformers are imported once, in one thread
     if todo:
@@ -178,9 +182,9 @@ def run_types(todo: list[tuple[str, str]], record: Record, workers: int, seconds
             while waiting or running:
                 while waiting and len(running) < workers:
                     running.append(start_job(context, *waiting.pop(), seconds))
-                for job in finished_jobs(running, seconds * PATIENCE):
+                for job in finished_jobs(running, seconds * PATIENCE * crowding()):
                     running.remove(job)
-                    record = record.with_entry(TypeEntry.from_row(collect(job)))
+                    record = record.with_entry(TypeEntry.from_row(collect(job) | {"code": code}))
                     bar.update(task, advance=1, description=job.model_type)
                 if time.monotonic() - saved > SAVING:
                     record.save(file)
@@ -217,6 +221,11 @@ def answer_type(pipe: Any, kind: str, model_type: str, seconds: int) -> None:
         else:
             row |= {"status": "crash", "reason": reason(error)}
     pipe.send(row)
+
+
+def crowding() -> float:
+    """How many processes share a core, at least one: as many times as long an answer may take."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def finished_jobs(running: list[Job], patience: float) -> list[Job]:
@@ -260,6 +269,7 @@ def main(
     seconds: Annotated[int, typer.Option(help="Processor time for each type; its narrow clone gets as much.")] = 20,
     workers: Annotated[int, typer.Option(help="Processes at a time.")] = 2,
     redo: Annotated[str, typer.Option(help="Run these results again: crash,timeout,nothing.")] = "",
+    code: Annotated[str, typer.Option(help="The commit, for the record.")] = "",
     read: Annotated[bool, typer.Option("--read", help="Run nothing.")] = False,
     file: Annotated[Path, typer.Option("--record", help="The record.")] = RECORD,
     pages: Annotated[Path | None, typer.Option(help="Write the pages into this folder.")] = None,
@@ -267,6 +277,7 @@ def main(
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    skip_fakes("torchvision::")
     record = Record.load(file)
     if not read:
         versions = {
@@ -275,7 +286,7 @@ def main(
             "torch": torch.__version__.split("+")[0],
         }
         todo = choose_types(record, kind, types, redo, versions)
-        record = run_types(todo, record.for_versions(versions), workers, seconds, file)
+        record = run_types(todo, record.for_versions(versions), workers, seconds, file, code)
     if pages is not None:
         write_pages(record, pages)
     if page is not None:

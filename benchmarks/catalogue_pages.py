@@ -62,8 +62,9 @@ def summary_page(record: Record) -> str:
         f"**{len(proved)} of {len(full.entries)} types have redundant parameters by proof.** A type counts once for "
         f"each kind ({', '.join(kinds)}) that transformers registers it for. transformers "
         f"{record.versions['transformers']}, torch {record.versions['torch']}. Proofs, biases and dimensions are "
-        f"recorded for {len(record.entries)} of them so far; for the others the record of the coverage benchmark says "
-        "which laws hold.",
+        f"{recorded(record, len(full.entries))}",
+        "",
+        processor_time(record),
         "",
         "The catalogue itself is part of the site (`catalogue/index.html`): search, sort and filter, a page for each "
         "type with the proof of every cell, and everything as JSON. Without the site:",
@@ -84,6 +85,28 @@ def summary_page(record: Record) -> str:
         "Written by `benchmarks/catalogue.py`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def recorded(record: Record, n_types: int) -> str:
+    """For how many types there are proofs, and what stands in for the others."""
+    if len(record.entries) >= n_types:
+        return "recorded for all of them."
+    others = "for the others the record of the coverage benchmark says which laws hold."
+    return f"recorded for {len(record.entries)} of them so far; {others}"
+
+
+def processor_time(record: Record) -> str:
+    """How long all entries took together, and which commits they are of."""
+    minutes = sum(entry.seconds for entry in record.entries) / 60
+    states = Counter(entry.code for entry in record.entries)
+    said = [
+        f"{n} of {f'commit {code}' if code else 'an earlier state, which they do not name'}"
+        for code, n in states.items()
+    ]
+    return (
+        f"The {len(record.entries)} entries took {minutes:.0f} minutes of processor time together, which is half as "
+        f"many on two cores ({minutes / 2:.0f}). Entries: {', '.join(said)}."
+    )
 
 
 def law_codes(entry: TypeEntry) -> set[str]:

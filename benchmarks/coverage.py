@@ -9,11 +9,14 @@ python benchmarks/coverage.py --read benchmarks/results/coverage.json --markdown
 Each type's default config is cut to as few layers as show every kind of layer (widths stay) and built on the meta
 device; where that does not run the config is taken whole, and a default that is incomplete is taken narrow. Then it
 goes the way of every audit: open, trace, canonical form, search. A type without proofs falls back to evidence, the
-gradients of its narrow clone. With --narrow the narrow clone is traced, and the model at its own width where no clone
-runs; there every claim is tested by evidence as well, and biases without a gradient that no claim explains are listed.
-A backbone of timm, which is not installed, is replaced by a ResNet of transformers. Attempts already in the JSON
-file are kept: a run that was stopped goes on; --redo makes those of some results again (old: those of another state of
-the code than --code names). Time is processor time.
+gradients of its narrow clone. With --narrow the narrow clone is traced; there every claim is tested by evidence as
+well, and biases without a gradient that no claim explains are listed. Where no clone runs, or none in time, the model
+is taken at its own width, with as much time again.
+
+A backbone of timm is replaced by a ResNet of transformers, unless timm is installed: then the record says of which
+types it is a part (`pip install --no-deps --target SITE timm torchvision`, and SITE on PYTHONPATH). Attempts already in
+the JSON file are kept: a run that was stopped goes on; --redo makes those of some results again (old: those of another
+state of the code than --code names). Time is processor time.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +42,8 @@ import transformers
 import typer
 from coverage_evidence import examined
 from coverage_report import Attempt, markdown, read, report, write
+from coverage_words import PATH
+from foreign_operators import skip_fakes
 from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
@@ -59,15 +65,22 @@ KINDS = {
     "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "base": auto.MODEL_MAPPING_NAMES,
 }
+ARGUMENT = r"'\w+'"
 CAUSES = {  # why a type is not audited: a pattern of the error, and the words for it
     r"requires the (\w+) library": "its code needs the {} library, which is not installed here",
     r"(it has no forward method[^;]*)": "{}",
     r"(its forward requires \w+, and the config does not say how to make an example of it)": "{}",
-    r"missing \d+ required positional arguments?: ([^;…]*)": "its forward requires {}, of which no example is known",
+    rf"missing \d+ required positional arguments?: ({ARGUMENT}[^;…]*{ARGUMENT}|{ARGUMENT})(?!,? and '|, ')": (
+        "its forward requires {}, of which no example is known"
+    ),
+    rf"missing \d+ required positional arguments?: ((?:{ARGUMENT}, )*{ARGUMENT})": (
+        "its forward requires {} and more, of which no example is known"
+    ),
     r"cannot be built from its config \((.*?)\); expected a complete": "its default config is incomplete ({})",
     r"(Could not find \w+) neither": "{} in transformers: the mapping names a class that does not exist",
 }
 GUARD = r"TraceError: GuardOnDataDependentSymNode: .*?(\(Size-like symbols: [^)]*\)|…|$)"
+OWN_WIDTH = "at its own width"
 NO_MEMORY = "can't allocate memory"
 EXAMINING = 60  # seconds
 MEMORY = 14 << 30  # bytes of address space: a type that wants more fails by itself and not with the machine
@@ -85,6 +98,7 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
             form, source = narrowed(form, source)
     except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
         return {"status": "nothing", "reason": in_words(reason(error))}
+    form = with_libraries(form, source)
     try:
         graph = canonical(trace(source.module, source.args, source.kwargs))
         prover = search(graph)
@@ -100,6 +114,12 @@ def attempt(kind: str, model_type: str, *, as_narrow: bool = False) -> dict[str,
     status = "proofs" if claims else "clean"
     result = {"status": status, "reason": "", "form": form, "nodes": len(graph.nodes), "claims": dict(claims)}
     return {**result, "unexplained": in_time(lambda: examined(prover, source))} if as_narrow else result
+
+
+def with_libraries(form: str, source: Source) -> str:
+    """The form, and whether layers of timm are part of the model: they are not part of transformers."""
+    parts = {type(module).__module__.partition(".")[0] for module in source.module.modules()}
+    return f"{form}, with timm {metadata.version('timm')}" if "timm" in parts else form
 
 
 def in_time(examine: Callable[[], dict[str, str]]) -> dict[str, str]:
@@ -120,12 +140,12 @@ def narrowed(form: str, source: Source) -> tuple[str, Source]:
     except DeadweightError:
         if source.refusal is not None:
             raise
-        return f"{form}, at its own width", source
+        return f"{form}, {OWN_WIDTH}", source
 
 
 def in_words(why: str) -> str:
     """The cause of a failure in words, where it is a known one; else the error."""
-    why = re.sub(r"/\S+/config\.json", "its config", why)
+    why = PATH.sub("its config", why)
     for pattern, words in CAUSES.items():
         if match := re.search(pattern, why):
             return words.format(*match.groups())
@@ -137,13 +157,13 @@ def without_proof(source: Source, why: str) -> dict[str, Any]:
     try:
         unknown = list(untraced_evidence(source))
     except DeadweightError as error:  # what a user would read, in one line
-        told = re.sub(r"/\S+/config\.json", "its config", str(error))
+        told = PATH.sub("its config", str(error))
         return {"status": "nothing", "reason": f"cannot be traced: {guarded(why)}; {told}"}
     except Exception as error:  # noqa: BLE001 - our own bug, to be named and counted
         return {"status": "crash", "reason": f"evidence without a graph: {reason(error)}"}
     refused = next((u.why for u in unknown if u.parameter == "*"), None)
-    status = "nothing" if refused else "evidence"
-    return {"status": status, "reason": f"cannot be traced: {guarded(why)}" + (f"; {refused}" if refused else "")}
+    status, told = "nothing" if refused else "evidence", PATH.sub("its config", f"; {refused}" if refused else "")
+    return {"status": status, "reason": f"cannot be traced: {guarded(why)}{told}"}
 
 
 def guarded(why: str) -> str:
@@ -223,13 +243,20 @@ def deadline(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, previous)
 
 
-def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
-    start = time.process_time()
+def attempt_in_time(kind: str, model_type: str, seconds: int, *, as_narrow: bool) -> dict[str, Any]:
     try:
         with deadline(seconds):
-            result = attempt(kind, model_type, as_narrow=as_narrow)
+            return attempt(kind, model_type, as_narrow=as_narrow)
     except Expired as error:
-        result = {"status": "timeout", "reason": str(error)}
+        return {"status": "timeout", "reason": str(error)}
+
+
+def timed(kind: str, model_type: str, seconds: int, as_narrow: bool) -> Attempt:
+    start = time.process_time()
+    result = attempt_in_time(kind, model_type, seconds, as_narrow=as_narrow)
+    if as_narrow and result["status"] == "timeout":
+        wide = attempt_in_time(kind, model_type, seconds, as_narrow=False)
+        result = result if wide["status"] == "timeout" else wide | {"form": f"{wide.get('form', '')}, {OWN_WIDTH}"}
     gc.collect()
     return Attempt(kind, model_type, seconds=round(time.process_time() - start, 2), **result)
 
@@ -248,6 +275,7 @@ def main(
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    skip_fakes("torchvision::")
     setting: dict[str, Any] = {
         "transformers": transformers.__version__,
         "torch": torch.__version__.split("+")[0],
@@ -272,7 +300,8 @@ def run(
     if not todo:
         raise DeadweightError(f"no type of {', '.join(kinds)} is called {types}")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    attempts = read(json_file)[1] if json_file is not None and json_file.exists() else []
+    earlier, attempts = read(json_file) if json_file is not None and json_file.exists() else ({}, [])
+    setting |= {"notes": earlier["notes"]} if "notes" in earlier else {}
     wanted_again = [a for a in attempts if a.status in redo.split(",") or ("old" in redo and a.code != setting["code"])]
     again = {(a.kind, a.type) for a in wanted_again} & set(todo)
     done = {(a.kind, a.type) for a in attempts} - again

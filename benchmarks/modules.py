@@ -45,6 +45,7 @@ from typing import Annotated, Any
 
 import typer
 from corpus.entry import Entry
+from foreign_operators import skip_fakes
 from rich.console import Console
 from rich.progress import track
 
@@ -148,20 +149,6 @@ def build(name: str, limits: Limits) -> tuple[Entry, Any, Any]:
 def entries_of(limits: Limits) -> list[Entry]:
     """The corpus that is asked for."""
     return importlib.import_module(limits.corpus).ENTRIES
-
-
-def skip_fakes(prefix: str) -> None:
-    """Let torchvision be imported without its compiled operators: nothing is registered for them."""
-    import torch
-
-    register = torch.library.register_fake
-
-    def registered(name: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(name, str) and name.startswith(prefix):
-            return lambda function: function
-        return register(name, *args, **options)
-
-    torch.library.register_fake = registered
 
 
 def examined(entry: Entry, module: Any, inputs: Any, limits: Limits, say: Progress) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deadweight.audit.checker import moved_along, replay_motions
-from deadweight.audit.zero_gradients import unmoved_elements
+from deadweight.audit.zero_gradients import same_outputs, unmoved_elements
 from deadweight.claims.claim import Title
 from deadweight.claims.point import Point
 from deadweight.claims.shift_claim import ShiftClaim
@@ -137,3 +137,21 @@ def test_a_unit_that_is_only_flat_far_out_is_no_unmoved_parameter(bias: float) -
     marked = {name: only_first, live: only_first, dead: torch.ones(WIDTH, dtype=torch.bool)}
     left = unmoved_elements(graph, values, lambda _: {graph.inputs[0]: x}, marked)
     assert set(left) == ({dead} if bias == -60.0 else {dead, name})  # no nearby point shows that the other one lives
+
+
+class Elsewhere(Point):
+    """Parameters that choose another path: there an expert gets another number of tokens than in the trace."""
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        raise RuntimeError("shape '[2, 8]' is invalid for input of size 8")
+
+
+def test_parameters_that_choose_another_path_of_a_trace_on_given_values_are_not_unmoved(
+    graph: Graph, point: Point
+) -> None:
+    fixed = replace(graph, specialised=("traced with the values of the example inputs",))
+    assert not same_outputs(replace(point, graph=fixed), Elsewhere(fixed, point.values, point.inputs))
+    assert same_outputs(point, point)
+    with pytest.raises(RuntimeError):  # any other graph has one path: this would be a defect of ours
+        same_outputs(point, Elsewhere(graph, point.values, point.inputs))
