@@ -26,6 +26,7 @@ from typing import Annotated, Any
 import torch
 import transformers
 import typer
+from cache_measured import measured as measured_model
 from cache_report import figure, page
 from cache_rivals import Rival, Samples, blocks, kivi, kvquant, principal, rotated_blocks, turboquant
 from torch.nn import functional as F
@@ -33,7 +34,7 @@ from torch.nn import functional as F
 from deadweight.compress.attention_calls import observing
 from deadweight.compress.cache_moments import CacheMoments, CacheRecorder
 from deadweight.compress.calibration import Batch, token_windows
-from deadweight.compress.code_cache import MeasuredModel, code_and_judge, empty_moments, heal, measure_model
+from deadweight.compress.code_cache import MeasuredModel, code_and_judge, empty_moments, heal
 from deadweight.compress.coded_model import CacheOptions, allocate, with_coded_cache
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import run_model
@@ -46,6 +47,7 @@ from deadweight.source.model import open_complete
 RESULTS = Path(__file__).parent / "results" / "cache.json"
 SHARES = (0.25, 0.19, 0.125, 0.31, 0.1, 0.375, 0.5, 0.6)  # of ours, in the order in which they are run
 TOKENS_AT_ONCE = 8192  # that are judged in one run of the model
+LOGITS = 1024  # positions of a window whose losses are computed at a time
 BIASED_PAIRS = 4  # rotary pairs of the lowest frequencies, which get the biases of `add-key-biases`
 app = typer.Typer(add_completion=False)
 
@@ -75,10 +77,10 @@ def loss_of(model: Any, batches: tuple[Batch, ...]) -> float:
     """Nats per token."""
     total = tokens = 0.0
     for batch in batches:
-        logits = run_model(model, batch).logits[:, :-1].float().flatten(0, 1)
-        goal = batch["input_ids"][:, 1:].flatten()
-        total += float(F.cross_entropy(logits, goal, reduction="sum"))
-        tokens += len(goal)
+        logits, goal = run_model(model, batch).logits[:, :-1], batch["input_ids"][:, 1:]
+        for part, wanted in zip(logits.split(LOGITS, 1), goal.split(LOGITS, 1), strict=True):
+            total += float(F.cross_entropy(part.float().flatten(0, 1), wanted.flatten(), reduction="sum"))
+        tokens += goal.numel()
     return total / tokens
 
 
@@ -170,6 +172,7 @@ def run(
     heal_steps: Annotated[int, typer.Option("--heal", help="Steps of healing.")] = 0,
     heal_text: Annotated[str | None, typer.Option(help="Text to heal on.")] = None,
     others: Annotated[bool, typer.Option(help="Run the other methods too.")] = True,
+    kept: Annotated[Path | None, typer.Option(help="Measurements: read from here, or written there.")] = None,
     results: Path = RESULTS,
 ) -> None:
     rows = [Row(**r) for r in record.read_rows(results)[1]] if results.exists() else []
@@ -178,7 +181,7 @@ def run(
     start = time.perf_counter()
     settings = Settings(text=text, length=1024, heal=heal_steps, heal_text=heal_text)
     job = CompressionJob(source, model, None, settings, precision, silent)
-    work = measure_model(job)
+    work = measured_model(job, kept)
     typer.echo(f"measured in {time.perf_counter() - start:.0f} s", err=True)
     texts = {n: windows_of(work, model, file, windows, length) for n, file in (j.split("=", 1) for j in judge)}
     before = {n: loss_of(source.module, batches) for n, batches in texts.items()}

@@ -43,6 +43,7 @@ from deadweight.slim.install_caches import install_caches
 from deadweight.slim.kernels import decode_token
 
 RESULTS = Path(__file__).parent / "results" / "decode.json"
+ON_CPU = RESULTS.with_name("decode_cpu.json")  # of decode_cpu.py
 BARE = "sdpa_without_mask"
 CONFIGS: dict[str, dict[str, int]] = {
     "LLaMA-1B": {
@@ -444,7 +445,7 @@ def report(results: Path = RESULTS, markdown: Annotated[Path | None, typer.Optio
 def page(setting: dict[str, Any], rows: list[Row]) -> str:
     from decode_report import decode_page
 
-    return decode_page(setting, [asdict(row) for row in rows])
+    return decode_page(setting, [asdict(row) for row in rows], record.read_rows(ON_CPU))
 
 
 if __name__ == "__main__":

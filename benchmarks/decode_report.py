@@ -22,7 +22,11 @@ Repeat it on a GPU with `python benchmarks/decode.py run --config LLaMA-1B --sha
 same with `--config LLaMA-8B --shapes 32x16384`, and `python benchmarks/decode.py report --markdown docs/decode.md`."""
 
 
-def decode_page(setting: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def decode_page(
+    setting: dict[str, Any],
+    rows: list[dict[str, Any]],
+    on_cpu: tuple[dict[str, Any], list[dict[str, Any]]] = ({}, []),
+) -> str:
     lines = [HEAD, "", *summary(rows), "", *decode_table(setting, rows)]
     if prefill := [r for r in rows if r["kind"] == "prefill"]:
         lines += ["", "## Prefill", "", "| model | batch × tokens | | ms |", "| --- " * 4 + "|"]
@@ -32,6 +36,8 @@ def decode_page(setting: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         lines += [f"| {r['model']} | {by(r).split()[0]} | {r['method']} | {r['longest']:,} |" for r in longest]
     if alone := [r for r in rows if r["kind"] == "attention"]:
         lines += ["", *attention_table(setting, alone)]
+    if on_cpu[1]:
+        lines += ["", *cpu_table(*on_cpu)]
     machine = f"torch {setting['torch']}, transformers {setting['transformers']}, {setting['machine']}"
     return "\n".join([*lines, "", AGAIN, "", f"Run with {machine}."]) + "\n"
 
@@ -53,6 +59,25 @@ def attention_table(setting: dict[str, Any], rows: list[dict[str, Any]]) -> list
         numbers = f"{r['share']:.1%} | {1e3 * r['milliseconds']:.0f} | {speed:.0%}"
         lines.append(f"| {r['model']} | {by(r)} | {r['method']} | {numbers} |")
     return lines
+
+
+def cpu_table(setting: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    """Steps on a CPU, by processor time."""
+    lines = [
+        "## On a CPU",
+        "",
+        "Processor time of a step of one row, original and coded cache in turns, float32 (`benchmarks/decode_cpu.py`;",
+        f"torch {setting['torch']}, transformers {setting['transformers']}, {setting['machine']}, a machine that ran",
+        "other things too).",
+        "",
+        "| model | tokens | bytes | threads | original, ms | coded, ms | times the original |",
+        "| --- " * 7 + "|",
+    ]
+    return lines + [
+        f"| {r['model']} | {r['tokens']:,} | {r['share']:.1%} | {r['threads']} | {r['original']:.0f} | "
+        f"{r['coded']:.0f} | {r['coded'] / r['original']:.2f} |"
+        for r in rows
+    ]
 
 
 def by(row: dict[str, Any]) -> str:

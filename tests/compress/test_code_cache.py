@@ -331,6 +331,20 @@ def test_a_model_whose_cache_cannot_be_coded_is_refused(make: Callable, words: A
         compress(model, inputs=words, keep_kv=0.25)
 
 
+def test_large_means_of_keys_are_not_rounded_with_the_model(make: Callable, words: Any, tmp_path: Path) -> None:
+    """Rounding to bfloat16 would move all coded keys by up to 0.2, and those that are read uncoded by nothing."""
+    model = make("qwen2").to(torch.bfloat16)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.fill_(100.0)
+    compress(model, tmp_path / "out", inputs=words, keep_kv=0.5)
+    small = deadweight.load(tmp_path / "out", dtype=torch.bfloat16)
+    for coder in coders(small):
+        assert (coder.key_mean - 100).abs().max() < 20
+        assert not torch.equal(coder.key_mean, coder.key_mean.bfloat16().float())
+        assert coder.key_decode.dtype == torch.bfloat16
+
+
 def test_healing_lowers_the_error_with_codes_in_the_loop() -> None:
     result = compress("demo", bits=1.5, text="embedded", windows=64, length=64, heal=100, heal_rate=1e-4)
     assert isinstance(result, CacheCompression) and result.before_healing is not None

@@ -68,7 +68,7 @@ def test_a_cache_of_another_model_is_refused(small: Any) -> None:
     other = copy.deepcopy(small)
     for part in other.modules():
         if hasattr(part, "coder"):
-            part.coder.value_mean += 1
+            part.coder.value_mean.add_(1)
     with pytest.raises(ValueError, match="codes of another model"):
         decoded(other, IDS[:2, 9:10], cache)
 

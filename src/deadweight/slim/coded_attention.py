@@ -22,6 +22,7 @@ from .kernels import decode_token, decodes
 
 # The name of this attention implementation in transformers; a checkpoint brings a copy of this file along.
 NAME = f"deadweight_coded_{zlib.crc32(__name__.encode()):x}"
+SCORES = 1 << 26  # products of queries and keys that are held at a time
 
 
 def coded_attention(
@@ -88,13 +89,44 @@ def as_if_cached(
 def with_own_token(
     query: Tensor, exact: tuple[Tensor, Tensor], coded: tuple[Tensor, Tensor], options: AttentionOptions
 ) -> Tensor:
-    """softmax(QKᵀ)V where on the diagonal keys and values are exact, and coded elsewhere."""
+    """softmax(QKᵀ)V where on the diagonal keys and values are exact, and coded elsewhere.
+
+    Scores of a long text would take more memory than the model, so queries come in parts unless gradients are needed.
+    """
     groups = query.shape[1] // coded[0].shape[1]
-    (key, value), (coded_key, coded_value) = ([x.repeat_interleave(groups, 1) for x in pair] for pair in (exact, coded))
-    scores = (query @ coded_key.transpose(-1, -2)).diagonal_scatter((query * key).sum(-1), dim1=-2, dim2=-1)
-    weights = softmax(scores, options)
-    own = weights.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    return weights @ coded_value + own * (value - coded_value)
+    own, read = ([x.repeat_interleave(groups, 1) for x in pair] for pair in (exact, coded))
+    tokens = query.shape[2]
+    part = tokens
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        part = max(1, SCORES // max(1, query.shape[0] * query.shape[1] * tokens))
+    starts = range(0, max(tokens, 1), part)
+    return torch.cat([part_with_own_token(query, own, read, options, slice(i, i + part)) for i in starts], 2)
+
+
+def part_with_own_token(
+    query: Tensor, exact: list[Tensor], coded: list[Tensor], options: AttentionOptions, part: slice
+) -> Tensor:
+    """The same for some of the queries; without a mask, later tokens are left out."""
+    tokens = query.shape[2]
+    end = min(part.stop, tokens)
+    read = end if options.causal else tokens
+    query, key, value = query[:, :, part], exact[0][:, :, part], exact[1][:, :, part]
+    coded_key, coded_value = (x[:, :, :read] for x in coded)
+    scores = query @ coded_key.transpose(-1, -2)
+    own = (query * key).sum(-1)
+    scores = scores.diagonal_scatter(own, offset=part.start, dim1=-2, dim2=-1)
+    weights = softmax(scores, of_part(options, part.start, end, query.device))
+    kept = weights.diagonal(offset=part.start, dim1=-2, dim2=-1).unsqueeze(-1)
+    return weights @ coded_value + kept * (value - coded_value[:, :, part])
+
+
+def of_part(options: AttentionOptions, start: int, end: int, device: torch.device) -> AttentionOptions:
+    """The options for these queries alone."""
+    if options.causal and start > 0:
+        seen = torch.ones(end - start, end, dtype=torch.bool, device=device).tril(start)
+        return options._replace(mask=seen, causal=False)
+    mask = options.mask
+    return options if mask is None or mask.shape[-2] == 1 else options.with_mask(mask[..., start:end, :])
 
 
 def on_rows(

@@ -59,8 +59,8 @@ class Coder(nn.Module):
     predict: Tensor
     value_encode: Tensor
     value_decode: Tensor
-    key_mean: Tensor
-    value_mean: Tensor
+    key_mean_bits: Tensor
+    value_mean_bits: Tensor
     pair_places: Tensor
     rates: Tensor
 
@@ -76,15 +76,26 @@ class Coder(nn.Module):
             ("predict", sets, keys, spec.set_values),
             ("value_encode", sets, values, spec.set_values),
             ("value_decode", sets, values, spec.set_values),
-            ("key_mean", spec.key_heads * spec.d_qk),
-            ("value_mean", spec.key_heads * spec.d_v),
         ):
             self.register_buffer(name, torch.zeros(shape))
+        for name, size in (("key_mean_bits", spec.d_qk), ("value_mean_bits", spec.d_v)):
+            self.register_buffer(name, torch.zeros(spec.key_heads * size, dtype=torch.int32))
         self.enlist()
         self.rounds = True  # False: coordinates are not rounded, to test everything else
         if spec.pairs:
             self.register_buffer("pair_places", torch.zeros(2 * spec.pairs, dtype=torch.int32))
-            self.register_buffer("rates", torch.zeros(spec.pairs, dtype=torch.int32))  # bits of float32: no cast harms
+            self.register_buffer(
+                "rates", torch.zeros(spec.pairs, dtype=torch.int32)
+            )  # bits of float32, as means: no cast harms
+
+    @property
+    def key_mean(self) -> Tensor:
+        """The means of pre-RoPE keys: large where keys have biases, and float32 whatever the model is cast to."""
+        return self.key_mean_bits.view(torch.float32)
+
+    @property
+    def value_mean(self) -> Tensor:
+        return self.value_mean_bits.view(torch.float32)
 
     def enlist(self) -> None:
         """Register this coder under a number: torch operators take only numbers and tensors."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Union
 
 from .codes import LOW_BITS, SHIFT, UNIT, WIDEST, in_low_half
 
-VERSION = 5
+VERSION = 6
 SIGN = "deadweight_slim_checkpoint__load_it_with_trust_remote_code"  # an empty tensor's name, for error messages
 LARGEST_COUNT = 1 << 20  # of heads, or of numbers that are coded together
 SPARE_UNITS = 8  # by which a row may have more units than numbers: units come in eights
