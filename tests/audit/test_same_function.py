@@ -35,3 +35,9 @@ def test_a_model_that_is_traced_as_another_function_gets_no_findings(other: bool
 def test_masked_entries_do_not_count_and_others_are_relative_to_the_largest() -> None:
     a, b = torch.tensor([1.0, -1e30, float("inf"), 4.0]), torch.tensor([1.0, -2e30, 3.0, 5.0])
     assert apart(a, b) == pytest.approx(0.2) and apart(a[1:3], b[1:3]) == 0.0
+
+
+def test_a_number_that_only_the_program_makes_nan_is_a_difference() -> None:
+    nan, number = torch.tensor([float("nan"), 1.0]), torch.tensor([2.0, 1.0])
+    assert apart(nan, number) == float("inf")
+    assert apart(number, nan) == apart(nan, nan) == 0.0

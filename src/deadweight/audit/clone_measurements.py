@@ -99,7 +99,7 @@ def measure(source: Source, prover: Prover, laws: Catalogue, *, complete: bool) 
     measured.identities = identities(prover.claims, prover.graph, known)
     try:
         take_evidence(source, clone, measured)
-    except (RuntimeError, NotImplementedError) as error:  # an operation without a derivative or a float64 kernel
+    except (RuntimeError, IndexError) as error:  # no derivative, no float64 kernel, or an index that is out of range
         measured.untested = first_line(error)
         measured.notes += (f"no evidence was taken: {measured.untested}",)
     if complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -58,8 +59,10 @@ def floats(leaves: Sequence[object]) -> list[Tensor]:
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """The largest relative difference, without infinities, NaN and masked entries."""
+    """The largest relative difference, without masked entries; infinite where the program alone gives NaN."""
     seen = torch.isfinite(a) & torch.isfinite(b) & (a.abs() < MASKED) & (b.abs() < MASKED)
+    if bool((torch.isnan(a) & torch.isfinite(b)).any()):
+        return math.inf
     if not bool(seen.any()):
         return 0.0
     return float((a - b)[seen].abs().max() / b[seen].abs().max().clamp(min=1e-12))

@@ -29,6 +29,7 @@ from deadweight.graph.operations import (
     MUL,
     PERMUTE,
     RESHAPE,
+    SAFE_SOFTMAX,
     SOFTMAX,
     SUB,
     TRANSPOSE,
@@ -82,8 +83,9 @@ def drop_copy(make: Canonicaliser, node: Node) -> Ref | None:
 def drop_overwriting_copy(make: Canonicaliser, node: Node) -> Ref | None:
     """A copy over a whole tensor: the result is the source."""
     source = node.args[1]
-    same = make.shape(source) == node.shape and make.nodes[source.name].is_float == node.is_float
-    return source if same else None
+    before = make.nodes[source.name]
+    same = before.dtype == node.dtype or (before.is_float and node.is_float)  # other casts change numbers
+    return source if same and before.shape == node.shape else None
 
 
 @rewrites("aten.linear")
@@ -321,7 +323,8 @@ def plain_embedding(make: Canonicaliser, node: Node) -> Ref | None:
     return make.emit(f"{node.name}_rows", node.operation, node.args[:2], node.shape, node)
 
 
-@rewrites("aten._softmax", "aten.softmax", "aten.special_softmax")
+@rewrites("aten._softmax", "aten.softmax", "aten.special_softmax", "aten._safe_softmax")
 def plain_softmax(make: Canonicaliser, node: Node) -> Ref:
     args = (node.args[0], node.args[1])
-    return make.emit(f"{node.name}_softmax", SOFTMAX, args, node.shape, node)
+    operation = SAFE_SOFTMAX if node.op == "aten._safe_softmax" else SOFTMAX
+    return make.emit(f"{node.name}_softmax", operation, args, node.shape, node)

@@ -64,7 +64,10 @@ def spell_out_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q·kᵀ·scale + mask)·v with the signature of torch's; key-value heads are repeated for grouped queries."""
+    """softmax(q·kᵀ·scale + mask)·v with the signature of torch's; key-value heads are repeated for grouped queries.
+
+    With a mask, a query that sees no key gets zeros, as in torch.
+    """
     if enable_gqa and key.size(-3) != query.size(-3):
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
@@ -75,7 +78,7 @@ def spell_out_attention(
         scores = scores.masked_fill(~allowed, -math.inf)
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    weights = torch.softmax(scores, -1)
+    weights = torch.softmax(scores, -1) if attn_mask is None else aten._safe_softmax(scores, -1)
     if dropout_p > 0:
         weights = torch.dropout(weights, dropout_p, True)
     return torch.matmul(weights, value)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
+from torch import Tensor
 
 from deadweight.graph.node import Operation
 
 aten = torch.ops.aten
+
+
+def safe_softmax(x: Tensor, axis: int) -> Tensor:
+    """A softmax whose lines of −∞ alone become zeros, not NaN."""
+    hidden = (x == -math.inf).all(axis, keepdim=True)
+    return torch.softmax(x.masked_fill(hidden, 0.0), axis).masked_fill(hidden, 0.0)
+
 
 ADD = Operation("aten.add", aten.add.Tensor)
 SUB = Operation("aten.sub", aten.sub.Tensor)
@@ -17,6 +26,7 @@ DIV = Operation("aten.div", aten.div.Tensor)
 LINEAR = Operation("linear", aten.linear.default)
 MATMUL = Operation("aten.matmul", aten.matmul.default)
 SOFTMAX = Operation("softmax", aten.softmax.int)
+SAFE_SOFTMAX = Operation("softmax", safe_softmax)
 EMBEDDING = Operation("aten.embedding", aten.embedding.default)
 VECTOR_NORM = Operation("aten.linalg_vector_norm", aten.linalg_vector_norm.default)
 DROPOUT = Operation("aten.dropout", aten.dropout.default)

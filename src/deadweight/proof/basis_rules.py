@@ -367,7 +367,9 @@ def named_sums(walk: TurnWalk, node: Node, weights: Ref, slot: Slot) -> Slot:
 @turn_rule(*(POSITIVELY_HOMOGENEOUS - RECURRENT))
 def homogeneous(walk: TurnWalk, node: Node) -> Form:
     """f(s·x) = s·f(x) for s > 0: scales of single coordinates pass."""
-    form = walk.forms[node.args[0].name]
+    form = walk.get(node.args[0])
+    if form is None or any(name in walk.forms for name in node.inputs[1:]):
+        raise Blocked(node.name, node.op, "its slope turns")
     if form.single is None or form.gain is not None:
         raise Blocked(node.name, node.op, "it sees sums of several coordinates")
     walk.turned.single_coordinates()
@@ -471,14 +473,16 @@ def node_count(node: Node) -> int:
 @turn_rule("aten.masked_fill", "aten.where")
 def masked(walk: TurnWalk, node: Node) -> Form:
     """Zeroing masked elements multiplies them by 0 or 1."""
-    picks = node.args[1:] if node.op == "aten.where" else (node.args[0], node.args[2])
+    picks = node.args[1:] if node.op == "aten.where" else (node.args[2], node.args[0])  # where the mask is true, or not
     mask = node.args[0] if node.op == "aten.where" else node.args[1]
     forms = [walk.get(p) for p in picks]
     others = [p for p, f in zip(picks, forms, strict=True) if f is None]
     form = next((f for f in forms if f is not None), None)
     if form is None or len(others) != 1 or others[0] != 0:
         raise Blocked(node.name, node.op, "it replaces turned values by others")
-    return scaled(form, walk.numbers_of(mask).expand(node.shape))
+    kept = walk.numbers_of(mask)
+    kept = kept if forms[0] is not None else field.minus(torch.ones_like(kept), kept)
+    return scaled(form, kept.expand(node.shape))
 
 
 @turn_rule("aten.dropout")

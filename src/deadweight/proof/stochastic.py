@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from deadweight.graph.node import Graph, Ref
+import math
+
+import torch
+
+from deadweight.graph.constants import constant_value
+from deadweight.graph.node import Graph, Node, Ref
+from deadweight.graph.operations import SAFE_SOFTMAX
 
 
 def rows_sum_to_one(graph: Graph, name: str, axis: int) -> bool:
@@ -11,7 +17,7 @@ def rows_sum_to_one(graph: Graph, name: str, axis: int) -> bool:
     rank = len(node.shape)
     axis = axis % rank
     if node.op == "softmax":
-        return int(node.args[1]) % rank == axis
+        return int(node.args[1]) % rank == axis and not hides_a_line(graph, node)
     if not node.args or not isinstance(node.args[0], Ref):
         return False
     before = graph.node(node.args[0])
@@ -26,3 +32,20 @@ def rows_sum_to_one(graph: Graph, name: str, axis: int) -> bool:
     if node.op == "aten.permute":
         return rows_sum_to_one(graph, before.name, node.args[1][axis])
     return False
+
+
+def hides_a_line(graph: Graph, node: Node) -> bool:
+    """Whether a softmax that answers a line of −∞ with zeros meets one, by a mask that is a constant.
+
+    Where data decides on the mask, claims are about data that leaves something to see in every line.
+    """
+    if node.target is not SAFE_SOFTMAX.target:
+        return False
+    scores, axis = graph.node(node.args[0]), int(node.args[1])
+    if scores.op not in ("aten.masked_fill", "aten.add") or not isinstance(scores.args[1], Ref):
+        return False
+    mask = constant_value(graph, scores.args[1].name)
+    if mask is None:
+        return False
+    hidden = mask if mask.dtype == torch.bool else mask == -math.inf
+    return bool(hidden.expand(scores.shape).all(axis).any())

@@ -81,7 +81,7 @@ def embedding(walk: ShiftWalk, node: Node) -> Shift:
 @shift_rule("aten.masked_fill", "aten.where")
 def masked(walk: ShiftWalk, node: Node) -> Shift:
     """A place filled with −∞ may count as shifted by anything; any other choice must agree on both sides."""
-    picks = node.args[1:] if node.op == "aten.where" else (node.args[0], node.args[2])
+    picks = node.args[1:] if node.op == "aten.where" else (node.args[2], node.args[0])  # where the mask is true, or not
     mask = node.args[0] if node.op == "aten.where" else node.args[1]
     if walk.get(mask) is not None:
         raise Blocked(node.name, node.op, "the mask itself is shifted")

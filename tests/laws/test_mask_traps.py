@@ -1,0 +1,177 @@
+"""Masks: what a mask keeps is not what it hides, and a query that sees no key gets no average."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import deadweight
+from deadweight.graph.bind import bind
+from deadweight.graph.canonical import canonical
+from deadweight.graph.evaluate import evaluate
+from deadweight.graph.trace import trace
+
+WIDTH, LENGTH = 6, 5
+X = torch.randn(4, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+MASK = torch.rand(4, LENGTH, 1, generator=torch.Generator().manual_seed(1)) > 0.5
+
+
+def kept(mask: Tensor, x: Tensor) -> Tensor:
+    return torch.where(mask, x, 0.0)
+
+
+def hidden(mask: Tensor, x: Tensor) -> Tensor:
+    return x.masked_fill(mask, 0.0)
+
+
+def shown(mask: Tensor, x: Tensor) -> Tensor:
+    return torch.where(mask, 0.0, x)
+
+
+class BesideLayerNorm(nn.Module):
+    """The mean that LayerNorm ignores is also read behind masks."""
+
+    def __init__(self, first: Callable, second: Callable) -> None:
+        super().__init__()
+        self.write, self.norm, self.read = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.write(x)
+        return self.read(torch.tanh(self.norm(y))), self.first(mask, y) - self.second(mask, y)
+
+
+@pytest.mark.parametrize(("first", "second"), [(kept, hidden), (hidden, kept), (kept, shown), (shown, kept)])
+def test_a_shift_that_a_mask_keeps_does_not_cancel_one_that_it_hides(
+    true_claims: Callable, first: Callable, second: Callable
+) -> None:
+    _, claims = true_claims(BesideLayerNorm(first, second), X, MASK)
+    assert "DW005" not in {claim.code for claim in claims}
+
+
+@pytest.mark.parametrize("pair", [(kept, kept), (hidden, hidden), (hidden, shown)])
+def test_a_shift_that_two_masks_treat_alike_cancels(true_claims: Callable, pair: tuple[Callable, Callable]) -> None:
+    _, claims = true_claims(BesideLayerNorm(*pair), X, MASK)
+    assert "DW005" in {claim.code for claim in claims}
+
+
+class MaskedHalves(nn.Module):
+    def __init__(self, first: Callable, second: Callable) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, 8) for _ in range(3))
+        self.o, self.first, self.second = nn.Linear(8, 9), first, second
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.softmax(self.q(x) @ self.k(x).mT, -1) @ self.v(x)
+        return self.o(torch.cat([self.first(mask, y[..., :4]), self.second(mask, y[..., 4:])], -1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "size"),
+    [(kept, hidden, 2 * 16), (shown, kept, 2 * 16), (kept, kept, 64), (hidden, shown, 64)],
+)
+def test_values_behind_a_mask_do_not_mix_with_those_behind_its_opposite(
+    true_claims: Callable, first: Callable, second: Callable, size: int
+) -> None:
+    _, claims = true_claims(MaskedHalves(first, second), X, MASK)
+    assert sum(claim.dof for claim in claims if claim.code == "DW010") == size
+
+
+class Attention(nn.Module):
+    def __init__(self, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.o = nn.Linear(WIDTH, 3)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        mask = self.mask if mask is None else mask
+        return self.o(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), mask))
+
+
+def visible(*, all_see: bool, additive: bool) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    mask[2] &= all_see
+    return torch.where(mask, 0.0, -math.inf).double() if additive else mask
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("all_see", [False, True])
+def test_a_value_bias_folds_only_if_every_query_sees_a_key(additive: bool, constant: bool, all_see: bool) -> None:
+    mask = visible(all_see=all_see, additive=additive)
+    module = Attention(mask if constant else None).double()
+    given = (X,) if constant else (X, mask)
+    if constant or not additive:  # a mask of floats that is an input is drawn anew, finite everywhere
+        codes = {finding.code for finding in deadweight.audit(module, given).findings}
+        assert ("DW003" in codes) is all_see
+        assert {"DW002", "DW009", "DW010"} <= codes
+
+
+def test_what_attention_answers_a_query_that_sees_no_key_is_traced() -> None:
+    module, mask = Attention().double(), visible(all_see=False, additive=True)
+    graph = canonical(trace(module, (X, mask)))
+    (out,) = evaluate(graph, graph.tensors, bind(graph, (X, mask), {}))
+    assert bool(torch.isfinite(out).all())
+    torch.testing.assert_close(out, module(X, mask))
+
+
+class Overwritten(nn.Module):
+    """A mask that is filled with whole numbers: each that is not zero counts as true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write, self.read = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor, numbers: Tensor) -> Tensor:
+        mask = torch.zeros(numbers.shape, dtype=torch.bool)
+        mask.copy_(numbers)
+        return self.read(self.write(x).masked_fill(mask, 0.0))
+
+
+def test_a_copy_into_a_mask_is_a_cast(true_claims: Callable) -> None:
+    graph, _ = true_claims(Overwritten(), X, 2 * MASK.to(torch.int64))
+    assert [node.dtype for node in graph.nodes.values() if node.op == "aten.copy"] == [torch.bool]
+
+
+class SlopeFromTable(nn.Module):
+    """The slope of a PReLU is looked up: it turns with the table, and PReLU is not linear in it and its input."""
+
+    def __init__(self, *, looked_up: bool) -> None:
+        super().__init__()
+        self.table, self.write, self.read = nn.Embedding(7, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.looked_up = looked_up
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        slope = self.table(tokens).mean((0, 1)) if self.looked_up else torch.full((WIDTH,), 0.1, dtype=x.dtype)
+        return self.read(F.prelu(self.write(x).mT.contiguous(), slope).mT)
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_a_slope_that_turns_ends_the_proof(true_claims: Callable, looked_up: bool) -> None:
+    _, claims = true_claims(SlopeFromTable(looked_up=looked_up), X, torch.randint(0, 7, (4, LENGTH)))
+    moved: set[Any] = {node for claim in claims if claim.verdict == "gauge" for node in (claim.node, *claim.into)}
+    assert not any("table" in node for node in moved)
+    assert sum(claim.dof for claim in claims if claim.code == "DW011") == WIDTH
+
+
+class Bins(nn.Module):
+    """Whole parts of real numbers pick rows: numbers that are drawn may be out of range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.table((3 * x).long()))
+
+
+def test_inputs_that_cannot_be_drawn_end_in_a_note() -> None:
+    result = deadweight.audit(Bins(), (torch.rand(4, 5),))
+    assert result.untested is not None and "out of range" in result.untested
