@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corpus import checkouts, language, networks, recurrent, torch_nn, vision
+from corpus import checkouts, language, networks, recurrent, research, torch_nn, vision
 from corpus.entry import Entry
 
 ENTRIES: list[Entry] = [
@@ -12,4 +12,5 @@ ENTRIES: list[Entry] = [
     *networks.ENTRIES,
     *checkouts.ENTRIES,
     *vision.ENTRIES,
+    *research.ENTRIES,
 ]

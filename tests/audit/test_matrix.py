@@ -114,8 +114,8 @@ def test_gradients_agree_with_every_claim(architecture: str, tmp_path: Path) -> 
         for motion in claim.motions(point):
             assert float(along(stacked, sizes, motion).max()) <= allowed, said(graph, claim)
 
-    taken = Gradients(tuple(grads), (0.0,) * len(grads))
-    zeros = unexplained_zeros(prover.claims, graph, values, lambda seed: inputs[seed], taken)
+    taken = Gradients(tuple(grads), (0.0,) * len(grads), 0)
+    zeros = unexplained_zeros(prover.claims, graph, values, lambda seed: inputs[seed], taken.zero_elements())
     reported = {u.parameter for u in zeros}
     for node, name in graph.parameters.items():
         if node in largest and largest[node].ndim == 1 and "bias" in name:

@@ -56,6 +56,16 @@ def packed(x: Tensor) -> Tensor:
     return nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True).data
 
 
+def beside(m: Any, x: Tensor) -> Tensor:
+    """Three rows that are not shifted, and three that are."""
+    return torch.cat([x, x + m.p], 1)
+
+
+def alike(places: Tensor) -> Tensor:
+    """The same place for all channels."""
+    return places.unsqueeze(-1).expand(2, 3, 4)
+
+
 def twice(y: Tensor, alpha: float) -> Tensor:
     return torch.add(y, y, alpha=alpha)
 
@@ -90,6 +100,11 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x, i: (x + m.p)[..., i % 4], X, TOKENS),
         case(lambda m, x, i: torch.gather(x + m.p, -1, i.unsqueeze(-1) % 4), X, TOKENS),
         case(lambda m, x: (x + m.p)[:, torch.tensor([2, 0])]),
+        case(lambda m, x, i: torch.gather(beside(m, x), 1, alike(i)), X, TOKENS),
+        case(lambda m, x, i: torch.gather(beside(m, x), 1, alike(i)[:1, :2]), X, TOKENS),
+        case(lambda m, x, i: torch.gather(beside(m, x), 1, (alike(i) + torch.arange(4)) % 6), X, TOKENS),
+        case(lambda m, x, i: torch.gather(x + m.p, 1, alike(i) % 3), X, TOKENS),
+        case(lambda m, x, i: beside(m, x).index_select(1, i[0]), X, TOKENS),
         case(lambda m, x, i: (x + m.p).index_select(1, i[0] % 3), X, TOKENS),
         case(lambda m, x, i: (x + m.p).index_select(2, i[0] % 4), X, TOKENS),
     ],
@@ -128,6 +143,12 @@ SOUND: dict[str, list[dict]] = {
     "convolution": [
         case(lambda m, y: F.conv1d(y, m.p), Y, p=KERNEL, groups=ALIKE),
         case(lambda m, y: F.conv1d(y + m.p.view(CHANNELS), m.w), Y, w=KERNEL),
+        case(lambda m, y: F.conv1d(y + m.p.view(CHANNELS), m.w, padding=1), Y, w=KERNEL),
+        case(lambda m, y: F.conv1d(y + m.p.view(CHANNELS), m.w, padding="same"), Y, w=KERNEL),
+        case(lambda m, y: F.conv1d(y + m.p.view(CHANNELS), m.w, stride=2, groups=2), Y, w=KERNEL[:, :2]),
+        case(lambda m, y: F.conv1d(y * m.p.view(CHANNELS), m.w, stride=2), Y, w=KERNEL[..., :1]),
+        case(lambda m, y: F.conv1d(y + m.p, m.w, stride=2, groups=4), Y, w=KERNEL[:, :1, :1], p=b(6)),
+        case(lambda m, y: F.conv1d(y + m.p, m.w), Y, w=KERNEL, p=b(6)),
         case(lambda m, y: F.conv1d(y, m.p, groups=2), Y, p=KERNEL[:, :2], groups=ALIKE[:, :2]),
     ],
     "embedding": [
@@ -191,6 +212,8 @@ SILENT: dict[str, list[dict]] = {
     "index": [
         case(lambda m, x, i: soft((x + m.p)[..., i[0] % 4]), X, TOKENS),
         case(lambda m, x, i: soft((x + m.p).index_select(2, i[0] % 4)), X, TOKENS),
+        case(lambda m, x, i: soft(torch.gather(beside(m, x), 1, alike(i)).mT), X, TOKENS, groups=ONES),
+        case(lambda m, x, i: soft(torch.gather(beside(m, x), 1, alike(i) + torch.arange(4) % 2)), X, TOKENS % 4),
     ],
     "linear_unknown": [case(lambda m, x: soft(torch.cumsum(x + m.p, -1)), groups=ONES)],
     "addition": [
@@ -210,6 +233,9 @@ SILENT: dict[str, list[dict]] = {
     ],
     "convolution": [
         case(lambda m, y: torch.softmax(F.conv1d(y, m.p), -1), Y, p=KERNEL),
+        case(lambda m, y: torch.softmax(F.conv1d(y + m.p.view(CHANNELS), m.w, padding=1), -1), Y, w=KERNEL),
+        case(lambda m, y: torch.softmax(F.conv1d(y + m.p.view(CHANNELS), m.w), 1), Y, w=KERNEL),
+        case(lambda m, y: torch.softmax(F.conv1d(y + m.p, m.w), -1), Y, w=KERNEL, p=b(6)),
         case(lambda m, y: torch.softmax(F.conv1d(y, m.p), 1), SQUARE, p=KERNEL[..., :1], groups=ALIKE[..., :1]),
     ],
     "embedding": [case(lambda m, i: soft(F.embedding(i, m.p)), TOKENS, p=TABLE)],
@@ -451,3 +477,26 @@ def test_a_bias_that_is_read_twice_absorbs_nothing(traced: Callable) -> None:
 
     graph = traced(forward, (X,), p=b(), w=torch.randn(3, 4), q=b(3))
     assert not Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5), "biases").proved
+
+
+def test_rows_that_data_puts_in_order_keep_what_their_channels_share(traced: Callable) -> None:
+    """As a masked autoencoder puts mask tokens between the visible ones; an index per channel mixes the rows."""
+    ordered = lambda m, x, i: soft(torch.gather(beside(m, x), 1, alike(i)))  # noqa: E731
+    graph = traced(ordered, (X, TOKENS), p=b())
+    assert Prover(graph).walk(graph.node_of["p"], ONES).proved
+    assert not Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).proved
+    graph = traced(
+        lambda m, x, i: soft(torch.gather(beside(m, x), 1, i.unsqueeze(-1) + m.o)),
+        (X, TOKENS % 4),
+        p=b(),
+        o=nn.Buffer(torch.arange(4) % 2),
+    )
+    assert not Prover(graph).walk(graph.node_of["p"], ONES).proved
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"groups": 4}, {"padding": "valid"}])
+def test_a_convolution_without_padding_shifts_all_places_alike(traced: Callable, options: dict) -> None:
+    kernel = KERNEL[:, :1] if "groups" in options else KERNEL
+    forward = lambda m, y: torch.softmax(F.conv1d(y + m.p.view(CHANNELS), m.w, **options), -1)  # noqa: E731
+    graph = traced(forward, (Y,), p=b(), w=kernel)
+    assert Prover(graph).walk(graph.node_of["p"], torch.arange(1, 5)).proved

@@ -100,7 +100,8 @@ def moved_along(claims: dict[int, Claim], point: Point) -> tuple[Point, dict[int
             if claim.dof and not any(bool(t.any()) for t in change.values()):
                 faults[place] = "the claimed motion moves nothing"
             changes |= {n: changes[n] + t if n in changes else t for n, t in change.items()}
-        moved = moved.at({n: moved.values[n] + t for n, t in changes.items()})
+            del change
+        moved = moved.at({n: moved.values[n] + changes.pop(n) for n in list(changes)})
     return moved, faults
 
 
@@ -112,7 +113,7 @@ def overlap(one: Values, other: Values) -> bool:
 def motion_of(place: int, claim: Claim, point: Point) -> Values:
     """By how much parameters move along a random finite motion of a claim."""
     moved = claim.member(point, torch.Generator().manual_seed(place))
-    return {n: t - point.values[n] for n, t in moved.items()}
+    return {n: moved.pop(n) - point.values[n] for n in list(moved)}  # one at a time: they may be large
 
 
 def batches(claims: dict[int, Claim]) -> list[dict[int, Claim]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -128,12 +128,14 @@ def take_evidence(source: Source, clone: Clone, measured: Measured) -> None:
     if clone.apart is not None and clone.apart > CLOSE:
         refuse_all(clone, measured)
         return
-    grads = gradients(clone.graph, clone.values, clone.draw)
-    if not grads.draws:
-        measured.notes += ("no gradients were taken: they are not finite for any of the inputs drawn",)
-    test_claims(clone, grads, measured)
-    zeros = unexplained_zeros(clone.prover.claims, clone.graph, clone.values, clone.draw, grads)
+    known = identities(clone.prover.claims, clone.graph, clone.roles)
+    measured.tested.update(known.values())
+    point = Point(clone.graph, clone.values, clone.draw(2))
+    replay_claims(clone, known, point, measured)
+    zero = test_claims(clone, known, point, measured)
+    zeros = unexplained_zeros(clone.prover.claims, clone.graph, clone.values, clone.draw, zero)
     measured.unexplained += tuple(zeros)
+    test_epsilon_claims(clone, known, point, measured)
 
 
 def refuse_all(clone: Clone, measured: Measured) -> None:
@@ -145,11 +147,8 @@ def refuse_all(clone: Clone, measured: Measured) -> None:
     measured.unexplained += (Unknown("*", None, f"{why}: no finding is reported; please report the model"),)
 
 
-def test_claims(clone: Clone, grads: Gradients, measured: Measured) -> None:
-    """Replay every claim on numbers, and test it by gradients."""
-    point = Point(clone.graph, clone.values, clone.draw(2))
-    known = identities(clone.prover.claims, clone.graph, clone.roles)
-    measured.tested.update(known.values())
+def replay_claims(clone: Clone, known: dict[int, ClaimIdentity], point: Point, measured: Measured) -> None:
+    """Replay every claim on numbers."""
     replayed = replay(clone.prover.claims, point)
     for place, claim in enumerate(clone.prover.claims):
         if place in replayed.faults:
@@ -158,18 +157,36 @@ def test_claims(clone: Clone, grads: Gradients, measured: Measured) -> None:
             measured.unexplained += (Unknown(clone.graph.parameters[claim.node], None, why),)
         if place in replayed.skipped:
             measured.unreplayed[known[id(claim)]] = replayed.skipped[place]
+
+
+def test_claims(clone: Clone, known: dict[int, ClaimIdentity], point: Point, measured: Measured) -> Values:
+    """Test every claim by gradients, but those for ε = 0; the elements whose gradients are all zero."""
+    grads = gradients(clone.graph, clone.values, clone.draw)
+    if not grads.draws:
+        measured.notes += ("no gradients were taken: they are not finite for any of the inputs drawn",)
+    note_evidence([c for c in clone.prover.claims if c.tier != "epsilon"], known, point, grads, measured)
+    return grads.zero_elements()
+
+
+def test_epsilon_claims(clone: Clone, known: dict[int, ClaimIdentity], point: Point, measured: Measured) -> None:
+    """Test the claims that hold for ε = 0, by gradients of the model without its ε."""
+    claims = [c for c in clone.prover.claims if c.tier == "epsilon"]
+    if not claims:
+        return
     without = Point(without_epsilon(clone.graph), clone.values, point.inputs)
-    without_grads = gradients(without.graph, clone.values, clone.draw) if any_epsilon(clone) else grads
-    for claim in clone.prover.claims:
-        seen = (without, without_grads) if claim.tier == "epsilon" else (point, grads)
-        strength = claim_evidence(claim, *seen)
+    moving = {name for c in claims for name in c.direction(without, torch.Generator())}
+    grads = gradients(without.graph, clone.values, clone.draw, moving)
+    note_evidence(claims, known, without, grads, measured)
+
+
+def note_evidence(
+    claims: Sequence[Claim], known: dict[int, ClaimIdentity], point: Point, grads: Gradients, measured: Measured
+) -> None:
+    for claim in claims:
+        strength = claim_evidence(claim, point, grads)
         if strength is not None:
             own = known[id(claim)]
             measured.evidence[own] = max(strength, measured.evidence.get(own, 0.0))
-
-
-def any_epsilon(clone: Clone) -> bool:
-    return any(c.tier == "epsilon" for c in clone.prover.claims)
 
 
 def clone_of(source: Source, prover: Prover | None, laws: Catalogue, choice: CloneChoice = FIRST) -> Clone:

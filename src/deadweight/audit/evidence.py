@@ -7,7 +7,7 @@ nothing has g·t = 0 up to rounding. A claim is tested along random directions o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 import torch
@@ -23,20 +23,17 @@ TOLERANCE = 1e-9  # of gradients along a redundant direction: rounding leaves 1e
 DRAWS = 4
 MANY = 5_000_000  # parameters: from here on fewer draws, for time and memory
 DIRECTIONS = 2  # random ones, per claim; one in models of many parameters
+PIECE = 1 << 20  # elements of a gradient that are multiplied at a time
 ROUNDING = 1e-13  # relative to the outputs: a gradient that is smaller everywhere is zero up to rounding
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients for several draws of inputs, and the root mean square of each."""
+    """Gradients for several draws of inputs, and the root mean square of each whole gradient."""
 
     draws: tuple[Values, ...]
     typical: tuple[float, ...]
-
-    @property
-    def size(self) -> int:
-        """How many parameters there are."""
-        return sum(g.numel() for g in self.draws[0].values()) if self.draws else 0
+    size: int  # how many parameters there are
 
     def along(self, motion: Motion) -> float:
         """The largest |g·t|, relative to that of a live direction of the same size."""
@@ -50,20 +47,26 @@ class Gradients:
         threshold = 1e-12 * sum(mean_size(g) for g in self.draws) / len(self.draws)
         result = {}
         for name in self.draws[0]:
-            zero = self.draws[0][name].abs() <= threshold
-            for g in self.draws[1:]:
-                zero &= g[name].abs() <= threshold
-            result[name] = zero
+            result[name] = torch.ones(self.draws[0][name].shape, dtype=torch.bool)
+            for g in self.draws:
+                result[name] &= (g[name] <= threshold) & (g[name] >= -threshold)
         return result
 
 
-def gradients(graph: Graph, values: Values, draw: Draw) -> Gradients:
-    """The gradient of a random functional of the outputs, for several draws of inputs; those that are finite."""
+def gradients(graph: Graph, values: Values, draw: Draw, keep: Set[str] | None = None) -> Gradients:
+    """The gradient of a random functional of the outputs, for several draws of inputs; those that are finite.
+
+    With `keep`, only the gradients of these parameters are kept: of a large model each is as large as its parameters.
+    """
     count = sum(values[n].numel() for n in graph.parameters)
-    draws = DRAWS if count < MANY else 2 if count < 4 * MANY else 1
-    taken = [gradient(graph, values, draw(seed), seed) for seed in range(draws)]
-    finite = [g for g in taken if all(bool(torch.isfinite(x).all()) for x in g.values())]
-    return Gradients(tuple(finite), tuple(typical_size(g) for g in finite))
+    taken, typical = list[Values](), list[float]()
+    for seed in range(DRAWS if count < MANY else 2 if count < 4 * MANY else 1):
+        g = gradient(graph, values, draw(seed), seed)
+        size = typical_size(g)
+        if math.isfinite(size):
+            taken.append(g if keep is None else {n: t for n, t in g.items() if n in keep})
+            typical.append(size)
+    return Gradients(tuple(taken), tuple(typical), count)
 
 
 def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
@@ -81,7 +84,12 @@ def gradient(graph: Graph, values: Values, inputs: Values, seed: int) -> Values:
         return none  # no output depends on a parameter
     gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     grads = {n: none[n] if g is None else g.to_dense() for n, g in zip(names, gradients, strict=True)}
-    return none if all(float(g.abs().max()) < ROUNDING * size for g in grads.values() if g.numel()) else grads
+    return none if all(largest(g) < ROUNDING * size for g in grads.values() if g.numel()) else grads
+
+
+def largest(g: Tensor) -> float:
+    """The largest absolute value, without a copy of the tensor."""
+    return float(torch.linalg.vector_norm(g, math.inf))
 
 
 def ordinary_size(out: Tensor) -> float:
@@ -101,12 +109,21 @@ def claim_evidence(claim: Claim, point: Point, grads: Gradients) -> float | None
 def relative(g: Values, typical: float, motion: Motion) -> float:
     total, size, length = 0.0, 0.0, 0.0
     for name, t in motion.items():
-        length += float(t.square().sum())
-        if name in g:
-            product = g[name] * t
-            total, size = total + float(product.sum()), size + float(product.abs().sum())
+        length += float(t.norm()) ** 2
+        for one, other in rows_of(g[name], t) if name in g else ():
+            product = one * other
+            total, size = total + float(product.sum()), size + float(product.norm(1))
     share = abs(total) / (size + typical * length**0.5 + 1e-300)
     return share if math.isfinite(share) else math.inf  # NaN is no evidence
+
+
+def rows_of(g: Tensor, t: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two tensors of one shape, a few rows at a time: their product is then never stored as a whole."""
+    if g.numel() <= PIECE:
+        yield g, t
+        return
+    rows = max(1, PIECE // g[0].numel())
+    yield from zip(g.split(rows), t.split(rows), strict=True)
 
 
 def typical_size(g: Values) -> float:
@@ -117,4 +134,4 @@ def typical_size(g: Values) -> float:
 
 def mean_size(g: Values) -> float:
     """The mean of a whole gradient's absolute values."""
-    return sum(float(x.abs().sum()) for x in g.values()) / max(sum(x.numel() for x in g.values()), 1)
+    return sum(float(x.norm(1)) for x in g.values()) / max(sum(x.numel() for x in g.values()), 1)

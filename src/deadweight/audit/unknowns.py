@@ -43,7 +43,7 @@ def almost_dead(prover: Prover) -> Iterator[Unknown]:
 
 
 def behind_linear(graph: Graph, addition: Node) -> bool:
-    return any(graph.nodes[n].op in ("linear", "aten.reshape") for n in addition.inputs)
+    return any(graph.nodes[n].op in {"linear", "aten.reshape", *CONVOLUTIONS} for n in addition.inputs)
 
 
 def is_taken(prover: Prover, node: Node, groups: Tensor) -> bool:

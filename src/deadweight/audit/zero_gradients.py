@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from deadweight.audit.evidence import Draw, Gradients, gradients
+from deadweight.audit.evidence import Draw, gradients
 from deadweight.audit.result import Unknown
 from deadweight.claims.claim import Claim
 from deadweight.claims.point import Point, Values
@@ -21,11 +21,14 @@ FAR = 3.0
 
 
 def unexplained_zeros(
-    claims: Iterable[Claim], graph: Graph, values: Values, draw: Draw, grads: Gradients
+    claims: Iterable[Claim], graph: Graph, values: Values, draw: Draw, zero_elements: Values
 ) -> Iterator[Unknown]:
-    """Zero gradients that no claim explains, except those of tables, where a row may not have been drawn."""
+    """Zero gradients that no claim explains, except those of tables, where a row may not have been drawn.
+
+    `zero_elements` marks the elements whose gradients are all zero.
+    """
     candidates: Values = {}
-    for name, zero in grads.zero_elements().items():
+    for name, zero in zero_elements.items():
         if any(r.op == "aten.embedding" for r in graph.users[name]):
             continue
         for claim in claims:

@@ -6,7 +6,7 @@ kept together, so acting on a parameter costs as much as reading it, whatever th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from deadweight.claims.point import Motion
 from deadweight.proof.basis import Site
 
+LOT = 1 << 21  # elements of a parameter that are changed at a time
 Value = Callable[[str], Tensor]  # a node that depends on parameters alone, to its value
 
 
@@ -84,7 +85,7 @@ def site_change(site: Site, element: Element, parameter: Tensor, value: Value, r
         gain = 1 / gain
     for part in element:
         part = part if site.power == 1 else part.raised(site.power, finite=reader_sign == 1.0)
-        for places, blocks in blocks_at(site, part.index):
+        for places, blocks in few_at_a_time(blocks_at(site, part.index), along):
             g = None if gain is None else gain[places][..., None]
             u, v = acting_factors(site, part, blocks, g, reader_sign)
             slices = along[places].reshape(*places.shape, -1)  # blocks × n × rest
@@ -93,6 +94,14 @@ def site_change(site: Site, element: Element, parameter: Tensor, value: Value, r
     if site.expert is None:
         return change.movedim(0, site.axis)
     return change.unflatten(0, (parameter.shape[site.expert], -1)).movedim((0, 1), (site.expert, site.axis))
+
+
+def few_at_a_time(pairs: Iterable[tuple[Tensor, Tensor]], along: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same blocks in smaller lots: what one lot reads is copied, and a weight may be large."""
+    row = max(along.shape[1:].numel(), 1)
+    for places, blocks in pairs:
+        lot = max(1, LOT // (row * places.shape[1]))
+        yield from zip(places.split(lot), blocks.split(lot), strict=True)
 
 
 def along_space(site: Site, parameter: Tensor) -> Tensor:

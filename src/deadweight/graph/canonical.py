@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from deadweight.graph import complex_products as _complex_products  # noqa: F401  (each registers its rewrites)
+from deadweight.graph import convolutions as _convolutions  # noqa: F401
 from deadweight.graph import embedding_bag as _embedding_bag  # noqa: F401
 from deadweight.graph import empty_operands as _empty_operands  # noqa: F401
 from deadweight.graph import recurrent as _recurrent  # noqa: F401
@@ -301,18 +302,6 @@ def split_group_norm(make: Canonicaliser, node: Node) -> Ref:
     view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
     normed = core(make, node, "core.group", x, groups, argument(node, 4, "eps", 1e-5))
     return make.affine(node, normed, argument(node, 2, "weight"), argument(node, 3, "bias"), view)
-
-
-@rewrites("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
-def split_convolution(make: Canonicaliser, node: Node) -> Ref | None:
-    """The convolution, then its bias along the channel axis."""
-    bias = argument(node, 2, "bias")
-    if bias is None or len(node.shape) != len(make.shape(node.args[1])):
-        return None  # without a batch axis, the channels are another axis
-    args = (*node.args[:2], None, *node.args[3:])
-    product = make.emit(f"{node.name}_product", node.operation, args, node.shape, node)
-    view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
-    return make.affine(node, product, None, bias, view)
 
 
 @rewrites("aten.embedding")

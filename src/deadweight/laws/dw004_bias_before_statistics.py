@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from deadweight.claims.claim import Claim, Title
 from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.claims.shift_claim import ShiftClaim
@@ -30,6 +32,7 @@ TITLE = Title("DW004", "bias-before-statistics")
 def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
         if not is_vector(node):
+            yield from weight_means(prover, node)
             continue
         dead = list(each_element(prover, TITLE, node, is_before_statistics))
         for claim in dead or each_element(prover, TITLE, node, is_before_statistics, "biases"):
@@ -62,6 +65,26 @@ def group_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     outcome = prover.walk(node.name, groups)
     if outcome.proved and not outcome.absorbed:
         yield make_claim(prover, TITLE, node, groups, outcome)
+
+
+def weight_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
+    """What a weight writes alike to a group of channels, at all their places, has no effect behind GroupNorm.
+
+    So of an embedding of time, added to an image, one dimension for each group and each number that the map reads.
+    """
+    graph = prover.graph
+    if len(node.shape) != 2 or {r.op for r in graph.users[node.name]} != {"linear"} or prover.surely_alive(node.name):
+        return
+    rows, columns = node.shape
+    for count in sorted({int(n.args[1]) for n in graph.nodes.values() if n.op == "core.group"}):
+        if rows % count or rows == count:
+            continue
+        of_row = torch.arange(count).repeat_interleave(rows // count)
+        groups = of_row[:, None] * columns + torch.arange(columns) + 1
+        outcome = prover.attempt(node.name, groups)
+        if outcome.proved and not outcome.absorbed and "core.group" in ended_at(outcome):
+            yield make_claim(prover, TITLE, node, groups, outcome)
+            return
 
 
 def find_centred_weights(prover: Prover) -> Iterator[ShiftClaim]:

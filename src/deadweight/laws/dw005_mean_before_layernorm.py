@@ -21,7 +21,7 @@ from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, chosen_place
 from deadweight.rewrite.shifts import ShiftRewrite, parameters_read, rewrite_shift
 from deadweight.save.facts import Fact, ZeroPlaces, module_of
 from deadweight.search.prover import Prover
-from deadweight.search.shifts import all_claimed, common, each_element, ended_at, make_claim, tied_groups, vector_claim
+from deadweight.search.shifts import all_claimed, common, each_element, make_claim, tied_groups, vector_claim
 
 TITLE = Title("DW005", "mean-before-layernorm")
 
@@ -37,7 +37,20 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
 
 
 def dies_in_layernorm(prover: Prover, node: Node, outcome: Outcome) -> bool:
-    return not outcome.absorbed and "core.layer" in ended_at(outcome)
+    """The shift died in a LayerNorm, or where a value's own mean is subtracted from it: over channels that stand first.
+
+    What a convolution writes is normed so.
+    """
+    ends = [prover.graph.nodes[s.node] for s in outcome.steps if s.value is None]
+    return not outcome.absorbed and any(end.op == "core.layer" or less_own_mean(prover.graph, end) for end in ends)
+
+
+def less_own_mean(graph: Graph, node: Node) -> bool:
+    """Whether a node is x − mean(x)."""
+    if node.op != "aten.sub" or node.kwargs or not all(isinstance(a, Ref) for a in node.args):
+        return False
+    mean = graph.node(node.args[1])
+    return mean.op == "aten.mean" and mean.args[0] == node.args[0]
 
 
 def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:

@@ -255,7 +255,8 @@ def ask_one(walk: ScaleBack, node: Node, operands: tuple[Any, Any], labels: Tens
 @back_rule("linear", *CONVOLUTIONS)
 def linear(walk: ScaleBack, node: Node, labels: Tensor) -> None:
     """Row c of the weight scales output c, at all positions alike."""
-    if node.op in CONVOLUTIONS and weight_view(walk.graph, node, rows_only=True) is None:
+    view = weight_view(walk.graph, node, rows_only=True) if node.op in CONVOLUTIONS else None
+    if node.op in CONVOLUTIONS and view is None:
         raise Blocked(node.name, node.op, "its weight is not a parameter used whole")
     weight = walk.graph.node(node.args[1])
     if len(weight.shape) < 2:
@@ -263,7 +264,8 @@ def linear(walk: ScaleBack, node: Node, labels: Tensor) -> None:
     channel = 1 if node.op in CONVOLUTIONS else len(node.shape) - 1
     for axis in range(len(node.shape)):
         labels = labels if axis == channel else alike(node, labels, axis)
-    rows = labels.reshape(-1, *[1] * (len(weight.shape) - 1)).expand(weight.shape)
+    output = 0 if view is None else view.output
+    rows = labels.reshape([-1 if a == output else 1 for a in range(len(weight.shape))]).expand(weight.shape)
     ask_one(walk, node, (node.args[1], node.args[0]), rows)
     if len(node.args) > 2 and isinstance(node.args[2], Ref):
         walk.ask(node, node.args[2], labels.reshape(-1))

@@ -28,14 +28,16 @@ class WeightView:
 def weight_view(graph: Graph, node: Node, *, rows_only: bool = False) -> WeightView | None:
     """The parameter behind a linear map or convolution, if it is used whole and its numbers are no integers.
 
-    Of a convolution in groups only the rows are those of one matrix, one for each channel of the output.
+    Of a convolution in groups only the rows are those of one matrix, one for each channel of the output. The kernels
+    of a transposed convolution have the channels that it reads first.
     """
     if node.op in CONVOLUTIONS:
         found = graph.node(node.args[1])
         batched = len(node.shape) == len(found.shape)
-        plain = found.op == "parameter" and found.is_float and batched and not is_transposed(node)
-        plain = plain and (rows_only or groups_of(node) == 1) and not reads_itself(graph, node, found)
-        return WeightView(found.name, 0, 1) if plain else None
+        plain = found.op == "parameter" and found.is_float and batched and not reads_itself(graph, node, found)
+        plain = plain and (groups_of(node) == 1 or (rows_only and not is_transposed(node)))
+        output = int(is_transposed(node))
+        return WeightView(found.name, output, 1 - output) if plain else None
     if node.op == EXPERTS:
         found = graph.node(node.args[1])
         return None if reads_itself(graph, node, found) else WeightView(found.name, 3 - node.args[3], node.args[3], 0)

@@ -24,11 +24,10 @@ from deadweight.slim.format import (
     SlimSpec,
     WithoutSpec,
 )
-from deadweight.slim.layers import without
+from deadweight.slim.layers import CONVOLUTIONS, without
 from deadweight.source.private_api import forward_hooks, forward_pre_hooks, own_parameters
 
 Dense = Callable[[str], Tensor]  # a whole parameter of the reduced model, by its state-dict name
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 

@@ -147,6 +147,7 @@ PASSES = {
     "aten.unsqueeze",
     *CONVOLUTIONS,
 }
+PRODUCTS = {"linear", "aten.reshape", "parameter", *CONVOLUTIONS}
 NON_LINEAR = POINTWISE | {"core.rms", "core.unit", "output"}
 
 
@@ -236,7 +237,7 @@ def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[str, 
 def adds_to_product(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool:
     """A bias and the product it is added to: elements of either keep their places."""
     others = [graph.node(a) for a in node.args if isinstance(a, Ref) and a.name not in values]
-    return len(others) == 1 and len(node.inputs) == 2 and others[0].op in ("linear", "aten.reshape", "parameter")
+    return len(others) == 1 and len(node.inputs) == 2 and others[0].op in PRODUCTS
 
 
 def is_constant_multiple(graph: Graph, node: Node, values: dict[str, Tensor]) -> bool:

@@ -25,6 +25,8 @@ from .format import (
 
 IGNORED = "_keys_to_ignore_on_load_unexpected"
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 class SlimLinear(nn.Module):
     """A linear layer whose rows are stored in groups.
@@ -146,7 +148,7 @@ def make_slim_layer(module: nn.Module, spec: LayerSpec) -> nn.Module:
 
 def without(module: nn.Module, name: str, value: float) -> None:
     """Remove a constant parameter from a module, and put a number in its place for code that reads it."""
-    takes_none = isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    takes_none = isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.Linear, *CONVOLUTIONS))
     del module._parameters[name]
     if takes_none:
         module.register_parameter(name, None)

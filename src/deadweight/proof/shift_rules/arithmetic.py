@@ -156,12 +156,14 @@ def experts(walk: ShiftWalk, node: Node) -> Shift:
 
 @shift_rule(*CONVOLUTIONS)
 def convolution(walk: ShiftWalk, node: Node) -> Shift:
-    """A weight changed alike for several outputs shifts these outputs alike, at every place."""
+    """Equal windows of shifts, and equal changes of the kernel, shift an output alike at every place."""
     if len(node.shape) != len(walk.graph.node(node.args[1]).shape):
         raise Blocked(node.name, node.op, "its input has no batch axis: channels stand on the first")
     if len(node.args) > 2 and node.args[2] is not None:
         raise Blocked(node.name, node.op, "its bias was not split off")
     x, weight = walk.get(node.args[0]), walk.get(node.args[1])
+    if x is not None and weight is None and not transposed(node):
+        return shifted_windows(walk, node, x)
     if weight is None or x is not None or transposed(node) or argument_groups(node) != 1:
         return unknown_labels(node)
     kernels = weight.label.flatten(1) if weight.label.stride(0) != 0 else weight.label[:1].flatten(1)
@@ -169,6 +171,37 @@ def convolution(walk: ShiftWalk, node: Node) -> Shift:
     places = fresh((node.shape[0], 1, *node.shape[2:]), node.name)
     label = mix(per_output.expand(node.shape), places)
     return Shift(label, torch.full(node.shape, MIXED, dtype=torch.int32), False)
+
+
+def shifted_windows(walk: ShiftWalk, node: Node, x: Shift) -> Shift:
+    """Without padding, a window of one place is a linear map, and windows of equal places are equal."""
+    kernel, step = walk.graph.node(node.args[1]).shape[2:], convolution_argument(node, 3, "stride", 1)
+    if any(each(convolution_argument(node, 4, "padding", 0), len(kernel))):
+        return unknown_labels(node)
+    if all(n == 1 for n in kernel):
+        steps = (slice(None, None, n) for n in each(step, len(kernel)))
+        label = x.label[(slice(None), slice(None), *steps)]
+    elif constant_along(x.label, tuple(range(2, x.label.ndim))):
+        label = x.label[(slice(None), slice(None), *[slice(0, 1)] * len(kernel))]
+    else:
+        return unknown_labels(node)
+    groups, places = argument_groups(node), node.shape[2:]
+    lines = fold(label.unflatten(1, (groups, -1)), 2).unsqueeze(2)
+    outputs = fresh((node.shape[1],), node.args[1].name).reshape(1, groups, -1, *[1] * len(places))
+    refuse_large(node, compact(lines).shape, outputs.shape)
+    label = mix(lines, outputs).flatten(1, 2).expand(node.shape)
+    return mixed(label, fixed=x.fixed and not walk.depends_on_input(node.args[1]))
+
+
+def convolution_argument(node: Node, place: int, name: str, default: int) -> Any:
+    return (node.args[place] if len(node.args) > place else node.kwargs.get(name)) or default
+
+
+def each(value: Any, count: int) -> list[Any]:
+    """One entry for each axis; a padding in words counts as one."""
+    if isinstance(value, str):
+        return [value != "valid"] * count
+    return list(value) * (count // len(value)) if isinstance(value, (list, tuple)) else [value] * count
 
 
 def transposed(node: Node) -> bool:

@@ -44,6 +44,8 @@ def index(walk: ShiftWalk, node: Node) -> Shift:
     if node.op == "aten.index_select" and constant_along(shift.label, (node.args[1],)):
         label, source = (part.narrow(node.args[1], 0, 1).expand(node.shape) for part in (shift.label, shift.source))
         return Shift(label, source, shift.fixed)
+    if node.op in ("aten.gather", "aten.index_select") and walk.get(node.args[2]) is None:
+        return gathered(walk, node, shift)
     if node.op != "aten.index" or node.target is None:
         return unknown_labels(node)
     known = known_indices(walk.graph, node)
@@ -57,6 +59,27 @@ def index(walk: ShiftWalk, node: Node) -> Shift:
     zeros = [None if i is None else torch.zeros(walk.graph.node(i).shape, dtype=torch.int64) for i in node.args[1]]
     label = node.target(shift.label, zeros)
     return Shift(label, node.target(shift.source, zeros), shift.fixed)
+
+
+def gathered(walk: ShiftWalk, node: Node, shift: Shift) -> Shift:
+    """Equal numbers pick equal shifts from lines that are shifted equally, place by place.
+
+    A line runs along the axis that is picked from: tokens that are dropped or put back in order, all channels alike.
+    """
+    axis, shape = node.args[1] % len(node.shape), node.shape
+    label, source = shift.label, shift.source
+    for other in range(len(shape)):  # an index may be shorter than the value along the other axes
+        if other != axis and label.shape[other] != shape[other]:
+            label, source = (part.narrow(other, 0, shape[other]) for part in (label, source))
+    if constant_along(label, (axis,)):
+        label, source = (part.narrow(axis, 0, 1).expand(shape) for part in (label, source))
+        return Shift(label, source, shift.fixed)
+    lines, picks = fold(label, axis).unsqueeze(axis), walk.identity.of(node.args[2])
+    if node.op == "aten.index_select":
+        picks = picks.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    refuse_large(node, compact(lines).shape, compact(picks).shape)
+    label = mix(lines.expand(shape), picks.expand(shape))
+    return Shift(label, torch.full((), MIXED, dtype=torch.int32).expand(shape), False)
 
 
 @shift_rule(*REARRANGES_UNKNOWN)
