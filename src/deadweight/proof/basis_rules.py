@@ -231,8 +231,11 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
 
 
 def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
-    """A bias of each expert, looked up by the same index as its matrix."""
+    """A bias of each expert, looked up by the same index as its matrix, or standing at the same place."""
     slot, rows = form.single, walk.graph.node(other)
+    if slot is not None and form.expert == "" and (site := stacked_bias(walk, node, slot, other)) is not None:
+        walk.turned.sites.append(replace(site, gain=form.gain, power=form.power))
+        return
     looked_up = rows.op == "aten.embedding" and rows.args[1] == Ref(form.expert or "")
     table = walk.graph.node(rows.args[0]) if looked_up else None
     if slot is None or table is None or table.op != "parameter" or rows.shape != node.shape:
@@ -241,6 +244,22 @@ def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         raise Blocked(node.name, node.op, f"{table.name} is read elsewhere too")
     walk.turned.touched.add(rows.name)  # the look-up turns along, and nothing but this sum reads it
     walk.turned.sites.append(Site(table.name, "out", 1, lines(slot)[0][0], None, form.gain, 0, power=form.power))
+
+
+def stacked_bias(walk: TurnWalk, node: Node, slot: Slot, other: Ref) -> Site | None:
+    """A parameter of shape experts × channels that is added to rows which stand in the order of the experts."""
+    found, chain = walk.graph.node(other), [other.name]
+    while found.op in ("aten.reshape", "aten.unsqueeze") and isinstance(found.args[0], Ref):
+        found = walk.graph.node(found.args[0])
+        chain.append(found.name)
+    lengths = [n for n in found.shape if n > 1]
+    fits = walk.graph.node(other).shape == (node.shape[0], 1, node.shape[-1]) and len(node.shape) == 3
+    alone = all(len(walk.graph.users[name]) == 1 for name in chain)
+    placed = found.shape[:1] == node.shape[:1] and lengths == [node.shape[0], node.shape[-1]]
+    if found.op != "parameter" or not fits or not alone or not placed:
+        return None
+    walk.turned.touched.update(chain)
+    return Site(found.name, "out", len(found.shape) - 1, lines(slot)[0][0], expert=0)
 
 
 @turn_rule("aten.neg")
