@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.experts import EXPERTS
@@ -226,8 +227,23 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     if parameter_axis < 0:
         walk.missing[other.name] = node.name
         return
-    site = Site(found.name, "out", parameter_axis, along, None, form.gain, power=form.power)
+    copies = copies_added(slot, node, axis, along)
+    site = Site(found.name, "out", parameter_axis, along, copies, form.gain, power=form.power)
     walk.added.setdefault(found.name, []).append((site, other.name, node.name))
+
+
+def repeated(along: Tensor) -> bool:
+    """Whether some coordinate occurs twice: several vectors of the space stand side by side."""
+    present = along[along != 0]
+    return len(present.unique()) < len(present)
+
+
+def copies_added(slot: Slot, node: Node, axis: int, along: Tensor) -> Tensor | None:
+    """Which copy of the space each number is added to, where several vectors stand side by side (None: there is one)."""
+    if not repeated(along):
+        return None
+    factor = slot.factor.expand(node.shape).movedim(axis, -1).reshape(-1, node.shape[axis])
+    return copies_of(along, factor)
 
 
 def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
@@ -238,7 +254,8 @@ def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
         return
     looked_up = rows.op == "aten.embedding" and rows.args[1] == Ref(form.expert or "")
     table = walk.graph.node(rows.args[0]) if looked_up else None
-    if slot is None or table is None or table.op != "parameter" or rows.shape != node.shape:
+    once = slot is not None and not repeated(lines(slot)[0][0])
+    if slot is None or not once or table is None or table.op != "parameter" or rows.shape != node.shape:
         raise Blocked(node.name, node.op, "what is added does not turn expert by expert")
     if any(len(walk.graph.users[name]) != 1 for name in (rows.name, table.name)):
         raise Blocked(node.name, node.op, f"{table.name} is read elsewhere too")
@@ -256,7 +273,7 @@ def stacked_bias(walk: TurnWalk, node: Node, slot: Slot, other: Ref) -> Site | N
     fits = walk.graph.node(other).shape == (node.shape[0], 1, node.shape[-1]) and len(node.shape) == 3
     alone = all(len(walk.graph.users[name]) == 1 for name in chain)
     placed = found.shape[:1] == node.shape[:1] and lengths == [node.shape[0], node.shape[-1]]
-    if found.op != "parameter" or not fits or not alone or not placed:
+    if found.op != "parameter" or not fits or not alone or not placed or repeated(lines(slot)[0][0]):
         return None
     walk.turned.touched.update(chain)
     return Site(found.name, "out", len(found.shape) - 1, lines(slot)[0][0], expert=0)
@@ -407,6 +424,8 @@ def recurrent(walk: TurnWalk, node: Node) -> list[Form]:
         raise Blocked(node.name, node.op, "its initial state or its weight does not turn along")
     uniform(walk, node, form.single)
     along = lines(form.single)[0][0]
+    if repeated(along):
+        raise Blocked(node.name, node.op, "it reads several vectors of the space side by side")
     if not walk.scalar:
         if list(uses_of(walk.graph, matrix.name)) != [node.name]:
             raise Blocked(matrix.name, "parameter", "it is read elsewhere too (tied or shared)")

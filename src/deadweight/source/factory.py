@@ -75,11 +75,13 @@ def _eager(module: nn.Module, name: str) -> nn.Module:
     """The module that was passed to torch.compile; refuses a TorchScript module."""
     while type(module).__name__ == "OptimizedModule":  # by name: importing the class takes a second
         module = module.get_submodule("_orig_mod")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise DeadweightError(
-            f"{printable(name or type(module).__name__)} is a TorchScript module, which cannot be traced; "
-            "expected the eager module that it was made from"
-        )
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            whole = printable(name or type(module).__name__)
+            raise DeadweightError(
+                f"{f'{printable(path)} of {whole}' if path else whole} is a TorchScript module, which cannot be "
+                "traced; expected the eager module that it was made from"
+            )
     return module
 
 
