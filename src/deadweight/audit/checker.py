@@ -20,9 +20,11 @@ from deadweight.claims.point import Point, Values
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.evaluate import largest_difference
 from deadweight.graph.node import Graph, Node, float64_arguments, substitute
+from deadweight.proof.operation_groups import LOW_FILL
 from deadweight.proof.steps import Step
 
 STEP = 1e-9  # relative: one operation in float64 rounds at about 1e-15
+MASKED = LOW_FILL / 2  # what is lower was filled in by a mask; sums behind it move it a little
 WHOLE = 1e-8  # a whole narrow model, after a finite turn
 
 
@@ -208,7 +210,7 @@ def contradicts(new: Tensor, old: Tensor, conclusion: object) -> str | None:
     finite = torch.isfinite(old) & torch.isfinite(new)
     if not bool((finite | (old == new) | (torch.isnan(old) & torch.isnan(new))).all()):
         return "a result becomes NaN or infinite, or stops being so"
-    open_ = finite & (old > -1e29)  # a masked place may count as shifted by anything, and says nothing about the scale
+    open_ = finite & (old > MASKED)  # a masked place may count as shifted by anything, and says nothing about the scale
     scale = float(old[open_].abs().max()) + 1.0 if bool(open_.any()) else 1.0
     moved = torch.where(open_, new - old, 0.0)
     labels = torch.zeros(old.shape, dtype=torch.int64) if conclusion is None else conclusion.label.expand(old.shape)  # type: ignore[attr-defined]

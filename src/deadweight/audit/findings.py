@@ -13,7 +13,7 @@ from deadweight.audit.names import by_name, place_of
 from deadweight.audit.result import Finding, Pieces, Unknown, Visit
 from deadweight.audit.walk import walk_graph
 from deadweight.claims.claim import Claim
-from deadweight.graph.node import Graph
+from deadweight.graph.node import Graph, Piece
 from deadweight.proof.operation_groups import SHAPE
 from deadweight.proof.steps import Step
 from deadweight.source.blocks import Blocks
@@ -47,10 +47,19 @@ def stored_slice(graph: Graph, claim: Claim) -> Pieces | None:
     piece = graph.pieces.get(claim.node)
     if piece is None or not shape:
         return pieces(claim.index) if along else None
+    if piece.views:
+        return stored_rows(piece, claim)
     start, stop = piece.ranges[0]
     if not along or claim.index is None or piece.axis(claim.axis) != 0:
         return ((start, stop),)
     return pieces(claim.index + start)
+
+
+def stored_rows(piece: Piece, claim: Claim) -> Pieces | None:
+    """The rows of the stored parameter that hold the part of a piece in another form; None for all of a whole one."""
+    if claim.index is not None:
+        return pieces(torch.tensor(piece.rows(claim.axis, claim.index)))
+    return None if piece.whole else (piece.ranges[0],)
 
 
 def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:

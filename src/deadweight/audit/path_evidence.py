@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deadweight.graph.bind import bind
 from deadweight.graph.evaluate import as_float64, evaluate
-from deadweight.graph.node import Graph
+from deadweight.graph.node import Graph, Node, Value
 from deadweight.source.model import Source
 
 Values = dict[str, Tensor]
@@ -31,9 +31,15 @@ def on_path(graph: Graph, values: Values, draw: Draw, source: Source) -> tuple[V
 
 
 def runs(graph: Graph, values: Values, inputs: Values) -> bool:
-    """Whether the graph runs: the number of tokens that an expert gets is fixed in it."""
+    """Whether the graph runs, and all values have the traced shapes: how many tokens an expert gets is fixed in it."""
+
+    def keep(node: Node, value: Value) -> Value:
+        if isinstance(value, Tensor) and tuple(value.shape) != node.shape:
+            raise ValueError(f"{node.name} has another shape on this path")
+        return value
+
     try:
-        evaluate(graph, values, inputs)
+        evaluate(graph, values, inputs, keep)
     except (RuntimeError, IndexError, ValueError):
         return False
     return True

@@ -21,6 +21,7 @@ from deadweight.graph import slice_writes as _slice_writes  # noqa: F401
 from deadweight.graph import whole_masks as _whole_masks  # noqa: F401
 from deadweight.graph.experts import every_expert
 from deadweight.graph.filled import is_zeros
+from deadweight.graph.matrix_forms import bias_before_views, in_matrix_form
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
 from deadweight.graph.norm_cores import CORES
 from deadweight.graph.operations import (
@@ -50,9 +51,12 @@ PROBABILITIES = "output_probabilities"
 def canonical(graph: Graph, *, pieces: bool = True) -> Graph:
     """The same function in canonical form, without the nodes that reach no output.
 
-    With `pieces`, a parameter that is only read in disjoint slices becomes one parameter per slice.
+    With `pieces`, a parameter that is only read in disjoint slices becomes one parameter per slice, and one of more
+    axes that is only read as a matrix becomes that matrix.
     """
-    return Canonicaliser(in_pieces(graph) if pieces else graph).run()
+    if not pieces:
+        return Canonicaliser(graph).run()
+    return in_matrix_form(Canonicaliser(in_pieces(graph)).run())
 
 
 def read_as_probabilities(graph: Graph) -> Graph:
@@ -181,9 +185,12 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """x · rsqrt(mean(x²) + ε) of x or of x − mean(x), in any spelling; x / max(‖x‖, ε) times a number; a softmax."""
+    """x times 1; x · rsqrt(mean(x²) + ε) of x or of x − mean(x), however written; x / max(‖x‖, ε) times a number; a softmax."""
     if node.kwargs:
         return None
+    x = make.nodes[node.args[0].name] if isinstance(node.args[0], Ref) else None
+    if x is not None and node.args[1] == 1 and x.shape == node.shape and x.dtype == node.dtype:
+        return Ref(x.name)
     if node.op == "aten.mul" and any(is_zeros(make, a) for a in node.args):
         return make.emit(f"{node.name}_zeros", ZEROS, (list(node.shape),), node.shape, node)
     if by_hand := softmax_pattern(make.nodes, node):
@@ -201,6 +208,11 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
 
 
 @rewrites("aten.add")
+def plain_addition(make: Canonicaliser, node: Node) -> Ref | None:
+    """x + 0 is x; a bias of many axes is added as a vector."""
+    return add_zeros(make, node) or bias_before_views(make, node)
+
+
 def add_zeros(make: Canonicaliser, node: Node) -> Ref | None:
     """x + 0 is x."""
     for x, other in (node.args, node.args[::-1]):

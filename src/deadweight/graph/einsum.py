@@ -11,7 +11,11 @@ from torch import Tensor
 
 
 def spell_out_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Tensor:
-    """Two operands at a time, from the left: the order never changes the function, only the cost."""
+    """Two operands at a time, from the left: the order never changes the function, only the cost.
+
+    An operand without axes of its own (the weight of each expert, say) comes first: it is a plain factor, and the axes
+    that it shares can be summed with the next operand.
+    """
     terms, output = parse(equation, [x.dim() for x in operands])
     operands, terms = map(list, zip(*map(without_diagonals, operands, terms), strict=True))
     sizes: dict[str, int] = {}
@@ -23,8 +27,11 @@ def spell_out_einsum(equation: str, operands: list[Tensor], *, path: list[int] |
     ]
 
     result, letters = operands[0], terms[0]
-    for place, (other, term) in enumerate(zip(operands[1:], terms[1:], strict=True), 2):
-        later = "".join(terms[place:]) + output
+    rest = list(zip(operands[1:], terms[1:], strict=True))
+    while rest:
+        place = next((i for i, (_, term) in enumerate(rest) if set(term) <= set(letters)), 0)
+        other, term = rest.pop(place)
+        later = "".join(t for _, t in rest) + output
         result, letters = sum_unread(result, letters, keep=term + later)
         other, term = sum_unread(other, term, keep=letters + later)
         kept = "".join(dict.fromkeys(c for c in letters + term if c in later))

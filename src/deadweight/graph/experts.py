@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from deadweight.graph.node import Node, Operation, Ref
-from deadweight.graph.operations import EMBEDDING
+from deadweight.graph.operations import EMBEDDING, EXPAND
 from deadweight.graph.rewriting import Canonicaliser, rewrites
+from deadweight.graph.views import KEPT_ORDERS, order_of_axes
 
 EXPERTS = "experts"
 
@@ -59,13 +60,33 @@ def row_of(make: Canonicaliser, ref: object, axis: int) -> Ref | None:
 
 
 def every_expert(make: Canonicaliser, node: Node) -> Ref | None:
-    """x @ W, where W is a parameter with one matrix per expert and the first axis of x is that of the experts."""
-    x, weight = node.args[:2]
-    if not isinstance(x, Ref) or make.nodes[weight.name].op != "parameter" or len(make.shape(weight)) != 3:
+    """x @ W, where W is a parameter with one matrix per expert, or the transpose of each.
+
+    The first axis of x is that of the experts; an x of two axes is read by every expert.
+    """
+    x, found = node.args[:2]
+    matrices = stacked_matrices(make, found)
+    if not isinstance(x, Ref) or matrices is None or len(node.shape) != 3 or len(make.shape(x)) < 2:
         return None
-    if len(make.shape(x)) != 3 or make.shape(x)[0] != make.shape(weight)[0]:
+    weight, axis = matrices
+    count, shape = make.shape(weight)[0], make.shape(x)
+    if len(shape) == 2 and count > 1:
+        shape = (count, *shape)
+        x = make.emit(f"{node.name}_rows", EXPAND, (x, list(shape)), shape, node)
+    if len(shape) != 3 or shape[0] != count:
         return None
-    return make.emit(f"{node.name}_experts", BY_EXPERT, (x, weight, None, 1), node.shape, node)
+    return make.emit(f"{node.name}_experts", BY_EXPERT, (x, weight, None, axis), node.shape, node)
+
+
+def stacked_matrices(make: Canonicaliser, ref: Ref) -> tuple[Ref, int] | None:
+    """A parameter of three axes, and the one along which its matrices are contracted from the left."""
+    node = make.nodes[ref.name]
+    if len(node.shape) != 3:
+        return None
+    if node.op == "parameter":
+        return ref, 1
+    turned = node.op in KEPT_ORDERS and order_of_axes(node) == [0, 2, 1]
+    return (node.args[0], 2) if turned and make.nodes[node.args[0].name].op == "parameter" else None
 
 
 def rows_of_a_table(make: Canonicaliser, node: Node) -> Ref | None:

@@ -116,15 +116,43 @@ def float64_arguments(value: Argument) -> Argument:
 
 
 @dataclass(frozen=True)
+class View:
+    """A new order of axes, then a new shape."""
+
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.permute(self.order).reshape(self.shape)
+
+
+@dataclass(frozen=True)
 class Piece:
-    """A slice of a stored parameter: a range along every axis; `squeezed` axes, of length one, are left out."""
+    """A slice of a stored parameter: a range along every axis; `squeezed` axes, of length one, are left out.
+
+    `views` then change its form: the elements stay the same. A `whole` parameter may be seen in another form, too.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     squeezed: tuple[int, ...] = ()
+    views: tuple[View, ...] = ()
+    whole: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        part = tensor[tuple(slice(*r) for r in self.ranges)]
-        return part.squeeze(self.squeezed) if self.squeezed else part
+        return self.viewed(tensor[tuple(slice(*r) for r in self.ranges)])
+
+    def viewed(self, part: torch.Tensor) -> torch.Tensor:
+        """The slice in the form in which it is read."""
+        part = part.squeeze(self.squeezed) if self.squeezed else part
+        for view in self.views:
+            part = view.of(part)
+        return part
+
+    def rows(self, axis: int, index: torch.Tensor) -> list[int]:
+        """The stored rows (along the first axis) that hold these indices of an axis of the piece."""
+        shape = [stop - start for start, stop in self.ranges]
+        numbers = torch.arange(shape[0]).reshape([-1] + [1] * (len(shape) - 1)).expand(shape)
+        return (self.viewed(numbers).index_select(axis, index).unique() + self.ranges[0][0]).tolist()
 
     def within(self, inner: Piece) -> Piece:
         """A slice of this slice, as a slice of the whole."""

@@ -9,11 +9,11 @@ import torch
 from deadweight.claims.claim import Title
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.constants import constant_value, lower_bound
-from deadweight.graph.node import Node
+from deadweight.graph.node import Graph, Node
 from deadweight.laws.law import Kept, Law, Search
 from deadweight.proof.steps import Step
 from deadweight.search.prover import Prover
-from deadweight.search.shifts import part
+from deadweight.search.shifts import make_claim, part
 
 TITLE = Title("DW001", "unused")
 LONG = 1024  # positions at least: rows that no sequence as long as this or as the table reads count as unread
@@ -71,11 +71,50 @@ def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
     )
 
 
+def find_masked(prover: Prover) -> Iterator[ShiftClaim]:
+    """Elements of a weight that a constant mask multiplies by 0, or that triu or tril leave out."""
+    for node in list(prover.parameters()):
+        groups = masked_out(prover.graph, node)
+        if groups is not None:
+            outcome = prover.walk(node.name, groups)
+            if outcome.proved:
+                yield make_claim(prover, TITLE, node, groups, outcome)
+
+
+def masked_out(graph: Graph, node: Node) -> torch.Tensor | None:
+    """The elements of a parameter that no mask lets through, numbered from 1; None if there is no mask."""
+    readers = graph.users[node.name]
+    if not readers or node.name in graph.outputs or not all(r.op in MASKS for r in readers):
+        return None
+    alive = torch.zeros(node.shape, dtype=torch.bool)
+    for reader in readers:
+        let_through = elements_let_through(graph, node, reader)
+        if let_through is None:
+            return None
+        alive |= let_through
+    return None if bool(alive.all()) else torch.where(alive, 0, everything(node))
+
+
+MASKS = {"aten.mul", "aten.triu", "aten.tril"}
+
+
+def elements_let_through(graph: Graph, node: Node, reader: Node) -> torch.Tensor | None:
+    """Which elements reach the result of one reader; None if that is not known."""
+    if reader.op != "aten.mul":
+        assert reader.target is not None
+        return reader.target(torch.ones(node.shape), *reader.args[1:], **reader.kwargs) != 0
+    others = [name for name in reader.inputs if name != node.name]
+    mask = constant_value(graph, others[0]) if len(reader.inputs) == 2 and len(others) == 1 else None
+    if mask is None or torch.broadcast_shapes(mask.shape, node.shape) != node.shape:
+        return None
+    return (mask != 0).expand(node.shape)
+
+
 LAW = Law(
     title=TITLE,
     fix="delete the module, or return the output that was meant to use it",
-    searches=(Search(10, find),),
+    searches=(Search(10, find), Search(12, find_masked)),
     rewriting=Kept("unused only for the inputs that were traced; other inputs may read it"),
-    tiers=("bitwise",),
+    tiers=("bitwise", "real"),
     avoidable=True,
 )

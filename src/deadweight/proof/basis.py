@@ -265,6 +265,7 @@ class TurnWalk:
             uses = sum(1 for _ in uses_of(self.graph, parameter))
             alike = all(
                 torch.equal(s.coordinate, first.coordinate)
+                and same_copies(s.copy, first.copy)
                 and (s.axis, s.gain, s.power) == (first.axis, first.gain, first.power)
                 for s, _, _ in places
             )
@@ -297,6 +298,13 @@ def copies_of(coordinate: Tensor, factor: Tensor) -> Tensor:
         seen[key] = seen.get(key, -1) + 1
         repeats.append(seen[key])
     return torch.unique(torch.stack([alike, torch.tensor(repeats)]), dim=1, return_inverse=True)[1]
+
+
+def same_copies(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two uses see the same numbers as copies of the same vectors."""
+    if a is None or b is None:
+        return a is b
+    return torch.equal(renumbered(a), renumbered(b))
 
 
 def renumbered(copies: Tensor) -> Tensor:

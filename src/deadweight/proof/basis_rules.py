@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.experts import EXPERTS
@@ -226,21 +227,56 @@ def add_parameter(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
     if parameter_axis < 0:
         walk.missing[other.name] = node.name
         return
-    site = Site(found.name, "out", parameter_axis, along, None, form.gain, power=form.power)
+    copies = copies_added(slot, node, axis, along)
+    site = Site(found.name, "out", parameter_axis, along, copies, form.gain, power=form.power)
     walk.added.setdefault(found.name, []).append((site, other.name, node.name))
 
 
+def repeated(along: Tensor) -> bool:
+    """Whether some coordinate occurs twice: several vectors of the space stand side by side."""
+    present = along[along != 0]
+    return len(present.unique()) < len(present)
+
+
+def copies_added(slot: Slot, node: Node, axis: int, along: Tensor) -> Tensor | None:
+    """Which copy of the space each number is added to, where several vectors stand side by side (None: there is one)."""
+    if not repeated(along):
+        return None
+    factor = slot.factor.expand(node.shape).movedim(axis, -1).reshape(-1, node.shape[axis])
+    return copies_of(along, factor)
+
+
 def add_expert_bias(walk: TurnWalk, node: Node, form: Form, other: Ref) -> None:
-    """A bias of each expert, looked up by the same index as its matrix."""
+    """A bias of each expert, looked up by the same index as its matrix, or standing at the same place."""
     slot, rows = form.single, walk.graph.node(other)
+    if slot is not None and form.expert == "" and (site := stacked_bias(walk, node, slot, other)) is not None:
+        walk.turned.sites.append(replace(site, gain=form.gain, power=form.power))
+        return
     looked_up = rows.op == "aten.embedding" and rows.args[1] == Ref(form.expert or "")
     table = walk.graph.node(rows.args[0]) if looked_up else None
-    if slot is None or table is None or table.op != "parameter" or rows.shape != node.shape:
+    once = slot is not None and not repeated(lines(slot)[0][0])
+    if slot is None or not once or table is None or table.op != "parameter" or rows.shape != node.shape:
         raise Blocked(node.name, node.op, "what is added does not turn expert by expert")
     if any(len(walk.graph.users[name]) != 1 for name in (rows.name, table.name)):
         raise Blocked(node.name, node.op, f"{table.name} is read elsewhere too")
     walk.turned.touched.add(rows.name)  # the look-up turns along, and nothing but this sum reads it
     walk.turned.sites.append(Site(table.name, "out", 1, lines(slot)[0][0], None, form.gain, 0, power=form.power))
+
+
+def stacked_bias(walk: TurnWalk, node: Node, slot: Slot, other: Ref) -> Site | None:
+    """A parameter of shape experts × channels that is added to rows which stand in the order of the experts."""
+    found, chain = walk.graph.node(other), [other.name]
+    while found.op in ("aten.reshape", "aten.unsqueeze") and isinstance(found.args[0], Ref):
+        found = walk.graph.node(found.args[0])
+        chain.append(found.name)
+    lengths = [n for n in found.shape if n > 1]
+    fits = walk.graph.node(other).shape == (node.shape[0], 1, node.shape[-1]) and len(node.shape) == 3
+    alone = all(len(walk.graph.users[name]) == 1 for name in chain)
+    placed = found.shape[:1] == node.shape[:1] and lengths == [node.shape[0], node.shape[-1]]
+    if found.op != "parameter" or not fits or not alone or not placed or repeated(lines(slot)[0][0]):
+        return None
+    walk.turned.touched.update(chain)
+    return Site(found.name, "out", len(found.shape) - 1, lines(slot)[0][0], expert=0)
 
 
 @turn_rule("aten.neg")
@@ -390,6 +426,8 @@ def recurrent(walk: TurnWalk, node: Node) -> list[Form]:
         raise Blocked(node.name, node.op, "its initial state or its weight does not turn along")
     uniform(walk, node, form.single)
     along = lines(form.single)[0][0]
+    if repeated(along):
+        raise Blocked(node.name, node.op, "it reads several vectors of the space side by side")
     if not walk.scalar:
         if list(uses_of(walk.graph, matrix.name)) != [node.name]:
             raise Blocked(matrix.name, "parameter", "it is read elsewhere too (tied or shared)")

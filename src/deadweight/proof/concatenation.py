@@ -78,6 +78,8 @@ def turns_along(walk: TurnWalk, name: str, coordinate: Tensor, like: Form) -> bo
         return False
     walk.turned.touched.update(chain)
     places = along.movedim(axis, 0).reshape(shape[axis], -1)[:, 0]
+    if len(places[places != 0].unique()) < int((places != 0).sum()):
+        return False  # several vectors side by side
     walk.turned.sites.append(Site(parameter, "out", axis, places, None, like.gain, power=like.power))
     return True
 

@@ -56,3 +56,4 @@ CONVOLUTIONS = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
 SOFTMAXES = {"softmax", "aten.log_softmax", "aten._log_softmax"}
 
 MINUS_INFINITY = -1e30  # a fill value below this makes a softmax weight exactly 0
+LOW_FILL = -1e4  # one below this does so in floating point: e^−10000 is far below the smallest number

@@ -47,6 +47,7 @@ class Outcome:
     blocked: Blocked | None = None
     suspects: set[int] = field(default_factory=set)  # source elements whose labels varied where they should not
     lines: Tensor | None = None  # the source elements along the axis of the LayerNorm that blocked
+    conditions: set[str] = field(default_factory=set)  # in words, what a rule took for granted
 
     @property
     def proved(self) -> bool:

@@ -49,6 +49,7 @@ def make_claim(prover: Prover, law: Title, node: Node, groups: Tensor, outcome: 
         steps=tuple(outcome.steps),
         groups=groups,
         absorbers=absorbers,
+        note="; ".join(sorted(outcome.conditions)),
     )
 
 

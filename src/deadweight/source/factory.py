@@ -67,7 +67,7 @@ def make_module(spec: str) -> MadeModule:
 
 def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = None) -> Built:
     """A copy that shares the parameters: switching it to eager attention and eval mode does not change the user's."""
-    module = _eager(module, name)
+    module = _eager(module)
     _refuse_unreadable(module, printable(name or type(module).__name__))
     clone = share_tensors(module)
     config = getattr(clone, "config", None) if hasattr(clone, "main_input_name") else None
@@ -76,7 +76,7 @@ def from_module(module: nn.Module, *, name: str = "", inputs: ExampleInputs = No
     return Built(name or type(module).__name__, clone, config, (), inputs)
 
 
-def _eager(module: nn.Module, name: str) -> nn.Module:
+def _eager(module: nn.Module) -> nn.Module:
     """The module that was passed to torch.compile."""
     while type(module).__name__ == "OptimizedModule":  # by name: importing the class takes a second
         module = module.get_submodule("_orig_mod")

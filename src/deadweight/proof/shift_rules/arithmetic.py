@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from deadweight.graph.constants import constant_value
 from deadweight.graph.experts import EXPERTS
 from deadweight.graph.node import Node, Ref
 from deadweight.proof.labels import (
@@ -93,9 +94,21 @@ def scaled(walk: ShiftWalk, node: Node, shift: Shift, factor: Any) -> Shift:
     label = shift.label.expand(node.shape)
     if not isinstance(factor, Ref):
         return with_label(shift, mix(label, key(node.op, factor)))
+    label = unmasked(walk, node, label, factor)
     other = walk.identity.of(factor).expand(node.shape)
     refuse_large(node, compact(label).shape, compact(other).shape)
     return with_label(shift, mix(label, key(node.op), other), fixed=not walk.depends_on_input(factor))
+
+
+def unmasked(walk: ShiftWalk, node: Node, label: Labels, factor: Ref) -> Labels:
+    """The labels without those of elements of a parameter that a constant multiplies by 0."""
+    of_parameter = walk.graph.depends[node.name] == (True, False)
+    mask = constant_value(walk.graph, factor.name) if of_parameter and node.op == "aten.mul" else None
+    if mask is None or bool((mask != 0).all()):
+        return label
+    if walk.graph.node(factor).op == "buffer":
+        walk.outcome.conditions.add("for the mask that the module holds")
+    return torch.where((mask == 0).expand(node.shape), 0, label)
 
 
 def both_shifted(walk: ShiftWalk, node: Node, left: Shift, right: Shift) -> Shift:

@@ -9,14 +9,18 @@ import torch
 from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof.labels import compact, constant_along, fold, mix, plus
-from deadweight.proof.operation_groups import INDEXED, MINUS_INFINITY, SHAPE
+from deadweight.proof.operation_groups import INDEXED, LOW_FILL, MINUS_INFINITY, SHAPE
 from deadweight.proof.shape_operations import move
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule, unknown_labels, with_label
 from deadweight.proof.steps import Blocked, refuse_large
 
 REARRANGES_UNKNOWN = {"aten.cumsum", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.index_add"}
-REARRANGES_UNKNOWN |= {"aten.slice_scatter", "aten.select_scatter", "aten.index_copy", "aten.copy", "aten.triu"}
-REARRANGES_UNKNOWN |= {"aten.tril", "aten.avg_pool1d", "aten.avg_pool2d", "aten.upsample_bilinear2d"}
+REARRANGES_UNKNOWN |= {"aten.slice_scatter", "aten.select_scatter", "aten.index_copy", "aten.copy"}
+REARRANGES_UNKNOWN |= {"aten.avg_pool1d", "aten.avg_pool2d", "aten.upsample_bilinear2d"}
+
+
+PASS_SCORES_ON = {"aten.add", "aten.masked_fill", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.permute"}
+PASS_SCORES_ON |= {"aten.transpose"}
 
 
 @shift_rule(*(SHAPE - INDEXED))
@@ -88,6 +92,15 @@ def linear_unknown(walk: ShiftWalk, node: Node) -> Shift:
     return unknown_labels(node)
 
 
+@shift_rule("aten.triu", "aten.tril")
+def triangle(walk: ShiftWalk, node: Node) -> Shift:
+    """What it leaves out is 0 whatever was there; the rest is shifted as before."""
+    assert node.target is not None
+    shift = walk.shifts[node.args[0].name]
+    label, source = (node.target(part, *node.args[1:], **node.kwargs) for part in (shift.label, shift.source))
+    return Shift(label, source, shift.fixed)
+
+
 @shift_rule("aten.embedding")
 def embedding(walk: ShiftWalk, node: Node) -> Shift:
     """A row of a table: where all rows are shifted alike, so is whichever row is read."""
@@ -108,7 +121,7 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     mask = node.args[0] if node.op == "aten.where" else node.args[1]
     if walk.get(mask) is not None:
         raise Blocked(node.name, node.op, "the mask itself is shifted")
-    kept = [p for p in picks if walk.get(p) is not None or not minus_infinity(walk.graph, p)]
+    kept = [p for p in picks if walk.get(p) is not None or not is_masked_out(walk, node, p)]
     shifts = [walk.get(p) for p in kept]
     moved = [s for s in shifts if s is not None]
     if len(kept) == 1:
@@ -124,12 +137,47 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     return Shift(label, torch.full((), MIXED, dtype=torch.int32).expand(node.shape), fixed)
 
 
-def minus_infinity(graph: Graph, value: Any) -> bool:
-    """A number, or a constant tensor all of whose numbers are so low."""
+def is_masked_out(walk: ShiftWalk, node: Node, value: Any) -> bool:
+    """Whether a place filled with this value has weight 0 in every softmax behind.
+
+    −1e9 does so in floating point, unless the other scores are about as low. That becomes a condition of the proof, and
+    needs that nothing but softmaxes read the scores: a mean or a norm would notice how low they are.
+    """
+    highest = largest_number(walk.graph, value)
+    if highest is None or highest > LOW_FILL:
+        return False
+    if highest > MINUS_INFINITY:
+        if not read_by_softmaxes_alone(walk.graph, node):
+            return False
+        walk.outcome.conditions.add(f"the mask's {highest:g} counts as −∞: scores must stay far above it")
+    return True
+
+
+def largest_number(graph: Graph, value: Any) -> float | None:
+    """A number, or the largest one of a constant tensor; None where it is not known."""
     if isinstance(value, Ref):
         known = constant_value(graph, value.name) if graph.node(value).is_float else None
-        return known is not None and bool((known <= MINUS_INFINITY).all())
-    return isinstance(value, (int, float)) and value <= MINUS_INFINITY
+        return None if known is None or not known.numel() else float(known.max())
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def read_by_softmaxes_alone(graph: Graph, node: Node) -> bool:
+    """Whether all paths from a value lead to a softmax, through further masks and sums.
+
+    A log-softmax is none: what it returns for a masked place tells how low that was.
+    """
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        readers = graph.users[current.name]
+        if current.name in graph.outputs or not readers:
+            return False
+        for reader in readers:
+            if reader.op in PASS_SCORES_ON:
+                stack.append(reader)
+            elif reader.op != "softmax":
+                return False
+    return True
 
 
 @shift_rule("aten.topk", "aten.sort")
