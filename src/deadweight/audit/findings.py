@@ -47,6 +47,8 @@ def stored_slice(graph: Graph, claim: Claim) -> Pieces | None:
     piece = graph.pieces.get(claim.node)
     if piece is None or not shape:
         return pieces(claim.index) if along else None
+    if piece.views:  # read in another layout: where the claim's rows are stored is not said
+        return piece.ranges[:1] or None
     start, stop = piece.ranges[0]
     if not along or claim.index is None or piece.axis(claim.axis) != 0:
         return ((start, stop),)

@@ -20,6 +20,7 @@ from deadweight.graph import slice_writes as _slice_writes  # noqa: F401
 from deadweight.graph import whole_masks as _whole_masks  # noqa: F401
 from deadweight.graph.experts import every_expert
 from deadweight.graph.filled import is_zeros
+from deadweight.graph.layouts import in_layouts
 from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
 from deadweight.graph.norm_cores import CORES
 from deadweight.graph.operations import (
@@ -40,6 +41,7 @@ from deadweight.graph.outputs import RETURNED
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, arguments_as, rewrites
 from deadweight.graph.spelled_out_norms import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
+from deadweight.graph.split_outputs import add_before_split, heads_at_once
 from deadweight.graph.views import permute
 
 PROBABILITIES = "output_probabilities"
@@ -48,9 +50,10 @@ PROBABILITIES = "output_probabilities"
 def canonical(graph: Graph, *, pieces: bool = True) -> Graph:
     """The same function in canonical form, without the nodes that reach no output.
 
-    With `pieces`, a parameter that is only read in disjoint slices becomes one parameter per slice.
+    With `pieces`, a parameter that is only read in disjoint slices becomes one parameter per slice, and one that is
+    only read as a matrix or a vector of another shape becomes that.
     """
-    return Canonicaliser(in_pieces(graph) if pieces else graph).run()
+    return in_layouts(Canonicaliser(in_pieces(graph)).run()) if pieces else Canonicaliser(graph).run()
 
 
 def read_as_probabilities(graph: Graph) -> Graph:
@@ -125,6 +128,7 @@ def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
     if is_parameter_view(make, left) and len(make.shape(left)) == 2 and len(make.shape(right)) > 1:
         return matrix_first(make, node)
     result = every_expert(make, node) if len(make.shape(right)) == 3 else None
+    result = result or heads_at_once(make, node)
     if result is not None or node.op == "aten.matmul":
         return result
     return make.emit(f"{node.name}_matmul", MATMUL, (left, right), node.shape, node)
@@ -199,12 +203,12 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
 
 @rewrites("aten.add")
 def add_zeros(make: Canonicaliser, node: Node) -> Ref | None:
-    """x + 0 is x."""
+    """x + 0 is x; a bias of outputs that were split is added before."""
     for x, other in (node.args, node.args[::-1]):
         plain = isinstance(x, Ref) and is_zeros(make, other) and not node.kwargs
         if plain and make.shape(x) == node.shape and make.nodes[x.name].dtype == node.dtype:
             return x
-    return None
+    return add_before_split(make, node)
 
 
 def fold_scale_into_unit(make: Canonicaliser, node: Node) -> Ref | None:

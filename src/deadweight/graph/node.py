@@ -15,6 +15,7 @@ from deadweight.graph.origin import Origin
 Value: TypeAlias = Any  # what a node computes: a tensor, several of them, or a number
 Argument: TypeAlias = Any  # of a node: a Ref, a number, a string, or a list of these
 Target: TypeAlias = Callable[..., Value]  # the function that computes a node
+View: TypeAlias = tuple[str, tuple[int, ...]]  # "permute" and the order of axes, or "reshape" and the shape
 
 DROPOUTS = {"aten.alpha_dropout", "aten.dropout", "aten.feature_dropout", "aten.native_dropout"}
 DRAWS = (
@@ -117,17 +118,26 @@ def float64_arguments(value: Argument) -> Argument:
 
 @dataclass(frozen=True)
 class Piece:
-    """A slice of a stored parameter: a range along every axis; `squeezed` axes, of length one, are left out."""
+    """A slice of a stored parameter: a range along every axis; `squeezed` axes, of length one, are left out.
+
+    Without ranges it is the whole. `views` are what is done to its axes: it is read in another layout than it is stored
+    in.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     squeezed: tuple[int, ...] = ()
+    views: tuple[View, ...] = ()
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         part = tensor[tuple(slice(*r) for r in self.ranges)]
-        return part.squeeze(self.squeezed) if self.squeezed else part
+        part = part.squeeze(self.squeezed) if self.squeezed else part
+        for kind, numbers in self.views:
+            part = part.permute(numbers) if kind == "permute" else part.reshape(numbers)
+        return part
 
     def within(self, inner: Piece) -> Piece:
         """A slice of this slice, as a slice of the whole."""
+        assert not self.views, "only what is read as it is stored is read in slices"
         kept = [a for a in range(len(self.ranges)) if a not in self.squeezed]
         ranges = list(self.ranges)
         for axis, (start, stop) in zip(kept, inner.ranges, strict=True):
