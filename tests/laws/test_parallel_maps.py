@@ -162,7 +162,10 @@ SILENT = {
         lambda s, x: s.w(x) * s.m + s.g * x, w=linear(), m=torch.tensor([1.0, 0, 1, 1, 0, 1]), g=vector()
     ),
     "a masked weight": Function(
-        lambda s, x: F.linear(x, s.w.weight * s.m) + s.g * x, w=linear(), m=torch.eye(6).roll(1, 0), g=vector()
+        lambda s, x: F.linear(x, torch.where(s.m > 0, s.w.weight, 0.3)) + s.g * x,
+        w=linear(),
+        m=torch.eye(6).roll(1, 0),
+        g=vector(),
     ),
     "a guest of larger shape": Function(lambda s, x: s.w(x) + s.g * x, w=linear(1), g=vector()),
     "data as a factor": Function(lambda s, x: s.w(x) + x * x.mean(-1, keepdim=True) * s.g, w=linear(), g=vector()),

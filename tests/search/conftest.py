@@ -18,6 +18,7 @@ from deadweight.claims.point import Point, Values
 from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
 from deadweight.graph.node import Graph
+from deadweight.graph.pieces import stored_part
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import every_law, search
 from deadweight.reduce.apply import Weights, apply_one
@@ -111,7 +112,8 @@ def census() -> Callable[..., Census]:
 def random_values(graph: Graph, module: nn.Module) -> Values:
     random = randomise(module, 0)
     values = {n: t.detach().double() if t.is_floating_point() else t for n, t in graph.tensors.items()}
-    drawn = {node: random.get_parameter(name).detach() for node, name in graph.parameters.items()}
+    stored = {node: random.get_parameter(name).detach() for node, name in graph.parameters.items()}
+    drawn = {node: stored_part(graph, node, tensor) for node, tensor in stored.items()}
     return values | {n: t for n, t in drawn.items() if t.is_floating_point()}
 
 

@@ -43,6 +43,7 @@ from deadweight.graph.outputs import RETURNED
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, arguments_as, rewrites
 from deadweight.graph.spelled_out_norms import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
+from deadweight.graph.stacked_heads import heads_at_once
 from deadweight.graph.views import permute
 
 PROBABILITIES = "output_probabilities"
@@ -132,6 +133,7 @@ def matmul_with_parameter(make: Canonicaliser, node: Node) -> Ref | None:
     if is_parameter_view(make, left) and len(make.shape(left)) == 2 and len(make.shape(right)) > 1:
         return matrix_first(make, node)
     result = every_expert(make, node) if len(make.shape(right)) == 3 else None
+    result = result or heads_at_once(make, node)
     if result is not None or node.op == "aten.matmul":
         return result
     return make.emit(f"{node.name}_matmul", MATMUL, (left, right), node.shape, node)
@@ -185,7 +187,7 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """x times 1; x · rsqrt(mean(x²) + ε) of x or of x − mean(x), however written; x / max(‖x‖, ε) times a number; a softmax."""
+    """Factors of 1, and norms and softmaxes by hand: x · rsqrt(mean(x²) + ε), x / max(‖x‖, ε), exp(x) / Σ exp(x)."""
     if node.kwargs:
         return None
     x = make.nodes[node.args[0].name] if isinstance(node.args[0], Ref) else None

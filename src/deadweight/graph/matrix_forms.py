@@ -63,8 +63,9 @@ def form_of(graph: Graph, name: str) -> Form | None:
     first = ways[0]
     ends = tuple(end.name for end, _ in ways)
     shape = first[0].shape
-    known = all(end.shape == shape and views is not None for end, views in ways)
-    if not known or axes(shape) == axes(node.shape) or axes(shape) > 2 or len(shape) > 2 or name in ends:
+    known = all(end.shape == shape for end, _ in ways)
+    plain = all(axes(view.shape) == axes(node.shape) for view in first[1])  # a transposed matrix is none of these
+    if not known or plain or axes(shape) > 2 or len(shape) > 2 or name in ends:
         return None
     numbers = torch.arange(prod(node.shape)).reshape(node.shape)
     order = follow(numbers, first[1])

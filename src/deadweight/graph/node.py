@@ -156,6 +156,7 @@ class Piece:
 
     def within(self, inner: Piece) -> Piece:
         """A slice of this slice, as a slice of the whole."""
+        assert not self.views, "only what is read as it is stored is read in slices"
         kept = [a for a in range(len(self.ranges)) if a not in self.squeezed]
         ranges = list(self.ranges)
         for axis, (start, stop) in zip(kept, inner.ranges, strict=True):

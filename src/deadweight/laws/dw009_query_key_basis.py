@@ -68,7 +68,8 @@ def find(prover: Prover) -> Iterator[Claim]:
             queries, keys = (in_order(prover.graph, roots[ref.name]) for ref in node.args)
             gains = {root.is_gain for root in (*queries, *keys)}
             if queries and keys and (gains == {False} or (gains == {True} and len(queries) == len(keys) == 1)):
-                for claim in contraction(prover, node, queries, keys, known):
+                further = partners(prover.graph, node, roots, queries, keys)
+                for claim in contraction(prover, node, queries, keys, known, further):
                     met |= {step.node for step in claim.steps if step.op == "aten.matmul"}
                     yield claim
 
@@ -103,10 +104,47 @@ def as_root(graph: Graph, node: Node) -> Root | None:
     return None
 
 
+@dataclass(frozen=True)
+class Partner:
+    """A further projection that turns as the queries or the keys do, and the operand of a product that it reaches."""
+
+    root: Root
+    operand: str
+    as_keys: bool
+
+
+def partners(
+    graph: Graph, product: Node, roots: dict[str, Roots], queries: tuple[Root, ...], keys: tuple[Root, ...]
+) -> list[Partner]:
+    """Projections that meet these queries (or keys) in a product of their own: projected positions, say.
+
+    q·k and q·r both stay if k and r turn by one matrix and q by its inverse transpose.
+    """
+    if len(queries) != 1 or len(keys) != 1 or queries[0].is_gain or keys[0].is_gain:
+        return []
+    sides = {queries[0].node.name: False, keys[0].node.name: True}
+    found: list[Partner] = []
+    for node in graph.nodes.values():
+        operands = [a.name for a in node.args[:2] if isinstance(a, Ref)]
+        if node.op != "aten.matmul" or node is product or any(len(roots[name]) != 1 for name in operands):
+            continue
+        pair = [next(iter(roots[name].values())) for name in operands]
+        for root, operand, other in zip(pair, operands, pair[::-1], strict=True):
+            if other.node.name in sides and root.node.name not in sides and root.width == other.width:
+                sides[root.node.name] = not sides[other.node.name]
+                found.append(Partner(root, operand, sides[root.node.name]))
+    return found
+
+
 def contraction(
-    prover: Prover, node: Node, queries: tuple[Root, ...], keys: tuple[Root, ...], known: KnownGroups
+    prover: Prover,
+    node: Node,
+    queries: tuple[Root, ...],
+    keys: tuple[Root, ...],
+    known: KnownGroups,
+    further: list[Partner],
 ) -> Iterator[Claim]:
-    """Turn both sides at once, all projections of each; everything they touch must be this product."""
+    """Turn both sides at once, all projections of each; everything they touch must be a product of the two."""
     width, size = sum(root.width for root in queries), 0
     writers: dict[str, Tensor] = {}
     sites: list[Site] = []
@@ -114,6 +152,10 @@ def contraction(
         for root, ref in [*((r, node.args[0]) for r in queries), *((r, node.args[1]) for r in keys)]:
             add_root(prover.graph, root, reaching(prover, root, ref.name, size), writers, sites)
             size += root.width
+        for partner in further:
+            offset = width if partner.as_keys else 0
+            coordinate = reaching(prover, partner.root, partner.operand, offset)
+            add_root(prover.graph, partner.root, coordinate, writers, sites)
     except Blocked:
         return
     first_key = sites[len(queries)]
