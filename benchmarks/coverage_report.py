@@ -114,6 +114,9 @@ LOOKED_INTO = {  # why these parameters have no gradient, found by hand
     "three maps multiply zeros",
     "funnel": "no token types are given, so all tokens are in one segment, their bias is the same for all keys, "
     "and softmax ignores it; after pooling, the last block has one key left",
+    "maskformer": "its decoder starts at zeros, so that every value of its first self-attention is the same bias; in "
+    "the clone a picture is one position, so that every query gets the same answer there: all queries stay alike, and "
+    "what tells them apart changes nothing",
     "mra": "without its CUDA kernel, transformers returns zeros in place of attention, so queries are not read and the "
     "output weight multiplies zeros",
     "nystromformer": "its convolution along the sequence has 65 taps; on 5 tokens all but 9 of them see only padding",
