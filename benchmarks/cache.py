@@ -203,7 +203,7 @@ def run(
         for structure in (None, *keys):
             options = work.options if structure is None else CacheOptions(work.caches, structure)  # type: ignore[arg-type]
             plan = allocate(options, size, work.tokens)
-            module, _ = with_coded_cache(work.source.module, plan, work.precision, work.calibration.measure)
+            module, _ = with_coded_cache(work.source.module, plan, work.precision)
             method = "ours" if structure is None else f"ours, keys by {structure}"
             measured(method, "this package", 16 * plan.share, module)
         if heal_steps:

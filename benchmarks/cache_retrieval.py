@@ -135,7 +135,7 @@ def run(
     for size in share:
         plan = allocate(work.options, size, tokens)
         row = Row(name, "coded", round(plan.share, 4), tokens, planted)
-        modules[row] = with_coded_cache(source.module, plan, work.precision, work.calibration.measure)[0]
+        modules[row] = with_coded_cache(source.module, plan, work.precision)[0]
     rows = {row.key: row for row in (Row(**r) for r in record.read_rows(results)[1])}
     tokenizer = AutoTokenizer.from_pretrained(model)
 

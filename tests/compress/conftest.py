@@ -117,12 +117,6 @@ def divergence(model: Any, small: Any, given: dict[str, torch.Tensor]) -> float:
     return float((a.exp() * (a - b)).sum(-1).mean())
 
 
-@pytest.fixture
-def unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maps as they follow from measurements: without rounding they are inverse to each other."""
-    monkeypatch.setattr("deadweight.compress.coded_model.fit_decoders", lambda *_: None)
-
-
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Tiny models: a second thread costs more than it gives."""

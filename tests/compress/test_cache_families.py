@@ -43,7 +43,6 @@ def shaken(model: Any) -> Any:
     return model
 
 
-@pytest.mark.usefixtures("unfitted")
 @pytest.mark.parametrize("family", ONE_HEAD)
 def test_one_key_head_and_values_of_another_size_are_coded(family: str, words: Any) -> None:
     torch.manual_seed(0)

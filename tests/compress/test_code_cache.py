@@ -37,7 +37,6 @@ def coded(model: Any, words: Any, **options: Any) -> CacheCompression:
     return result
 
 
-@pytest.mark.usefixtures("unfitted")
 @pytest.mark.parametrize("family", CAUSAL)
 def test_without_rounding_nothing_changes(family: str, make: Callable, words: Any) -> None:
     """Bases, rotary positions and attention are exact, in float64; only rounding is not."""
@@ -231,7 +230,6 @@ def test_the_bytes_in_memory_are_those_that_were_promised(make: Callable, words:
     assert result.point.share <= 0.4
 
 
-@pytest.mark.usefixtures("unfitted")
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_every_structure_of_the_key_transform_is_exact_without_rounding(
     structure: str, make: Callable, words: Any

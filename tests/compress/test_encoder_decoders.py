@@ -41,7 +41,6 @@ def stepwise(model: Any, text: torch.Tensor, tokens: torch.Tensor, **more: Any) 
     return torch.cat(steps, 1), past
 
 
-@pytest.mark.usefixtures("unfitted")
 @pytest.mark.parametrize("family", BEHIND_ENCODERS)
 def test_without_rounding_nothing_changes(family: str, make: Callable, words: Any) -> None:
     model = make(family).double()

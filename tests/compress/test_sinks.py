@@ -60,7 +60,6 @@ def ids() -> torch.Tensor:
     return torch.randint(3, 99, (8, 48), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.usefixtures("unfitted")
 @pytest.mark.parametrize("rope", [PLAIN, YARN], ids=["plain", "yarn"])
 def test_without_rounding_a_model_with_sinks_stays_the_same(rope: dict[str, Any]) -> None:
     """In float64; transformers computes the frequencies of rotary positions in float32, for both alike."""

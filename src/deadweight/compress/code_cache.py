@@ -118,7 +118,7 @@ def empty_moments(heads: Heads, rates: Tensor | None) -> CacheMoments:
 def code_and_judge(work: MeasuredModel, share: float) -> Coded:
     """The model with a cache of this share, and its loss on held-out text."""
     plan = allocate(work.options, min(share, 1.0), work.tokens)
-    module, slim = with_coded_cache(work.source.module, plan, work.precision, work.calibration.measure)
+    module, slim = with_coded_cache(work.source.module, plan, work.precision)
     own_reader = any(cache.heads.form is not None for cache in work.caches)
     with expecting_states(work.source.name) if own_reader else nullcontext():
         judgements = judge_texts(work, module)

@@ -21,8 +21,6 @@ from deadweight.compress.cache_bases import (
     values_basis,
 )
 from deadweight.compress.cache_moments import MeasuredCache, SetMoments
-from deadweight.compress.calibration import Batch
-from deadweight.compress.fit_decoders import fit_decoders
 from deadweight.compress.settings import Structure
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.compress.uncoded_tokens import UNCODED_TOKENS
@@ -289,26 +287,19 @@ def select_rows(rows: Tensor, order: Tensor) -> Tensor:
 
 
 def with_coded_cache(
-    model: nn.Module, plan: Allocation, precision: torch.dtype | None = None, text: Sequence[Batch] = ()
+    model: nn.Module, plan: Allocation, precision: torch.dtype | None = None
 ) -> tuple[nn.Module, SlimSpec]:
-    """A copy of the model that shares its weights and codes its cache.
-
-    Its maps are fitted to a text if one is given, and rounded to a precision.
-    """
+    """A copy of the model that shares its weights and codes its cache; its transforms are rounded to a precision."""
     module = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     slim = SlimSpec(caches=plan.specs)
     install_caches(module, slim.caches)
-    coders = []
     for cache in plan.plans:
         coder = module.get_submodule(f"{cache.cache.heads.path}.coder").to(device_of(model), float_of(model))
         assert isinstance(coder, Coder)
         fill(coder, cache)
-        coders.append(coder)
-    if text:
-        fit_decoders(module, text)
-    for tensor in (tensor for coder in coders for tensor in coder.buffers()):
-        if precision is not None and tensor.is_floating_point():
-            tensor.data = tensor.data.to(precision).to(tensor.dtype)
+        for tensor in coder.buffers():
+            if precision is not None and tensor.is_floating_point():
+                tensor.data = tensor.data.to(precision).to(tensor.dtype)
     return module, slim
 
 

@@ -269,24 +269,15 @@ class Coder(nn.Module):
 
         Gradients pass through rounding unchanged.
         """
-        keys, values = self.centred_of(*self.rounded(*self.centred(key, value, positions)))
-        keys = self.by_heads(keys + self.mean_of(self.key_mean, keys))
-        return self.turn(keys, positions), self.by_heads(values + self.mean_of(self.value_mean, values))
-
-    def rounded(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The coordinates of centred keys and values, of both stages, as they would come back from the cache."""
+        keys, values = self.centred(key, value, positions)
         quantise_keys, quantise_values = self.quantisers(keys)
         z = self.straight_through(quantise_keys, self.key_coordinates(keys, values)).to(keys.dtype)
-        if not self.spec.value_fields:
-            return z, z[..., :0]
-        return z, self.straight_through(quantise_values, self.missed(values, z)).to(keys.dtype)
-
-    def centred_of(self, z: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Centred keys and values of such coordinates."""
-        values = z @ self.predict.to(z.dtype)
+        read = z @ self.predict.to(z.dtype)
         if self.spec.value_fields:
-            values = values + r @ self.value_decode.to(z.dtype)
-        return z @ self.key_decode.to(z.dtype), values
+            r = self.straight_through(quantise_values, self.missed(values, z)).to(keys.dtype)
+            read = read + r @ self.value_decode.to(z.dtype)
+        read_keys = z @ self.key_decode.to(z.dtype) + self.mean_of(self.key_mean, z)
+        return self.turn(self.by_heads(read_keys), positions), self.by_heads(read + self.mean_of(self.value_mean, z))
 
     def straight_through(self, quantiser: Quantiser, coordinates: Tensor) -> Tensor:
         if not self.rounds:
