@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from deadweight.proof.steps import Blocked, refuse_large
 REARRANGES_UNKNOWN = {"aten.cumsum", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.index_add"}
 REARRANGES_UNKNOWN |= {"aten.slice_scatter", "aten.select_scatter", "aten.index_copy", "aten.copy", "aten.triu"}
 REARRANGES_UNKNOWN |= {"aten.tril", "aten.avg_pool1d", "aten.avg_pool2d", "aten.upsample_bilinear2d"}
+
+AFFINE = (SHAPE - INDEXED) | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where"}
+AFFINE |= {"aten.masked_fill", "aten.to", "aten._to_copy"}
 
 
 @shift_rule(*(SHAPE - INDEXED))
@@ -85,7 +89,7 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     mask = node.args[0] if node.op == "aten.where" else node.args[1]
     if walk.get(mask) is not None:
         raise Blocked(node.name, node.op, "the mask itself is shifted")
-    kept = [p for p in picks if walk.get(p) is not None or not minus_infinity(walk.graph, p)]
+    kept = [p for p in picks if walk.get(p) is not None or not is_hidden(walk.graph, node, p)]
     shifts = [walk.get(p) for p in kept]
     moved = [s for s in shifts if s is not None]
     if len(kept) == 1:
@@ -99,6 +103,43 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     label = torch.where(first == second, first, compact(chosen)).expand(node.shape)
     fixed = all(s.fixed for s in moved) and not walk.depends_on_input(mask)
     return Shift(label, torch.full((), MIXED, dtype=torch.int32).expand(node.shape), fixed)
+
+
+def is_hidden(graph: Graph, node: Node, value: Any) -> bool:
+    """Whether a place filled with this value counts as −∞: a finite number does unless something lifts it again."""
+    return minus_infinity(graph, value) and (value == -math.inf or not is_lifted(graph, node))
+
+
+def is_lifted(graph: Graph, node: Node) -> bool:
+    """Whether a large number is added to what a low one was filled into: a mask of 1e30, say, takes −1e30 back."""
+    moved = {n.name for n in graph.downstream([node.name], lambda name: graph.nodes[name].op in AFFINE)}
+    for name in moved:
+        reader = graph.nodes[name]
+        if reader.op in ("aten.add", "aten.sub") and name != node.name:
+            others = [a for a in reader.args if not (isinstance(a, Ref) and a.name in moved)]
+            sign = -1 if reader.op == "aten.sub" else 1
+            if any(holds_large(graph, other, sign * reader.kwargs.get("alpha", 1)) for other in others):
+                return True
+    return False
+
+
+def holds_large(graph: Graph, value: Any, factor: float) -> bool:
+    """Whether a number in the arithmetic behind a value is huge, with the sign of the factor; or either, if negated."""
+    numbers, negated, stack, seen = [], False, [value], set[str]()
+    while stack:
+        found = stack.pop()
+        if isinstance(found, (int, float)):
+            numbers.append(float(found))
+        elif isinstance(found, Ref) and found.name not in seen:
+            seen.add(found.name)
+            node = graph.node(found)
+            known = constant_value(graph, node.name) if node.is_float else None
+            if known is not None and known.numel():
+                numbers += [float(known.max()), float(known.min())]
+            elif node.op in AFFINE:
+                negated |= node.op == "aten.neg"
+                stack.extend(node.args)
+    return any(abs(x) >= -MINUS_INFINITY / 2 and (negated or x * factor > 0) for x in numbers)
 
 
 def minus_infinity(graph: Graph, value: Any) -> bool:
