@@ -114,6 +114,46 @@ def test_a_value_bias_folds_only_if_every_query_sees_a_key(additive: bool, const
         assert {"DW002", "DW009", "DW010"} <= codes
 
 
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("all_see", [False, True])
+def test_the_search_itself_sees_a_constant_mask_that_hides_a_line(
+    true_claims: Callable, additive: bool, all_see: bool
+) -> None:
+    _, claims = true_claims(Attention(visible(all_see=all_see, additive=additive)), X)
+    assert ("DW003" in {claim.code for claim in claims}) is all_see
+
+
+class Scored(Attention):
+    """The same with a function of queries and keys in place of attention's own weights."""
+
+    def __init__(self, weights: Callable) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.o(self.weights(self.q(x), self.k(x)) @ self.v(x))
+
+
+def uniform_where_hidden(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(~visible(all_see=False, additive=False), -1e30).softmax(-1)
+
+
+def fixed_keys(q: Tensor, _: Tensor) -> Tensor:
+    keys = torch.linspace(-1.0, 1.0, WIDTH * LENGTH, dtype=q.dtype).reshape(WIDTH, LENGTH)
+    return torch.ops.aten._safe_softmax(q @ keys, -1)
+
+
+@pytest.mark.parametrize("weights", [uniform_where_hidden, fixed_keys])
+def test_lines_that_do_not_become_zeros_sum_to_one(true_claims: Callable, weights: Callable) -> None:
+    _, claims = true_claims(Scored(weights), X)
+    assert "DW003" in {claim.code for claim in claims}
+
+
+def test_a_bias_of_all_scores_hides_nothing(true_claims: Callable) -> None:
+    _, claims = true_claims(Attention(torch.full((LENGTH, LENGTH), -1.0).double()), X)
+    assert "DW003" in {claim.code for claim in claims}
+
+
 def test_what_attention_answers_a_query_that_sees_no_key_is_traced() -> None:
     module, mask = Attention().double(), visible(all_see=False, additive=True)
     graph = canonical(trace(module, (X, mask)))
@@ -175,3 +215,43 @@ class Bins(nn.Module):
 def test_inputs_that_cannot_be_drawn_end_in_a_note() -> None:
     result = deadweight.audit(Bins(), (torch.rand(4, 5),))
     assert result.untested is not None and "out of range" in result.untested
+
+
+class Refilled(nn.Module):
+    """Scores of −10³⁰ at hidden keys, to which something is added."""
+
+    def __init__(self, added: Callable, low: float) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.added, self.low = added, low
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        scores = (self.q(x) @ self.k(x).mT).masked_fill(mask.mT, self.low)
+        return torch.softmax(self.added(scores, mask.mT), -1) @ torch.tanh(x)
+
+
+LIFTS: dict[str, Callable] = {
+    "plus a large mask": lambda scores, mask: scores + 1e30 * mask,
+    "minus a low mask": lambda scores, mask: scores - -1e30 * mask,
+    "plus the opposite of a low mask": lambda scores, mask: scores + -(mask * -1e30),
+    "plus half of it, twice": lambda scores, mask: (scores + 5e29 * mask).unsqueeze(0).squeeze(0) + 5e29 * mask,
+    "two of it": lambda scores, mask: torch.add(scores, mask * 5e29, alpha=2),
+}
+LEAVES: dict[str, Callable] = {
+    "plus nothing": lambda scores, mask: scores + 0.0 * mask,
+    "plus a low mask": lambda scores, mask: scores + (1.0 - mask.double()) * -1e30,
+    "minus a large mask": lambda scores, mask: scores - 1e30 * mask,
+}
+
+
+@pytest.mark.parametrize("added", LIFTS.values(), ids=list(LIFTS))
+def test_a_low_score_that_is_lifted_again_is_not_hidden(true_claims: Callable, added: Callable) -> None:
+    _, claims = true_claims(Refilled(added, -1e30), X, MASK)
+    assert "DW002" not in {claim.code for claim in claims}
+
+
+@pytest.mark.parametrize("low", [-1e30, -math.inf])
+@pytest.mark.parametrize("added", LEAVES.values(), ids=list(LEAVES))
+def test_a_score_that_stays_low_is_hidden(true_claims: Callable, added: Callable, low: float) -> None:
+    _, claims = true_claims(Refilled(added, low), X, MASK)
+    assert "DW002" in {claim.code for claim in claims}

@@ -334,3 +334,11 @@ def test_einsum_is_read_like_the_products_it_stands_for(forward: Callable, dead:
     claims = found(Odd(forward, **heads()), X)
     assert {name for code, name in claims if code == "DW002"} == dead
     assert {name for code, name in claims if code == "DW003"} == folds
+
+
+def test_a_gate_on_the_queries_leaves_a_scale_of_each_channel() -> None:
+    """What the gate is made of stands behind a sigmoid: it is no projection that could turn along."""
+    claims = found(
+        Odd(lambda m, x: attend(m.q(x) * torch.sigmoid(m.g(x)), m.k(x), torch.tanh(x)), **heads(g=linear())), X
+    )
+    assert claims["DW009", "k.weight"] == WIDTH

@@ -18,6 +18,7 @@ from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
 from deadweight.proof import basis_rules, identity_labels, steps
 from deadweight.proof.shift_rules import scores as score_rules
+from deadweight.search.prover import Prover
 
 WIDTH, LENGTH = 3, 4
 X = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -195,3 +196,14 @@ def test_values_turn_however_many_weights_sum_them(monkeypatch: pytest.MonkeyPat
     for rules in (identity_labels, basis_rules):
         monkeypatch.setattr(rules, "LARGE", 0)
     assert findings(module)["DW010", "v.weight"] == (WIDTH**2, "gauge")
+
+
+def test_a_softmax_is_named_as_what_stops_a_shift_however_many_scores_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen before the labels of all pairs are written: of these there are too many to tell apart."""
+    graph = canonical(trace(Attention(by_position).double().eval(), (X,)))
+    monkeypatch.setattr(score_rules, "LARGE", 0)
+    monkeypatch.setattr(steps, "LARGEST", 2 * LENGTH * LENGTH - 1)
+    outcome = Prover(graph).walk("p_k_bias", torch.arange(1, WIDTH + 1))
+    assert outcome.blocked is not None and outcome.blocked.op == "softmax"

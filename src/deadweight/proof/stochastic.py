@@ -39,12 +39,10 @@ def hides_a_line(graph: Graph, node: Node) -> bool:
 
     Where data decides on the mask, claims are about data that leaves something to see in every line.
     """
-    if node.target is not SAFE_SOFTMAX.target:
-        return False
     scores, axis = graph.node(node.args[0]), int(node.args[1])
-    if scores.op not in ("aten.masked_fill", "aten.add") or not isinstance(scores.args[1], Ref):
+    if node.target is not SAFE_SOFTMAX.target or scores.op not in ("aten.masked_fill", "aten.add"):
         return False
-    mask = constant_value(graph, scores.args[1].name)
+    mask = constant_value(graph, scores.inputs[-1])
     if mask is None:
         return False
     hidden = mask if mask.dtype == torch.bool else mask == -math.inf

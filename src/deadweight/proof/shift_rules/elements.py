@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ REARRANGES_UNKNOWN |= {"aten.avg_pool1d", "aten.avg_pool2d", "aten.upsample_bili
 
 PASS_SCORES_ON = {"aten.add", "aten.masked_fill", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.permute"}
 PASS_SCORES_ON |= {"aten.transpose"}
+
+AFFINE = (SHAPE - INDEXED) | {"aten.add", "aten.sub", "aten.mul", "aten.div", "aten.neg", "aten.where"}
+AFFINE |= {"aten.masked_fill", "aten.to", "aten._to_copy"}
 
 
 @shift_rule(*(SHAPE - INDEXED))
@@ -137,14 +141,48 @@ def masked(walk: ShiftWalk, node: Node) -> Shift:
     return Shift(label, torch.full((), MIXED, dtype=torch.int32).expand(node.shape), fixed)
 
 
+def is_lifted(graph: Graph, node: Node, large: float) -> bool:
+    """Whether a large number is added to what a low one was filled into: a mask of 1e30, say, takes −1e30 back."""
+    moved = {n.name for n in graph.downstream([node.name], lambda name: graph.nodes[name].op in AFFINE)}
+    for name in moved:
+        reader = graph.nodes[name]
+        if reader.op in ("aten.add", "aten.sub") and name != node.name:
+            others = [a for a in reader.args if not (isinstance(a, Ref) and a.name in moved)]
+            sign = -1 if reader.op == "aten.sub" else 1
+            if any(holds_large(graph, other, sign * reader.kwargs.get("alpha", 1), large) for other in others):
+                return True
+    return False
+
+
+def holds_large(graph: Graph, value: Any, factor: float, large: float) -> bool:
+    """Whether a number in the arithmetic behind a value is huge, with the sign of the factor; or either, if negated."""
+    numbers, negated, stack, seen = [], False, [value], set[str]()
+    while stack:
+        found = stack.pop()
+        if isinstance(found, (int, float)):
+            numbers.append(float(found))
+        elif isinstance(found, Ref) and found.name not in seen:
+            seen.add(found.name)
+            node = graph.node(found)
+            known = constant_value(graph, node.name) if node.is_float else None
+            if known is not None and known.numel():
+                numbers += [float(known.max()), float(known.min())]
+            elif node.op in AFFINE:
+                negated |= node.op == "aten.neg"
+                stack.extend(node.args)
+    return any(abs(x) >= large and (negated or x * factor > 0) for x in numbers)
+
+
 def is_masked_out(walk: ShiftWalk, node: Node, value: Any) -> bool:
-    """Whether a place filled with this value has weight 0 in every softmax behind.
+    """Whether a place filled with this value has weight 0 in every softmax behind; a finite number may be lifted again.
 
     −1e9 does so in floating point, unless the other scores are about as low. That becomes a condition of the proof, and
     needs that nothing but softmaxes read the scores: a mean or a norm would notice how low they are.
     """
     highest = largest_number(walk.graph, value)
     if highest is None or highest > LOW_FILL:
+        return False
+    if highest > -math.inf and is_lifted(walk.graph, node, -highest / 2):
         return False
     if highest > MINUS_INFINITY:
         if not read_by_softmaxes_alone(walk.graph, node):
