@@ -43,12 +43,6 @@ def test_key_biases_are_dead_and_value_biases_fold_into_the_projection(examine) 
         assert (result.dof("DW002"), result.dof("DW003")) == (CHANNELS, CHANNELS)
 
 
-def test_nothing_is_missed(examine) -> None:
-    result = examine(attention(), X, complete=True)
-    count = result.audit.completeness
-    assert count.explained == count.measured
-
-
 def test_a_padded_projection_takes_no_value_bias_over(examine) -> None:
     result = examine(attention(nn.Conv1d(CHANNELS, CHANNELS, 3, padding=1)), X)
     assert (result.dof("DW002"), result.dof("DW003")) == (CHANNELS, 0)

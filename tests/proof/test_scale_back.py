@@ -57,6 +57,10 @@ def parts() -> dict[str, Any]:
 
 # (m, x, i) → outputs; the parameters that the walk scales
 HOLDS: dict[str, tuple[Callable, set[str]]] = {
+    "a kernel of a transposed convolution": (
+        lambda m, x, i: torch.tanh(convolve(x.mT, m.kernel, transposed=True).mT * m.f),
+        {"kernel"},
+    ),
     "a linear map": (lambda m, x, i: torch.tanh(m.w(x) * m.f), {"w.weight"}),
     "a linear map and its bias": (lambda m, x, i: torch.tanh(m.v(x) * m.f), {"v.weight", "v.bias"}),
     "one number for all": (lambda m, x, i: torch.tanh(m.v(x) * m.one), {"v.weight", "v.bias"}),
@@ -167,8 +171,8 @@ STOPS: dict[str, tuple[Callable, str]] = {
         lambda m, x, i: torch.tanh((m.rows + m.p).sum(1, keepdim=True) * m.each + x),
         "aten.add",
     ),
-    "a kernel of a transposed convolution": (
-        lambda m, x, i: torch.tanh(convolve(x.mT, m.kernel, transposed=True).mT * m.f),
+    "a kernel of a transposed convolution in groups": (
+        lambda m, x, i: torch.tanh(convolve(x.mT, m.kernel[:, :2], transposed=True, groups=2).mT * m.f),
         "aten.convolution",
     ),
     "a kernel without a batch": (
