@@ -182,7 +182,7 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """x times 1; x · rsqrt(mean(x²) + ε) of x or of x − mean(x), however written; x / max(‖x‖, ε) times a number; a softmax."""
+    """x · 1; x · rsqrt(mean(x²) + ε) of x or x − mean(x), however written; x / max(‖x‖, ε) times a number; a softmax."""
     if node.kwargs:
         return None
     x = make.nodes[node.args[0].name] if isinstance(node.args[0], Ref) else None
