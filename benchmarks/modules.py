@@ -11,8 +11,8 @@ forked from one that has imported torch, transformers and deadweight. Seconds ar
 thread, and what else the machine does is not counted.
 
 SITE is a folder of further packages (`pip install --no-deps --target SITE timm …`), CHECKOUTS one of repositories
-(nanoGPT, minGPT, llama2.c, nanochat, litgpt, and those that `corpus/research.py` names), each under its own name. What
-is not there is skipped and said.
+(nanoGPT, minGPT, llama2.c, nanochat, litgpt, llm.c, and those that `corpus/research.py` names), each under its own
+name. What is not there is skipped and said.
 """
 
 from __future__ import annotations

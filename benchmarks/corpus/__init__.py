@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corpus import checkouts, language, networks, recurrent, research, torch_nn, vision
+from corpus import checkouts, language, networks, recurrent, research, sequences, torch_nn, vision
 from corpus.entry import Entry
 
 ENTRIES: list[Entry] = [
@@ -10,6 +10,7 @@ ENTRIES: list[Entry] = [
     *recurrent.ENTRIES,
     *language.ENTRIES,
     *networks.ENTRIES,
+    *sequences.ENTRIES,
     *checkouts.ENTRIES,
     *vision.ENTRIES,
     *research.ENTRIES,

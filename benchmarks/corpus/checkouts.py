@@ -52,6 +52,13 @@ def litgpt(name: str, vocabulary: int, context: int, **options: Any) -> Made:
     return imported("litgpt.model:GPT")(config), (tokens(vocabulary, context, 2),)
 
 
+def llm_c(vocabulary: int, context: int, width: int, layers: int, heads: int) -> Made:
+    sizes = {"vocab_size": vocabulary, "block_size": context, "n_embd": width, "n_layer": layers, "n_head": heads}
+    config = imported("train_gpt2:GPTConfig")(**sizes)
+    asked = tokens(vocabulary, context, 2)
+    return imported("train_gpt2:GPT")(config), (asked, asked)
+
+
 MAKERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "nanoGPT": (nano_gpt, {"width": 8, "layers": 2, "heads": 2}, {"width": 384, "layers": 6, "heads": 6}),
     "minGPT": (min_gpt, {"width": 8, "layers": 2, "heads": 2}, {"width": 384, "layers": 6, "heads": 6}),
@@ -60,6 +67,7 @@ MAKERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"width": 8, "layers": 2, "heads": 2, "multiple_of": 4},
         {"width": 288, "layers": 6, "heads": 6, "multiple_of": 32},
     ),
+    "llm.c": (llm_c, {"width": 8, "layers": 2, "heads": 2}, {"width": 384, "layers": 6, "heads": 6}),
     "nanochat": (
         nanochat,
         {"width": 16, "layers": 1, "heads": 2, "vocabulary": 19},

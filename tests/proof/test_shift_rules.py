@@ -44,6 +44,7 @@ def case(
 
 ONES = torch.ones(4, dtype=torch.int64)
 TABLE = torch.randn(6, 4, dtype=torch.float64)
+ABOVE = torch.arange(1, 17).reshape(4, 4).triu(1)  # the elements above the diagonal of a square matrix
 KERNEL = torch.randn(4, 4, 3, dtype=torch.float64)
 ALIKE = torch.arange(1, 13).reshape(1, 4, 3).expand(4, 4, 3)
 CHANNELS = (1, 4, 1)
@@ -110,7 +111,6 @@ SOUND: dict[str, list[dict]] = {
     ],
     "linear_unknown": [
         case(lambda m, x: torch.cumsum(x + m.p, -1)),
-        case(lambda m, x: (x + m.p).tril()),
         case(lambda m, x, i: (x + m.p).scatter(1, i.unsqueeze(-1) % 3, 1.0), X, TOKENS),
     ],
     "addition": [
@@ -181,6 +181,11 @@ SOUND: dict[str, list[dict]] = {
     "variance": [
         case(lambda m, x: torch.var(x + m.p, -1, correction=0) * torch.std(x + m.p, (1, 2)).view(2, 1), groups=ONES),
         case(lambda m, x: (x + m.p).var(unbiased=False), groups=ONES),
+    ],
+    "triangle": [
+        case(lambda m, x: (x + m.p).tril()),
+        case(lambda m, x: x @ m.p.tril(), p=TABLE[:4].clone(), groups=ABOVE),
+        case(lambda m, x: x @ m.p.triu(-1), p=TABLE[:4].clone(), groups=ABOVE.T.tril(-2)),
     ],
     "masked": [
         case(lambda m, x: soft((x @ (x + m.p).transpose(1, 2)).masked_fill(x[..., :3] > 0, -torch.inf))),
@@ -255,9 +260,12 @@ SILENT: dict[str, list[dict]] = {
     "mean": [case(lambda m, x: (x + m.p).amax(-1)), case(lambda m, x: soft(x - (x + m.p).mean((0, 1))))],
     "total": [case(lambda m, x: soft(x[:, 0] - (x + m.p).sum(1)))],
     "variance": [case(lambda m, x: torch.var(x + m.p, -1))],
+    "triangle": [case(lambda m, x: x @ m.p.triu(), p=TABLE[:4].clone(), groups=ABOVE)],
     "masked": [
         case(lambda m, x: soft((x + m.p).masked_fill(x > 0, 0.0)), groups=ONES),
         case(lambda m, x: soft((x + m.p).masked_fill(x > 0, -9.0)), groups=ONES),
+        case(lambda m, x: F.layer_norm((x + m.p).masked_fill(x > 0, -1e9), (4,)), groups=ONES),
+        case(lambda m, x: torch.log_softmax((x + m.p).masked_fill(x > 0, -1e9), -1), groups=ONES),
         case(lambda m, x: torch.where(x > 0, x + m.p, -torch.inf)),
         case(lambda m, x: torch.softmax(torch.where(x > 0, torch.tensor([-torch.inf, 0.0, -9.0, 1.0]), x + m.p), 1)),
     ],

@@ -187,12 +187,12 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """Factors of 1, and norms and softmaxes by hand: x · rsqrt(mean(x²) + ε), x / max(‖x‖, ε), exp(x) / Σ exp(x)."""
+    """x · 1; x · rsqrt(mean(x²) + ε) of x or x − mean(x), in any spelling; x / max(‖x‖, ε); a softmax."""
     if node.kwargs:
         return None
-    x = make.nodes[node.args[0].name] if isinstance(node.args[0], Ref) else None
-    if x is not None and node.args[1] == 1 and x.shape == node.shape and x.dtype == node.dtype:
-        return Ref(x.name)
+    first = make.nodes[node.args[0].name] if isinstance(node.args[0], Ref) else None
+    if first is not None and node.args[1] == 1 and (first.shape, first.dtype) == (node.shape, node.dtype):
+        return Ref(first.name)
     if node.op == "aten.mul" and any(is_zeros(make, a) for a in node.args):
         return make.emit(f"{node.name}_zeros", ZEROS, (list(node.shape),), node.shape, node)
     if by_hand := softmax_pattern(make.nodes, node):

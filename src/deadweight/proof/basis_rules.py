@@ -239,7 +239,7 @@ def repeated(along: Tensor) -> bool:
 
 
 def copies_added(slot: Slot, node: Node, axis: int, along: Tensor) -> Tensor | None:
-    """Which copy of the space each number is added to, where vectors stand side by side (None: there is one)."""
+    """Which of several vectors that stand side by side each number is added to; None where there is one."""
     if not repeated(along):
         return None
     factor = slot.factor.expand(node.shape).movedim(axis, -1).reshape(-1, node.shape[axis])
