@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import importable_torchvision  # noqa: F401
 import torch
 import transformers
 import typer
@@ -34,7 +35,6 @@ from catalogue_pages import summary_page, write_pages
 from catalogue_record import Record, TypeEntry
 from coverage import KINDS, MEMORY, NO_MEMORY, Expired, attempt, deadline, in_words, opened, with_libraries
 from coverage_words import PATH
-from foreign_operators import skip_fakes
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -277,7 +277,6 @@ def main(
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    skip_fakes("torchvision::")
     record = Record.load(file)
     if not read:
         versions = {

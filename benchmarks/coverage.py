@@ -37,13 +37,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
+import importable_torchvision  # noqa: F401
 import torch
 import transformers
 import typer
 from coverage_evidence import examined
 from coverage_report import Attempt, markdown, read, report, write
 from coverage_words import PATH
-from foreign_operators import skip_fakes
 from rich.console import Console
 from rich.progress import track
 from transformers.models.auto import modeling_auto as auto
@@ -275,7 +275,6 @@ def main(
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    skip_fakes("torchvision::")
     setting: dict[str, Any] = {
         "transformers": transformers.__version__,
         "torch": torch.__version__.split("+")[0],
