@@ -78,7 +78,7 @@ LAW = Law(
     searches=(
         Search(90, find),
         Search(95, partial(find_same_values, law=TITLE)),
-        Search(250, partial(find_repeated_columns, law=TITLE)),
+        Search(270, partial(find_repeated_columns, law=TITLE)),
     ),
     rewriting=Rewriting(order=80, make=make_rewrite),
     avoidable=True,
