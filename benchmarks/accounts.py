@@ -84,6 +84,10 @@ REASONS = {
     "fuyu": "60, as in persimmon. 7 lie in a row of the table of words that no drawn input reads.",
     "gemma4": TABLE_ROWS + TABLE_OF_EACH_LAYER,
     "gemma4_text": TABLE_OF_EACH_LAYER,
+    "hy_v4": "The row is older than two rules. 192: the mixing weights of the first hyper-connection read four equal "
+    "copies of the embedding (DW017 claims it now). 28: rotations of the stream, where a norm is written as a factor "
+    "behind a linear map (now a rule). 72: scales of the experts' units behind a clamp that no drawn input reaches, as "
+    "in gpt_oss. The count is not certain: the first mixing of copies is dead up to a norm's ε.",
     "jamba": "1: the gain of what reads the state, the skip D and the output projection share one scale, as in mamba.",
     "jetmoe": "Its code splits the words by expert, so the graph is that of one path. 72: each hidden unit of each "
     "expert trades scale between its rows and its column; the proof does not follow the rows of one expert through a "
@@ -150,8 +154,6 @@ REASONS = {
     "xglm": "16: key biases. Scores pass torch.max(scores, lowest number), and no rule says that this keeps a shift.",
     "gpt_oss": "72: a unit is gate·(1 + clamp(up, ±7)). The drawn inputs do not reach the clamp, and without it the "
     "bias of up could take a scale of 1 + up over. The proof sees the clamp, and is silent.",
-    "xlnet": "Its projections are parameters of three axes (width, heads, head size), which einsum contracts. DW009 "
-    "and DW010 do not follow these: most of the rest is bases of queries, keys, positions and values.",
     "rembert": "31: the embedding projection writes an affine space of one dimension less than the stream, because "
     "LayerNorm comes before it. Q, K and V of the first layer may change where nothing is written (24 = 3 × 8 rows); "
     "and x may gain 1·(w·x), which LayerNorm ignores and Q, K and V undo (7).",

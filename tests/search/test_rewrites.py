@@ -668,7 +668,7 @@ CASES: dict[str, Case] = {
         None,
         {"a": numbers(4), "b": numbers(4)},
         [],
-        {"DW017 a": "two weights or factors of one value: both stay in the model's code"},
+        {"DW017 a": "two weights, columns or factors of one value: both stay in the model's code"},
     ),
     "dw017": (
         "DW",

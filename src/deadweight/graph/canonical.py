@@ -42,7 +42,13 @@ from deadweight.graph.operations import (
 from deadweight.graph.outputs import RETURNED
 from deadweight.graph.pieces import in_pieces
 from deadweight.graph.rewriting import Canonicaliser, argument, arguments_as, rewrites
-from deadweight.graph.spelled_out_norms import centred_pattern, rms_pattern, softmax_pattern, unit_pattern
+from deadweight.graph.spelled_out_norms import (
+    centred_pattern,
+    image_pattern,
+    rms_pattern,
+    softmax_pattern,
+    unit_pattern,
+)
 from deadweight.graph.stacked_heads import heads_at_once
 from deadweight.graph.views import permute
 
@@ -187,7 +193,7 @@ def split_rms_norm(make: Canonicaliser, node: Node) -> Ref:
 
 @rewrites("aten.mul", "aten.div")
 def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
-    """x · 1; x · rsqrt(mean(x²) + ε) of x or x − mean(x), in any spelling; x / max(‖x‖, ε); a softmax."""
+    """x · 1; x · rsqrt(mean(x²) + ε) of x, x − mean(x) or a linear image of x; x / max(‖x‖, ε); a softmax."""
     if node.kwargs:
         return None
     first = make.nodes[node.args[0].name] if isinstance(node.args[0], Ref) else None
@@ -203,6 +209,13 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
         if (whole := centred_pattern(make.nodes, x)) is not None:
             return core(make, node, "core.layer", Ref(whole), 1, eps)
         return core(make, node, "core.rms", Ref(x), 1, eps)
+    if (image := image_pattern(make.nodes, node)) is not None:
+        x, weight, eps = image
+        args = (Ref(x), 1, eps)
+        normed = make.emit(
+            f"{node.name}_core", Operation("core.rms", CORES["core.rms"]), args, make.nodes[x].shape, node
+        )
+        return make.emit(f"{node.name}_image", LINEAR, (normed, weight), node.shape, node)
     if (unit := unit_pattern(make.nodes, node)) is not None:
         x, eps = unit
         return core(make, node, "core.unit", Ref(x), 1, 1.0, eps)

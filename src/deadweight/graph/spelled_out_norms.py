@@ -21,6 +21,19 @@ def rms_pattern(nodes: Nodes, node: Node) -> tuple[str, float] | None:
     return None
 
 
+def image_pattern(nodes: Nodes, node: Node) -> tuple[str, Ref, float] | None:
+    """(x, W, ε) if the node is W·x times (mean(x²) + ε)^(−1/2): the linear map of a norm, with the factor behind it."""
+    if len(node.args) != 2 or not all(isinstance(a, Ref) for a in node.args):
+        return None
+    for image, factor in (node.args,) if node.op == "aten.div" else (node.args, node.args[::-1]):
+        product = nodes[image.name]
+        shifted = under_root(nodes, factor.name, inverse=node.op == "aten.mul") if product.op == "linear" else None
+        eps = mean_square(nodes, shifted, source(product)) if shifted is not None else None
+        if eps is not None and product.shape == node.shape:
+            return source(product), product.args[1], eps
+    return None
+
+
 def centred_pattern(nodes: Nodes, name: str) -> str | None:
     """x if the node is x − mean(x) over the last axis."""
     node = nodes[name]

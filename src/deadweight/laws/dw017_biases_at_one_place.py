@@ -17,6 +17,7 @@ from deadweight.proof.shift import Outcome
 from deadweight.rewrite.rewrite import NotDone, Rewrite
 from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.search.prover import Prover
+from deadweight.search.repeated_columns import find_repeated_columns
 from deadweight.search.same_value import find_same_values
 from deadweight.search.shifts import (
     added_once,
@@ -68,13 +69,17 @@ def meets_another(prover: Prover, node: Node, outcome: Outcome) -> bool:
 def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     if isinstance(claim, ShiftClaim):
         return rewrite_shift(graph, claim)
-    raise NotDone("two weights or factors of one value: both stay in the model's code")
+    raise NotDone("two weights, columns or factors of one value: both stay in the model's code")
 
 
 LAW = Law(
     title=TITLE,
     fix="keep one of the two biases: build the other layer with bias=False",
-    searches=(Search(90, find), Search(95, partial(find_same_values, law=TITLE))),
+    searches=(
+        Search(90, find),
+        Search(95, partial(find_same_values, law=TITLE)),
+        Search(270, partial(find_repeated_columns, law=TITLE)),
+    ),
     rewriting=Rewriting(order=80, make=make_rewrite),
     avoidable=True,
 )
