@@ -23,7 +23,6 @@ from deadweight.proof.labels import compact
 from deadweight.proof.steps import Step
 from deadweight.proof.weights import WeightView, uses_of, weight_view
 from deadweight.search.prover import Prover
-from deadweight.search.same_value import SameValueClaim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ class RepeatedColumnsClaim(Claim):
 
 
 def find_repeated_columns(prover: Prover, law: Title) -> Iterator[RepeatedColumnsClaim]:
-    taken = {c.node for c in prover.claims if isinstance(c, (ShiftClaim, SameValueClaim))}
+    taken = {c.node for c in prover.claims if c.whole or isinstance(c, ShiftClaim)}
     for node in prover.graph.nodes.values():
         view = weight_view(prover.graph, node) if node.op == "linear" and node.name in prover.graph.live else None
         if view is None or view.parameter in taken or list(uses_of(prover.graph, view.parameter)) != [node.name]:
