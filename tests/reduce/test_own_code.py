@@ -74,7 +74,7 @@ def original(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("layout", ["slim", "stock"])
 def test_what_was_written_loads_by_the_code_in_its_folder(original: Path, tmp_path: Path, layout: str) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / layout
     result = deadweight.reduce(original, out, layout=layout, trust_remote_code=True)
     assert result.saves > 0 and deadweight.verify(original, out, trust_remote_code=True).same
     auto, ids = transformers.AutoModelForCausalLM, torch.tensor([[3, 1, 4, 1, 5]])
@@ -86,7 +86,7 @@ def test_what_was_written_loads_by_the_code_in_its_folder(original: Path, tmp_pa
         ):
             assert torch.allclose(model(ids).logits, wanted, atol=1e-5)
     card = (out / "README.md").read_text()
-    assert 'AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)' in card
+    assert f'AutoModelForCausalLM.from_pretrained("{layout}", trust_remote_code=True)' in card
     assert "without running code" not in card
 
 

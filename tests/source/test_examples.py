@@ -16,7 +16,7 @@ from deadweight.source.narrow_sizes import Size
 EXPECTED: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [
     ("gpt2", "GPT2LMHeadModel", {"input_ids": (1, 5)}),
     ("bert", "BertModel", {"input_ids": (1, 5), "token_type_ids": (1, 5)}),
-    ("roberta", "RobertaForMultipleChoice", {"input_ids": (1, 2, 5)}),
+    ("roberta", "RobertaForMultipleChoice", {"input_ids": (1, 2, 5), "token_type_ids": (1, 2, 5)}),
     ("t5", "T5ForConditionalGeneration", {"input_ids": (1, 5), "decoder_input_ids": (1, 5)}),
     ("vit", "ViTModel", {"pixel_values": (1, 3, 224, 224)}),
     ("clip", "CLIPModel", {"input_ids": (1, 5), "pixel_values": (1, 3, 224, 224)}),
