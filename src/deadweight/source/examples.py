@@ -65,7 +65,7 @@ def candidates(
 def is_multiple_choice(module: nn.Module, config: Config) -> bool:
     """Whether every sample is several texts, of which the model chooses one."""
     known = model_classes(transformers.AutoModelForMultipleChoice).get(type(config), ())
-    return isinstance(module, known)
+    return isinstance(module, tuple(known) if isinstance(known, (tuple, list)) else known)
 
 
 def with_choices(made: dict[str, Example], n_choices: int) -> dict[str, Example]:
