@@ -107,6 +107,33 @@ def test_an_image_model_in_bfloat16_gets_images_in_bfloat16(tmp_path: Path) -> N
     assert deadweight.verify(tmp_path / "vit", tmp_path / "slim").same
 
 
+def layout_model(folder: Path) -> transformers.PreTrainedModel:
+    """A model that reads text, and pictures where it is given any: a second norm reads both."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    boxes = {"coordinate_size": 3, "shape_size": 2, "max_2d_position_embeddings": 64, "max_position_embeddings": 40}
+    config = transformers.LayoutLMv3Config(**sizes, **boxes, vocab_size=31, input_size=16, patch_size=4, num_labels=3)
+    model = randomise(transformers.LayoutLMv3ForTokenClassification(config)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def test_what_holds_for_text_alone_is_not_done_if_it_fails_with_a_picture(tmp_path: Path) -> None:
+    """Without a picture attention reads the norm of the embeddings; with one, a second norm is in between."""
+    model = layout_model(tmp_path / "source")
+    result = deadweight.reduce(tmp_path / "source", tmp_path / "slim")
+    assert result.verification is not None and "with pixel_values" in result.verification.inputs
+    assert "DW007" in {s.code for s in result.skipped} and result.parameters_after < result.parameters_before
+    small, generator = deadweight.load(tmp_path / "slim"), torch.Generator().manual_seed(1)
+    given = {
+        "input_ids": torch.randint(3, 31, (2, 7), generator=generator),
+        "bbox": torch.tensor([1, 2, 5, 9]).expand(2, 7, 4),
+    }
+    for more in ({}, {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator)}):
+        wanted = model(**given, **more).logits
+        assert torch.allclose(small(**given, **more).logits, wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
 def test_a_slim_model_compiles(gpt2: Path, tmp_path: Path) -> None:
     deadweight.reduce(gpt2, tmp_path / "slim")
     model, ids = deadweight.load(tmp_path / "slim"), torch.tensor([[3, 1, 4, 1, 5]])

@@ -62,7 +62,7 @@ def test_simulated_rounding_is_about_the_real_one(gpt2: Path) -> None:
         transformers.GPT2LMHeadModel.from_pretrained(gpt2, dtype=dtype).save_pretrained(folder)
         trial = trial_of(folder)
         own = comparison.in_own_precision(trial.full.module, trial.full.calls, trial.full.source.inputs)
-        (real,) = relative(own, trial.truth)
+        (real,) = relative(own, trial.truth[0])
         (simulated,) = trial.floor
         assert 0.3 < simulated / real < 3
 

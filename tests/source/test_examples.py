@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from deadweight.source.example_makers import MAKERS
+from deadweight.source.example_makers import MAKERS, Need, text
 from deadweight.source.model import Source, open_model
 from deadweight.source.narrow_clone import narrow, narrow_config, shallow_config
 from deadweight.source.narrow_sizes import Size
@@ -16,6 +16,7 @@ from deadweight.source.narrow_sizes import Size
 EXPECTED: list[tuple[str, str, dict[str, tuple[int, ...]]]] = [
     ("gpt2", "GPT2LMHeadModel", {"input_ids": (1, 5)}),
     ("bert", "BertModel", {"input_ids": (1, 5), "token_type_ids": (1, 5)}),
+    ("roberta", "RobertaForMultipleChoice", {"input_ids": (1, 2, 5), "token_type_ids": (1, 2, 5)}),
     ("t5", "T5ForConditionalGeneration", {"input_ids": (1, 5), "decoder_input_ids": (1, 5)}),
     ("vit", "ViTModel", {"pixel_values": (1, 3, 224, 224)}),
     ("clip", "CLIPModel", {"input_ids": (1, 5), "pixel_values": (1, 3, 224, 224)}),
@@ -153,6 +154,17 @@ def test_narrow_clones_run_with_inputs_of_every_kind(
 def test_every_input_name_has_a_model_that_is_tested_with_it() -> None:
     tested = {name for _, _, shapes in (*EXPECTED, *CLONES) for name in shapes}
     assert set(MAKERS) - tested == ELSEWHERE
+
+
+def test_tokens_of_a_decoder_come_from_its_own_vocabulary(tmp_path: Path) -> None:
+    changes = {"vocab_size": 61, "decoder_vocab_size": 47, "share_encoder_decoder_embeddings": False}
+    source = opened("marian", "MarianMTModel", tmp_path, **changes, pad_token_id=0, tie_word_embeddings=False)
+    spans = source.inputs.spans
+    assert spans["input_ids"].high == 60 and spans["decoder_input_ids"].high == 46
+    part = transformers.BertConfig(vocab_size=19)
+    both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(transformers.BertConfig(vocab_size=23), part)
+    need = Need(both, 5)
+    assert text.decoder_tokens(need).span.high == 18 and text.tokens(need).span.high == 22
 
 
 def test_an_image_has_as_many_placeholders_as_queries(tmp_path: Path) -> None:

@@ -194,7 +194,8 @@ def window_length(source: Source, length: int | None) -> int:
 
 def tokenizer_for(source: Source, spec: Any) -> tuple[Any, int]:
     folder = local_folder(str(spec)) if isinstance(spec, (str, Path)) else None
-    return (None if folder is None else tokenizer_of(str(folder))), int(getattr(source.config, "vocab_size", 0))
+    tokenizer = None if folder is None else tokenizer_of(str(folder), trust_remote_code=source.trusted)
+    return tokenizer, int(getattr(source.config, "vocab_size", 0))
 
 
 def edges(source: Source, tokenizer: Any) -> tuple[list[int], list[int]]:

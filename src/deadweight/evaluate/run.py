@@ -124,7 +124,8 @@ class EvaluatedModel:
             )
         device = "cuda" if torch.cuda.is_available() else "cpu"
         known = getattr(module.config, "max_position_embeddings", None)
-        return cls(name, module.to(device).eval(), tokenizer_of(str(folder)), known or LONGEST)
+        tokenizer = tokenizer_of(str(folder), trust_remote_code=bool(options.get("trust_remote_code")))
+        return cls(name, module.to(device).eval(), tokenizer, known or LONGEST)
 
     @property
     def device(self) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,9 +17,10 @@ from deadweight.graph.bind import bind
 from deadweight.graph.canonical import canonical
 from deadweight.graph.evaluate import evaluate
 from deadweight.graph.node import Graph
-from deadweight.graph.trace import first_line, trace
+from deadweight.graph.trace import TraceError, first_line, trace
 from deadweight.reduce.error_limits import Error, Noise, Verification, noise_floor
 from deadweight.reduce.rounding_noise import add_rounding
+from deadweight.source.examples import left_out, with_all_signals
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.printable import printable
@@ -41,6 +43,7 @@ class ComparedModel:
     graph: Graph
     calls: tuple[Call, ...]
     words: str  # a description of the inputs
+    suffix: str = ""  # of the names of its outputs
 
     @property
     def module(self) -> nn.Module:
@@ -54,14 +57,37 @@ def prepare_comparison(source: Source, text: Sequence[Tensor] = ()) -> ComparedM
     calls = [source.draw(torch.Generator().manual_seed(seed)) for seed in range(draws)]
     words = f"{draws} random inputs"
     ids = source.kwargs.get("input_ids")
-    if ids is not None:
+    if ids is not None and ids.ndim == 2:
         span = source.inputs.spans.get("input_ids")
         for tokens in text:
             valid = span is None or int(tokens.max()) <= span.high  # the tokenizer may be that of another model
             if valid and tokens.shape[-1] >= ids.shape[-1]:
                 calls.append(((), {**source.inputs.kwargs, "input_ids": tokens[:, : ids.shape[-1]]}))
                 words = f"{draws} random inputs and {len(calls) - draws} pieces of text"
+    absent = left_out(source.module, source.inputs) if source.config is not None else ()
+    words += f" without {' or '.join(absent)}" if absent else ""
     return ComparedModel(source, graph, tuple(calls), words)
+
+
+def prepare_with_signals(one: ComparedModel, length: int | None = None) -> ComparedModel | None:
+    """The same model on inputs that have the images or the sound that its example leaves out; None if it has all.
+
+    What is proved without an image need not hold with one: an image may be written into the same stream.
+    """
+    source = one.source
+    if source.config is None:
+        return None
+    inputs = with_all_signals(source.module, source.config, source.inputs, length)
+    if inputs is None:
+        return None
+    parameter = next(source.module.parameters())
+    args, kwargs = inputs.on(parameter.device, parameter.dtype)
+    with suppress(TraceError):
+        whole = prepare_comparison(replace(source, inputs=inputs, args=args, kwargs=kwargs))
+        if not whole.graph.specialised:
+            more = " and ".join(left_out(source.module, source.inputs))
+            return replace(whole, words=f"{len(whole.calls)} with {more}", suffix=f" with {more}")
+    return None
 
 
 def inputs_to_draw(graph: Graph) -> int:
@@ -89,6 +115,17 @@ def in_float64(one: ComparedModel, read: Read | None = None, *, rounding: bool =
             outputs = evaluate(one.graph, values, bind(one.graph, args, kwargs), watch)
             result.append([o for o in outputs if isinstance(o, Tensor) and o.is_floating_point()])
     return result
+
+
+def outputs_of_original(one: ComparedModel, read: Read | None = None) -> list[list[Tensor]]:
+    """`in_float64` of the model with which others are compared."""
+    try:
+        return in_float64(one, read)
+    except IndexError as error:
+        raise DeadweightError(
+            f"{printable(one.source.name)} does not run on random tokens: one of its tables has fewer rows than its "
+            "config says; expected the number of rows as vocab_size in config.json"
+        ) from error
 
 
 def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -> list[list[Tensor]]:
@@ -151,7 +188,8 @@ def names_of(one: ComparedModel, count: int) -> list[str]:
         except Exception:  # noqa: BLE001 - only names are wanted
             output = None
     keys = [k for k, v in output.items() if isinstance(v, Tensor)] if isinstance(output, Mapping) else []
-    return keys if len(keys) == count else [f"output {i}" for i in range(count)]
+    names = keys if len(keys) == count else [f"output {i}" for i in range(count)]
+    return [name + one.suffix for name in names]
 
 
 def compare(a: ComparedModel, b: ComparedModel) -> Verification:
@@ -165,7 +203,7 @@ def compare(a: ComparedModel, b: ComparedModel) -> Verification:
     if returns(a) != returns(b):
         raise DeadweightError(f"the outputs differ in shape: {returns(a)} and {returns(b)}; the functions differ")
     b = replace(b, calls=a.calls)
-    truth = in_float64(a)
+    truth = outputs_of_original(a)
     if any(bool(x.isnan().any()) for outputs in truth for x in outputs):
         raise DeadweightError(
             f"{printable(a.source.name)} returns NaN; expected numbers to compare with: repair the checkpoint first"

@@ -20,7 +20,7 @@ from deadweight.graph.node import Graph
 from deadweight.graph.trace import TraceError, tied_names
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.progress import Progress, silent
-from deadweight.reduce.comparison import LENGTH, ComparedModel, prepare_comparison
+from deadweight.reduce.comparison import LENGTH, ComparedModel, prepare_comparison, prepare_with_signals
 from deadweight.reduce.error_limits import require_same
 from deadweight.reduce.job import ReductionJob, summarise_applied, summarise_plan
 from deadweight.reduce.layer_windows import open_windows
@@ -34,6 +34,7 @@ from deadweight.save.atomic_folder import check_out, check_space, resolve_path
 from deadweight.save.slim_layout import can_shrink, tied_parameters
 from deadweight.search.prover import Prover
 from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
+from deadweight.source.examples import left_out
 from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec, Source
 from deadweight.source.printable import printable
@@ -169,9 +170,10 @@ def carry_out(job: ReductionJob, spec: ModelSpec, destination: Destination, prog
     """Apply the plan to the whole model in memory if it fits; else tensor by tensor, from file to file."""
     full = comparison_of(job, spec, progress)
     if full is not None:
-        return try_and_write(job, Trial(job, full), destination, progress)
+        trial = Trial(job, full, prepare_with_signals(full))
+        return try_and_write(job, trial, destination, progress)
     windows = open_windows(job, job.plan.rewrites, progress)
-    notes = (*job.source.notes, IN_PARTS if windows is not None else NOT_CHECKED)
+    notes = (*job.source.notes, *unseen_signals(job.source), IN_PARTS if windows is not None else NOT_CHECKED)
     result = replace(summarise_plan(job), out=destination.folder, notes=notes)
     stream = Stream(job, dict(enumerate(job.plan.rewrites)), windows=windows)
     progress("writing and verifying")
@@ -197,7 +199,7 @@ def try_and_write(job: ReductionJob, trial: Trial, destination: Destination, pro
     result = replace(
         summarise_plan(job),
         verification=require_same(trial.verify(tried, module)),
-        notes=job.source.notes,
+        notes=(*job.source.notes, *(() if len(trial.compared) > 1 else unseen_signals(trial.full.source))),
         skipped=(*job.plan.skipped, *left_out),
         out=destination.folder,
         module=module,
@@ -207,6 +209,13 @@ def try_and_write(job: ReductionJob, trial: Trial, destination: Destination, pro
         return write(Stream(job, tried.rewrites, tried.made), result, destination, progress)
     parameters = sum(p.numel() for p in module.parameters())
     return replace(summarise_applied(job, result, tried.made.applied), parameters_after=parameters)
+
+
+def unseen_signals(source: Source) -> tuple[str, ...]:
+    """A note on the images or the sound that the model accepts and is not compared on."""
+    absent = left_out(source.module, source.inputs) if source.config is not None else ()
+    words = " or ".join(absent)
+    return (f"proved and compared only without {words}: check the result on inputs that have them",) if absent else ()
 
 
 @contextmanager

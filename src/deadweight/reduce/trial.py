@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress
 from deadweight.reduce.apply import Applied, Rewrites, ScaledWeight, Weights, apply, independent, require_finite
-from deadweight.reduce.comparison import ComparedModel, in_float64, in_own_precision, names_of, relative
+from deadweight.reduce.comparison import (
+    ComparedModel,
+    Read,
+    in_float64,
+    in_own_precision,
+    names_of,
+    outputs_of_original,
+    relative,
+)
 from deadweight.reduce.error_limits import FLOORS, Error, Noise, Verification, noise_floor
 from deadweight.reduce.job import ReductionJob
 from deadweight.reduce.ordered_threads import in_order
@@ -44,11 +52,30 @@ class Tried:
 class Trial:
     """Trying rewrites on the whole model in memory."""
 
-    def __init__(self, job: ReductionJob, full: ComparedModel) -> None:
+    def __init__(self, job: ReductionJob, full: ComparedModel, with_signals: ComparedModel | None = None) -> None:
         self.job, self.full = job, full
+        self.compared = (full,) if with_signals is None else (full, with_signals)
         self.check_weights()
-        self.truth = in_float64(full, self.original)
-        self.floor = noise_floor(full.graph, relative(in_float64(full, self.original, rounding=True), self.truth))
+        self.truth = [outputs_of_original(one, self.original) for one in self.compared]
+        self.floor = self.floors(self.errors(self.original, rounding=True))
+
+    def errors(self, read: Read, *, rounding: bool = False) -> list[float]:
+        """Of every output, on all kinds of inputs."""
+        pairs = zip(self.compared, self.truth, strict=True)
+        return [e for one, truth in pairs for e in relative(in_float64(one, read, rounding=rounding), truth)]
+
+    def own_errors(self, outputs: Callable[[ComparedModel], list[list[Tensor]]]) -> list[float]:
+        """The same of a model that runs in its own precision."""
+        pairs = zip(self.compared, self.truth, strict=True)
+        return [e for one, truth in pairs for e in relative(outputs(one), truth)]
+
+    def floors(self, errors: Sequence[float]) -> list[float]:
+        left, result = list(errors), list[float]()
+        for one, truth in zip(self.compared, self.truth, strict=True):
+            count = len(truth[0])
+            result += noise_floor(one.graph, left[:count])
+            left = left[count:]
+        return result
 
     def original(self, name: str) -> Tensor:
         tensor = self.job.read(name)
@@ -90,8 +117,7 @@ class Trial:
         def stored(name: str) -> Tensor:
             return made.weights[name].to(self.job.precision(name)) if name in made.weights else self.job.read(name)
 
-        errors = relative(in_float64(self.full, stored, rounding=True), self.truth)
-        return Tried(rewrites, made, list(map(Noise, errors, self.floor)))
+        return Tried(rewrites, made, list(map(Noise, self.errors(stored, rounding=True), self.floor)))
 
     def apply_rewrites(self, rewrites: Rewrites) -> Made:
         """Every weight that these rewrites change, in float64, computed on all threads."""
@@ -107,18 +133,17 @@ class Trial:
         def reduced(name: str) -> Tensor:
             return weights[name] if name in weights else self.original(name)
 
-        exact = relative(in_float64(self.full, reduced), self.truth)
-        own = relative(self.outputs(module), self.truth)
-        before = in_own_precision(self.full.module, self.full.calls, self.full.source.inputs)
-        floor = noise_floor(self.full.graph, relative(before, self.truth))
-        names = names_of(self.full, len(exact))
-        rows = zip(names, exact, own, floor, tried.noise, strict=True)
-        return Verification(tuple(Error(*row) for row in rows), self.full.words)
+        own = self.own_errors(partial(self.outputs, module))
+        floor = self.floors(self.own_errors(lambda one: in_own_precision(one.module, one.calls, one.source.inputs)))
+        names = [n for one, truth in zip(self.compared, self.truth, strict=True) for n in names_of(one, len(truth[0]))]
+        rows = zip(names, self.errors(reduced), own, floor, tried.noise, strict=True)
+        words = " and ".join(one.words for one in self.compared)
+        return Verification(tuple(Error(*row) for row in rows), words)
 
-    def outputs(self, module: nn.Module) -> list[list[Tensor]]:
+    def outputs(self, module: nn.Module, one: ComparedModel) -> list[list[Tensor]]:
         """The outputs of the reduced model; raises if its code reads parameters that its layers no longer have."""
         try:
-            return in_own_precision(module, self.full.calls, self.full.source.inputs)
+            return in_own_precision(module, one.calls, one.source.inputs)
         except DeadweightError as error:
             raise DeadweightError(
                 f"without the redundant parameters {error}: its code reads some of them outside their layers; use "

@@ -9,7 +9,7 @@ from torch import nn
 from deadweight.errors import DeadweightError
 from deadweight.graph.trace import TraceError
 from deadweight.progress import Progress, silent
-from deadweight.reduce.comparison import LENGTH, ComparedModel, compare, prepare_comparison
+from deadweight.reduce.comparison import LENGTH, ComparedModel, compare, prepare_comparison, prepare_with_signals
 from deadweight.reduce.error_limits import Verification
 from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec
@@ -32,7 +32,18 @@ def verify(
         first, second = open_both(*specs, progress)
     progress("comparing")
     with threads_for(sum(p.numel() for p in first.module.parameters())):
-        return compare(first, second)
+        result, more = compare(first, second), both_with_signals(first, second)
+        if more is None:
+            return result
+        signals = compare(*more)
+        return Verification((*result.errors, *signals.errors), f"{result.inputs} and {signals.inputs}")
+
+
+def both_with_signals(a: ComparedModel, b: ComparedModel) -> tuple[ComparedModel, ComparedModel] | None:
+    """Both models on inputs with the images or the sound that the example leaves out."""
+    first = prepare_with_signals(a)
+    second = None if first is None else prepare_with_signals(b)
+    return None if first is None or second is None else (first, second)
 
 
 def open_both(a: ModelSpec, b: ModelSpec, progress: Progress) -> tuple[ComparedModel, ComparedModel]:

@@ -7,15 +7,15 @@ import re
 import shutil
 from pathlib import Path
 
-import transformers
 from torch import nn
 
+from deadweight.errors import DeadweightError
+from deadweight.save.auto_classes import OWN_HOME, auto_map, home_of
 from deadweight.slim.format import SlimSpec
 from deadweight.source.checkpoint_files import PICKLES, read_json
-from deadweight.source.private_api import model_classes
+from deadweight.source.printable import printable
 from deadweight.source.type_aliases import Config
 from deadweight.transformer.configuration import TransformerConfig
-from deadweight.transformer.modeling import TransformerPreTrained
 
 PACKAGE = Path(__file__).parent.parent
 OWN_CODE = [PACKAGE / "transformer" / f"{name}.py" for name in ("shape", "configuration", "modeling")]
@@ -40,19 +40,6 @@ CACHE = (
 )  # those that a coded cache needs too
 LARGEST_COPIED = 64 << 20  # bytes: larger files are not copied
 NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PICKLES}
-AUTOS = (
-    "AutoModelForCausalLM",
-    "AutoModelForMaskedLM",
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForSequenceClassification",
-    "AutoModelForTokenClassification",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForImageClassification",
-    "AutoModelForSpeechSeq2Seq",
-    "AutoModelForImageTextToText",
-    "AutoModelForPreTraining",
-    "AutoModel",
-)
 
 
 def write_side_files(
@@ -78,7 +65,8 @@ def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: Sli
     """Write the config of a slim checkpoint, and the code that loads it where deadweight is not installed."""
     file = draft / "config.json"
     raw = read_json(file)
-    classes = dict.fromkeys(autos_of(cls, config), f"{MODELING.removesuffix('.py')}.SlimModel")
+    require_its_code(draft, cls)
+    classes = auto_map(cls, config, raw, f"{MODELING.removesuffix('.py')}.SlimModel")
     if isinstance(config, TransformerConfig):
         classes |= {"AutoConfig": f"configuration.{TransformerConfig.__name__}"}
         for own in OWN_CODE:
@@ -93,6 +81,16 @@ def write_slim_code(draft: Path, config: Config, cls: type[nn.Module], slim: Sli
     (draft / MODELING).write_text(modeling_code(cls, slim), encoding="utf-8")
 
 
+def require_its_code(draft: Path, cls: type[nn.Module]) -> None:
+    """Raise if the class is defined in code that is not in the folder: the class of a slim checkpoint builds on it."""
+    home = home_of(cls)
+    if home.startswith(".") and home != OWN_HOME and not (draft / f"{home[1:]}.py").is_file():
+        raise DeadweightError(
+            f"{printable(cls.__name__)} is defined in code outside the folder; expected {printable(home[1:])}.py in "
+            "it, because a slim checkpoint builds on that class: copy the code there, or choose the stock layout"
+        )
+
+
 def rename_imports(text: str) -> str:
     """The text of a file of slim/ for a checkpoint's folder, where these files have the prefix deadweight_."""
     return re.sub(r"from \.(\w+) import", r"from .deadweight_\1 import", text)
@@ -103,21 +101,8 @@ def is_copied(file: Path) -> bool:
     return not named and file.name not in ("README.md", "deadweight.json") and file.stat().st_size <= LARGEST_COPIED
 
 
-def autos_of(cls: type[nn.Module], config: Config) -> list[str]:
-    """The Auto classes of transformers that load this model class."""
-    autos = []
-    for name in AUTOS:
-        mapping = getattr(transformers, name, None)
-        known = model_classes(mapping).get(type(config), None) if mapping is not None else None
-        classes = known if isinstance(known, (tuple, list)) else (known,)
-        if cls in classes:
-            autos.append(name)
-    return autos or ["AutoModel"]
-
-
 def modeling_code(cls: type[nn.Module], slim: SlimSpec) -> str:
     """The text of the file that defines the model class of a slim checkpoint."""
-    home = ".modeling" if issubclass(cls, TransformerPreTrained) else "transformers"
     imports = ["from .deadweight_format import SlimSpec", "from .deadweight_layers import install"]
     lines = ["install(self, slim)"]
     if slim.heads:
@@ -130,7 +115,7 @@ def modeling_code(cls: type[nn.Module], slim: SlimSpec) -> str:
         [
             f'"""{cls.__name__} with the layers that its config describes, in a smaller form."""',
             "",
-            f"from {home} import {cls.__name__}",
+            f"from {home_of(cls)} import {cls.__name__}",
             "",
             *imports,
             "",

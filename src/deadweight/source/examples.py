@@ -6,8 +6,10 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
+import transformers
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -22,9 +24,11 @@ from deadweight.silence import silenced
 from deadweight.source.example_makers import COMPANIONS, MAKERS, PARTNERS, SIGNALS, Example, Need, first, setting
 from deadweight.source.inputs import Inputs
 from deadweight.source.printable import reason
+from deadweight.source.private_api import model_classes
 from deadweight.source.type_aliases import Config, Leaf
 
 LENGTH = 5
+N_CHOICES = 2  # of a model that chooses one of several texts
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
 FLAGS = {"use_cache": False}  # passed where the forward names them
 SHAPES = 12  # combinations of shapes that are tried for the same names
@@ -62,11 +66,24 @@ def candidates(
     """Inputs to try, the simplest first; with exactly the names in `only`, if given."""
     accepted = inspect.signature(module.forward).parameters
     flags = {name: value for name, value in FLAGS.items() if name in accepted}
+    n_choices = N_CHOICES if is_multiple_choice(module, config) else 1
     n_tokens = text_length(config, length)
     for names in [only] if only else name_sets(module, config, accepted):
         for made in _shapes(Need(config, n_tokens, names)):
+            made = with_choices(made, n_choices) if n_choices > 1 else made
             spans = {n: e.span for n, e in made.items() if e.fixed or not e.value.is_floating_point()}
             yield Inputs((), {n: e.value for n, e in made.items()} | flags, spans)
+
+
+def is_multiple_choice(module: nn.Module, config: Config) -> bool:
+    """Whether every sample is several texts, of which the model chooses one."""
+    known = model_classes(transformers.AutoModelForMultipleChoice).get(type(config), ())
+    return isinstance(module, tuple(known) if isinstance(known, (tuple, list)) else known)
+
+
+def with_choices(made: dict[str, Example], n_choices: int) -> dict[str, Example]:
+    """The same inputs, every sample with several choices: (batch, choice, …)."""
+    return {name: replace(e, value=torch.stack([e.value] * n_choices, dim=1)) for name, e in made.items()}
 
 
 def name_sets(module: nn.Module, config: Config, accepted: Mapping[str, inspect.Parameter]) -> list[tuple[str, ...]]:
@@ -158,6 +175,20 @@ def left_out(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """The signals (images, sound) that the model accepts and this example does not have."""
     accepted = inspect.signature(module.forward).parameters
     return tuple(name for name in SIGNALS if name in accepted and name not in inputs.kwargs)
+
+
+def with_all_signals(module: nn.Module, config: Config, inputs: Inputs, length: int | None = None) -> Inputs | None:
+    """These inputs with the signals that they leave out; None if there are none, or if the model does not run so."""
+    absent = left_out(module, inputs)
+    if not absent:
+        return None
+    accepted = inspect.signature(module.forward).parameters
+    names = [*(n for n in inputs.kwargs if n in MAKERS), *absent]
+    sets = (names, [*names, "attention_mask"], _with_companions(names))
+    known = dict.fromkeys(tuple(n for n in dict.fromkeys(each) if n in accepted) for each in sets)
+    tries = (made for only in known for made in candidates(module, config, length, only))
+    found, error = first_that_runs(module, tries)
+    return None if error is not None else found
 
 
 @torch.no_grad()

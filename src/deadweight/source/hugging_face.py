@@ -205,7 +205,8 @@ def load_weights(cls: AutoClass, root: str, options: Options) -> tuple[PreTraine
 
 def load(location: Location, config: Config, trust_remote_code: bool = False) -> Built:
     """The model with its weights in their own precision, from safetensors or GGUF, never from a pickle."""
-    cls = model_class(config) or transformers.AutoModel
+    own = trusted_class(config) if trust_remote_code else None
+    cls = model_class(config) or own or transformers.AutoModel
     options: Options = {"dtype": "auto"} | READABLE
     stored: Options = {"use_safetensors": True, "config": _cacheless(config)}
     options |= {"gguf_file": location.gguf} if location.gguf else stored

@@ -43,6 +43,7 @@ class Source:
     refusal: str | None = None  # why the model does not run on the example inputs, where none was found that it runs on
     quantised: bool = False  # the checkpoint is
     stored_dtype: torch.dtype | None = None  # of the checkpoint, if it may differ from the module's
+    trusted: bool = False  # the user allowed the code in the model's folder to run
 
     def draw(self, generator: torch.Generator) -> tuple[Arguments, Keywords]:
         """Fresh random inputs of the example's shapes and types, on the CPU."""
@@ -87,8 +88,9 @@ class ModelSpec:
         source = self.open(weights=True)
         if source.missing:
             raise DeadweightError(
-                f"{printable(source.name)}: {len(source.missing)} parameters are not in the checkpoint and are random, "
-                f"first {printable(source.missing[0])}; expected a complete checkpoint"
+                f"{printable(source.name)}, opened as {printable(type(source.module).__name__)}: {len(source.missing)} "
+                f"parameters are not in the checkpoint and are random, first {printable(source.missing[0])}; expected "
+                "a complete checkpoint, or another class in `architectures` of config.json"
             )
         return source
 
@@ -233,4 +235,5 @@ def as_source(built: hugging_face.Built, spec: ModelSpec) -> Source:
         refusal=refusal,
         quantised=built.quantised,
         stored_dtype=built.stored_dtype,
+        trusted=spec.trust_remote_code,
     )

@@ -28,21 +28,21 @@ def text_pieces(folder: Path) -> tuple[Tensor, ...]:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)  # without it, it may ask
         return tuple(torch.tensor([tokenizer(text).input_ids]) for text in PROSE)
     except Exception:  # noqa: BLE001 - a stranger's files: without a tokenizer, random tokens do
         return ()
 
 
-def tokenizer_of(folder: str) -> Tokenizer | None:
-    """The tokenizer in a checkpoint's folder; None if there is none."""
+def tokenizer_of(folder: str, *, trust_remote_code: bool = False) -> Tokenizer | None:
+    """The tokenizer in a checkpoint's folder; None if there is none. Code in the folder runs only if it is trusted."""
     from transformers import AutoTokenizer
 
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
     if Path(folder).is_dir() and not any((Path(folder) / n).is_file() for n in names):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # a stranger's files
         raise DeadweightError(f"the tokenizer of {printable(folder)} cannot be read ({reason(error)})") from error
 

@@ -9,7 +9,7 @@ __all__ = ["COMPANIONS", "MAKERS", "PARTNERS", "SIGNALS", "Example", "Maker", "N
 
 MAKERS: dict[str, tuple[Maker, ...]] = {
     "input_ids": (text.tokens_of_queries, text.tokens, text.codebooks, text.text_and_codebooks),
-    "decoder_input_ids": (text.tokens, text.codebooks, text.channels_last),
+    "decoder_input_ids": (text.decoder_tokens, text.codebooks, text.channels_last),
     "qformer_input_ids": (text.query_former_tokens,),
     "inputs": (text.tokens, text.embeddings, image.image),
     "token_type_ids": (text.token_types,),

@@ -9,7 +9,7 @@ from deadweight.source.example_makers.text import N_FRAMES
 from deadweight.source.type_aliases import Config
 
 CHANNELS = ("num_channels", "in_channels", "in_chans")
-SIZES = ("image_size", "img_size", "max_img_size")
+SIZES = ("image_size", "img_size", "max_img_size", "input_size")
 DEFAULT_SIZE = 224
 PACKED = ("grid_thw", "image_grid_thw")  # say where the patches of all images together lie
 BATCHED = ("spatial_shapes", "pixel_position_ids", "target_sizes")  # say it for each image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from deadweight.source.example_makers.need import Example, Need, holders
+from deadweight.source.example_makers.need import Example, Need, first, holders, setting
 from deadweight.source.inputs import Span
 from deadweight.source.type_aliases import Config
 
@@ -26,6 +26,13 @@ def special_ids(config: Config) -> dict[str, tuple[int, ...]]:
 
 def tokens(need: Need) -> Example:
     return tokens_below(need, need.number("vocab_size", "n_vocab", default=32))
+
+
+def decoder_tokens(need: Need) -> Example:
+    """Tokens of the decoder, whose vocabulary may be another one."""
+    own = setting(need.config, "decoder_vocab_size")
+    inner = getattr(getattr(need.config, "decoder", None), "vocab_size", None)
+    return tokens_below(need, int(first(own or inner or need.number("vocab_size", "n_vocab", default=32))))
 
 
 def tokens_below(need: Need, n_vocab: int) -> Example:
