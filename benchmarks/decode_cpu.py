@@ -83,7 +83,8 @@ def run(
         twins[round(plan.share, 4)] = with_coded_cache(source.module, plan, work.precision)[0]
     for module in (source.module, *twins.values()):
         gather_weights(module)
-    ids = torch.randint(3, source.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+    config: Any = source.config
+    ids = torch.randint(3, config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
     rows = [Row(**r) for r in record.read_rows(results)[1]]
     own = read_prompt(source.module, ids)
     for size, twin in twins.items():
