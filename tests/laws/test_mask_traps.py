@@ -235,10 +235,15 @@ LIFTS: dict[str, Callable] = {
     "minus a low mask": lambda scores, mask: scores - -1e30 * mask,
     "plus the opposite of a low mask": lambda scores, mask: scores + -(mask * -1e30),
     "plus half of it, twice": lambda scores, mask: (scores + 5e29 * mask).unsqueeze(0).squeeze(0) + 5e29 * mask,
+    "plus a large constant": lambda scores, mask: scores + torch.full((LENGTH, LENGTH), 1e30).triu(3),
     "two of it": lambda scores, mask: torch.add(scores, mask * 5e29, alpha=2),
 }
 LEAVES: dict[str, Callable] = {
     "plus nothing": lambda scores, mask: scores + 0.0 * mask,
+    "plus a number": lambda scores, mask: scores + 1.0,
+    "plus an ordinary mask": lambda scores, mask: scores + 2.0 * mask,
+    "times a large number": lambda scores, mask: scores * 1e30,
+    "plus none of a large mask": lambda scores, mask: torch.add(scores, mask * 1e30, alpha=0),
     "plus a low mask": lambda scores, mask: scores + (1.0 - mask.double()) * -1e30,
     "minus a large mask": lambda scores, mask: scores - 1e30 * mask,
 }

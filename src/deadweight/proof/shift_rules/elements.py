@@ -146,7 +146,7 @@ def is_lifted(graph: Graph, node: Node, large: float) -> bool:
     moved = {n.name for n in graph.downstream([node.name], lambda name: graph.nodes[name].op in AFFINE)}
     for name in moved:
         reader = graph.nodes[name]
-        if reader.op in ("aten.add", "aten.sub") and name != node.name:
+        if reader.op in ("aten.add", "aten.sub"):
             others = [a for a in reader.args if not (isinstance(a, Ref) and a.name in moved)]
             sign = -1 if reader.op == "aten.sub" else 1
             if any(holds_large(graph, other, sign * reader.kwargs.get("alpha", 1), large) for other in others):
