@@ -164,7 +164,7 @@ def holds_large(graph: Graph, value: Any, factor: float, large: float) -> bool:
         elif isinstance(found, Ref) and found.name not in seen:
             seen.add(found.name)
             node = graph.node(found)
-            known = constant_value(graph, node.name) if node.is_float else None
+            known = constant_value(graph, node.name)
             if known is not None and known.numel():
                 numbers += [float(known.max()), float(known.min())]
             elif node.op in AFFINE:
