@@ -205,10 +205,8 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
         return core(make, node, "core.rms", Ref(x), 1, eps)
     if (image := image_pattern(make.nodes, node)) is not None:
         x, weight, eps = image
-        args = (Ref(x), 1, eps)
-        normed = make.emit(
-            f"{node.name}_core", Operation("core.rms", CORES["core.rms"]), args, make.nodes[x].shape, node
-        )
+        rms = Operation("core.rms", CORES["core.rms"])
+        normed = make.emit(f"{node.name}_core", rms, (Ref(x), 1, eps), make.nodes[x].shape, node)
         return make.emit(f"{node.name}_image", LINEAR, (normed, weight), node.shape, node)
     if (unit := unit_pattern(make.nodes, node)) is not None:
         x, eps = unit
