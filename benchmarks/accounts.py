@@ -154,6 +154,8 @@ REASONS = {
     "xglm": "16: key biases. Scores pass torch.max(scores, lowest number), and no rule says that this keeps a shift.",
     "gpt_oss": "72: a unit is gate·(1 + clamp(up, ±7)). The drawn inputs do not reach the clamp, and without it the "
     "bias of up could take a scale of 1 + up over. The proof sees the clamp, and is silent.",
+    "xlnet": "The row is older than the rules for weights with an axis of heads. With the first of them, which follow "
+    "its values, 228 were explained; bases of queries, keys and positions came later and were not counted.",
     "rembert": "31: the embedding projection writes an affine space of one dimension less than the stream, because "
     "LayerNorm comes before it. Q, K and V of the first layer may change where nothing is written (24 = 3 × 8 rows); "
     "and x may gain 1·(w·x), which LayerNorm ignores and Q, K and V undo (7).",

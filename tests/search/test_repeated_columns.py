@@ -45,6 +45,11 @@ CASES: dict[str, Case] = {
         {"w": matrix(8, 3)},
         {"DW017 w.weight[:, 4:8]": 12},
     ),
+    "behind a norm": (
+        lambda m, x: tanh(m.w(torch.nn.functional.rms_norm(torch.cat([x, x], -1), (8,)))),
+        {"w": matrix(8, 3)},
+        {"DW017 w.weight[:, 4:8]": 12},
+    ),
     "another function": (lambda m, x: tanh(m.w(torch.cat([x, sin(x)], -1))), {"w": matrix(8, 3)}, {}),
     "the row before": (lambda m, x: tanh(m.w(torch.cat([x, x.roll(1, 1)], -1))), {"w": matrix(8, 3)}, {}),
     "another copy in the first row": (

@@ -60,5 +60,10 @@ class Claim(ABC):
         """The parameters that move, after a random motion of finite size along which nothing may change."""
 
 
+def noted(claim: Claim, note: str) -> str:
+    """A note with the conditions that the claim has already."""
+    return "; ".join(filter(None, (claim.note, note)))
+
+
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)

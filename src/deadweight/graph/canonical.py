@@ -204,8 +204,8 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
     if by_hand := softmax_pattern(make.nodes, node):
         args = (Ref(by_hand[0]), by_hand[1])
         return make.emit(f"{node.name}_softmax", SOFTMAX, args, node.shape, node)
-    if (rms := rms_pattern(make.nodes, node)) is not None:
-        x, eps = rms
+    if (found := rms_pattern(make.nodes, node)) is not None:
+        x, eps = found
         if (whole := centred_pattern(make.nodes, x)) is not None:
             return core(make, node, "core.layer", Ref(whole), 1, eps)
         return core(make, node, "core.rms", Ref(x), 1, eps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deadweight.claims.claim import Title
+from deadweight.claims.claim import Title, noted
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Node, is_vector
 from deadweight.laws.law import Law, Rewriting, Search
@@ -21,7 +21,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
     for node in prover.parameters():
         if is_vector(node) and norm_behind(prover.graph, added_once(prover.graph, node)) is None:
             for claim in each_element(prover, TITLE, node, is_value_bias, "biases"):
-                yield replace(claim, note="eval: attention dropout, if any, is off")
+                yield replace(claim, note=noted(claim, "eval: attention dropout, if any, is off"))
 
 
 def is_value_bias(prover: Prover, node: Node, outcome: Outcome) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from deadweight.claims.claim import Claim, Title
+from deadweight.claims.claim import Claim, Title, noted
 from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Graph, Node, Ref, is_vector
@@ -39,7 +39,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
             batch = any(step.op == "core.batch" for step in claim.steps)
             folded = claim.verdict == "folds"
             note = "training: batch statistics" if batch else "eval: running statistics" if folded else ""
-            yield replace(claim, tier="mode" if note else "real", note=note)
+            yield replace(claim, tier="mode" if note else "real", note=noted(claim, note))
         yield from group_means(prover, node)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from deadweight.claims.claim import Claim, Title
+from deadweight.claims.claim import Claim, Title, noted
 from deadweight.claims.shift_claim import ShiftClaim, channel_axis, element_wise
 from deadweight.graph.node import Graph, Node, Ref, is_vector
 from deadweight.laws.law import Law, Rewriting, Search
@@ -93,7 +93,7 @@ def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
         why = f"the parameter moves along 1/{scale}, so that behind this factor all channels move alike"
         steps = (replace(claim.steps[0], rule=why), *claim.steps[1:])
         note = "the dead direction is 1/λ, λ being the scale behind it"
-        yield replace(claim, profile=scale, steps=steps, note=note)
+        yield replace(claim, profile=scale, steps=steps, note=noted(claim, note))
 
 
 def scale_after(graph: Graph, node: Node) -> tuple[Node, str] | None:

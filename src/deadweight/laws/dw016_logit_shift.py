@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deadweight.claims.claim import Title
+from deadweight.claims.claim import Title, noted
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.canonical import PROBABILITIES
 from deadweight.graph.node import Node
@@ -22,7 +22,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         return
     for node in prover.parameters():
         for claim in common(prover, TITLE, node, dies_in_the_reader):
-            yield replace(claim, note="keeps probabilities, not logits")
+            yield replace(claim, note=noted(claim, "keeps probabilities, not logits"))
 
 
 def dies_in_the_reader(prover: Prover, node: Node, outcome: Outcome) -> bool:

@@ -68,8 +68,13 @@ def find_repeated_columns(prover: Prover, law: Title) -> Iterator[RepeatedColumn
 
 
 def equal_columns(prover: Prover, node: Node) -> Tensor | None:
-    """A number for each column of the matrix: equal where the numbers they read are equal in every vector."""
+    """A number for each column of the matrix: equal where the numbers they read are equal in every vector.
+
+    A norm over the last axis treats all numbers of a vector alike.
+    """
     x = prover.graph.node(node.args[0])
+    while x.op in ("core.rms", "core.unit", "core.layer") and x.args[1] == 1:
+        x = prover.graph.node(x.args[0])
     if torch.Size(x.shape).numel() > LARGE or not prover.graph.depends[x.name][1]:
         return None
     labels = prover.identity.of(x.name)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from deadweight.claims.claim import Title
+from deadweight.claims.claim import Title, noted
 from deadweight.claims.point import ancestors
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Graph, Node
@@ -53,7 +53,7 @@ def along_lost_direction(
     if outcome.proved:
         claim = make_claim(prover, law, node, torch.ones(node.shape[0], dtype=torch.int64), outcome)
         why = "the table is tied: its rows move along 1/γ of the norm that the readout reads"
-        yield replace(claim, lost=readout.name, note=why)
+        yield replace(claim, lost=readout.name, note=noted(claim, why))
 
 
 def moves_readout_alone(
