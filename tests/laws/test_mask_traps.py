@@ -260,3 +260,23 @@ def test_a_low_score_that_is_lifted_again_is_not_hidden(true_claims: Callable, a
 def test_a_score_that_stays_low_is_hidden(true_claims: Callable, added: Callable, low: float) -> None:
     _, claims = true_claims(Refilled(added, low), X, MASK)
     assert "DW002" in {claim.code for claim in claims}
+
+
+SLIGHT: dict[str, Callable] = {
+    "plus the mask": lambda scores, mask: scores + 1e4 * mask,
+    "plus half of it, twice": lambda scores, mask: (scores + 5e3 * mask) + 5e3 * mask,
+    "over a temperature": lambda scores, mask: scores / 100,
+    "through a bound": lambda scores, mask: scores.clamp(min=-5),
+}
+
+
+@pytest.mark.parametrize("added", SLIGHT.values(), ids=list(SLIGHT))
+def test_a_finite_fill_that_does_not_stay_low_is_not_hidden(true_claims: Callable, added: Callable) -> None:
+    _, claims = true_claims(Refilled(added, -1e4), X, MASK)
+    assert "DW002" not in {claim.code for claim in claims}
+
+
+def test_a_finite_fill_that_stays_low_is_hidden_and_the_note_says_so(true_claims: Callable) -> None:
+    _, claims = true_claims(Refilled(lambda scores, mask: scores + 1.0, -1e4), X, MASK)
+    (claim,) = [claim for claim in claims if claim.code == "DW002"]
+    assert "-10000 counts as −∞" in claim.note
