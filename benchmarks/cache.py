@@ -171,6 +171,9 @@ def run(
     keys: Annotated[list[str], typer.Option(help=f"Structures of our key transform: {', '.join(STRUCTURES)}.")] = [],  # noqa: B006
     heal_steps: Annotated[int, typer.Option("--heal", help="Steps of healing.")] = 0,
     heal_text: Annotated[str | None, typer.Option(help="Text to heal on.")] = None,
+    heal_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of healing; default: that of the command.")
+    ] = None,
     others: Annotated[bool, typer.Option(help="Run the other methods too.")] = True,
     kept: Annotated[Path | None, typer.Option(help="Measurements: read from here, or written there.")] = None,
     results: Path = RESULTS,
@@ -179,7 +182,7 @@ def run(
     done = {row.key for row in rows}
     source, precision = open_streamed(model, None)
     start = time.perf_counter()
-    settings = Settings(text=text, length=1024, heal=heal_steps, heal_text=heal_text)
+    settings = Settings(text=text, length=1024, heal=heal_steps, heal_text=heal_text, heal_rate=heal_rate)
     job = CompressionJob(source, model, None, settings, precision, silent)
     work = measured_model(job, kept)
     typer.echo(f"measured in {time.perf_counter() - start:.0f} s", err=True)
@@ -208,9 +211,9 @@ def run(
             measured(method, "this package", 16 * plan.share, module)
         if heal_steps:
             start = time.perf_counter()
-            choice, undone = heal(job, replace(work, texts={}), code_and_judge(replace(work, texts={}), size))
-            typer.echo(f"healed in {time.perf_counter() - start:.0f} s {undone}", err=True)
-            if not undone:  # otherwise these are the weights from before
+            choice, healed = heal(job, replace(work, texts={}), code_and_judge(replace(work, texts={}), size))
+            typer.echo(f"healed in {time.perf_counter() - start:.0f} s {healed.notes}", err=True)
+            if healed.steps:  # otherwise these are the weights from before
                 measured(f"ours, healed in {heal_steps} steps", "this package", 16 * choice.plan.share, choice.module)
     if not others:
         return

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 import torch
+from torch import nn
 
 import deadweight
 from deadweight.cli import compress as command
@@ -21,6 +22,7 @@ from deadweight.compress.calibration import CalibrationRequest, head_calibration
 from deadweight.compress.heal import Healing, blocks_of, distil, healing_folder
 from deadweight.compress.judge import judge
 from deadweight.compress.run import compress
+from deadweight.compress.settings import CACHE_RATE, HEAD_RATE
 from deadweight.errors import DeadweightError
 from deadweight.source.model import open_complete
 
@@ -109,8 +111,71 @@ def test_bad_healing_options_are_refused_before_any_work(
         compress("demo", keep_attention=0.5, **options)
 
 
-def test_the_command_heals_at_the_rate_of_the_library() -> None:
-    assert signature(command.compress).parameters["heal_rate"].default == healing.RATE
+def test_help_names_the_rates_of_the_library() -> None:
+    (option,) = get_args(command.HealRateOption)[1:]
+    assert [float(x) for x in re.findall(r"\de-\d", option.help)] == [HEAD_RATE, CACHE_RATE]
+
+
+def test_steps_below_the_rounding_of_half_precision_are_not_lost(make: Callable, words: Any) -> None:
+    """A step of 1e-5 is less than half of the last place of most weights in bfloat16; forty such steps are more."""
+    model = make("llama").bfloat16()
+    small: Any = compress(model, keep_attention=0.5, inputs=words, step=1).module.bfloat16()
+    weights = [p for path in blocks_of(small) for p in small.get_submodule(path).parameters() if p.dim() == 2]
+    before = [p.detach().clone() for p in weights]
+    half_places = [2.0 ** (p.abs().float().log2().floor() - 8) for p in before]
+    distil(model, small, batches(words), Healing(40, rate=1e-5))
+    out_of_reach = torch.cat([(place > 1.1e-5).flatten() for place in half_places])
+    changed = torch.cat([(p != q).flatten() for p, q in zip(weights, before, strict=True)])
+    assert all(p.dtype == torch.bfloat16 for p in weights)
+    assert out_of_reach.float().mean() > 0.3 and changed[out_of_reach].float().mean() > 0.1
+
+
+def test_a_step_of_many_batches_is_a_step_of_one_large_batch(
+    make: Callable, words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With plain gradient descent, so that weights differ by no more than gradients do."""
+    monkeypatch.setattr(healing, "make_optimizer", lambda weights, rate: torch.optim.SGD(list(weights), lr=rate))
+    model = make("llama").double()
+    start, parts, whole = (
+        cast(nn.Module, compress(model, keep_attention=0.5, inputs=words, step=1).module).double() for _ in range(3)
+    )
+    ids = words["input_ids"]
+    distil(model, parts, batches(words), Healing(3, tokens=ids.numel(), blockwise=0))
+    distil(model, whole, [{"input_ids": ids}], Healing(3, blockwise=0))
+    far, near = (
+        max(float((a - b).detach().abs().max()) for a, b in zip(whole.parameters(), other.parameters(), strict=True))
+        for other in (start, parts)
+    )
+    assert near < 1e-3 * far
+
+
+def test_the_divergence_and_its_gradient_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing, "AT_A_TIME", 3)
+    drawn = torch.Generator().manual_seed(0)
+    goal, output = (torch.randn(2, 4, 7, dtype=torch.float64, generator=drawn) for _ in range(2))
+    ours, torchs = (output.clone().requires_grad_() for _ in range(2))
+    loss = healing.Divergence.apply(goal, ours)
+    expected = nn.functional.kl_div(
+        torchs.log_softmax(-1).flatten(0, 1), goal.log_softmax(-1).flatten(0, 1), reduction="batchmean", log_target=True
+    )
+    assert torch.allclose(loss, expected, rtol=1e-12)
+    (2 * loss).backward()
+    (2 * expected).backward()
+    assert torch.allclose(ours.grad, torchs.grad, rtol=0, atol=1e-14)
+
+
+def test_a_coded_cache_is_healed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing, "by_blocks", lambda *_: pytest.fail("block by block"))
+    found: Any = compress("demo", keep_kv=0.15, windows=8, length=64, text="embedded", heal=4)
+    assert found.before_healing is not None
+
+
+def test_a_text_that_is_read_many_times_is_named() -> None:
+    options: dict[str, Any] = {"keep_kv": 0.15, "windows": 8, "length": 64, "heal": 12}
+    short: Any = compress("demo", **options)  # the mixture has nothing beyond its calibration windows
+    assert any("more text heals better (--heal-text)" in note for note in short.notes)
+    long: Any = compress("demo", **options, heal_text="embedded")
+    assert not any("more text heals better" in note for note in long.notes)
 
 
 def test_interrupted_healing_resumes_exactly(

@@ -84,7 +84,22 @@ HealTextOption = Annotated[
     str | None,
     typer.Option("--heal-text", metavar="TEXT", help="Training text of --heal. Default: the rest of --text."),
 ]
-HealRateOption = Annotated[float, typer.Option("--heal-rate", help="Learning rate of --heal.")]
+HealRateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--heal-rate",
+        help="Learning rate of --heal. Default: 2e-4 for smaller heads, 3e-5 for a coded cache.",
+    ),
+]
+HealTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--heal-tokens",
+        min=1,
+        help="Tokens per step of --heal. Default: one batch; for a coded cache on a GPU, 65,536, because what it still "
+        "loses is small beside the noise of few tokens.",
+    ),
+]
 WindowsOption = Annotated[int, typer.Option("--windows", min=2, help="Number of calibration windows.")]
 LengthOption = Annotated[
     int | None,
@@ -141,7 +156,8 @@ def compress(
     plot: PlotOption = None,
     heal: HealOption = 0,
     heal_text: HealTextOption = None,
-    heal_rate: HealRateOption = 2e-4,
+    heal_rate: HealRateOption = None,
+    heal_tokens: HealTokensOption = None,
     windows: WindowsOption = 32,
     length: LengthOption = None,
     batch: BatchOption = None,
@@ -216,6 +232,6 @@ def deliver(
 
 OPTIONS = (
     "keep_kv", "bits", "max_loss", "keep_attention", "curve", "text", "judge_text", "heal", "heal_text", "heal_rate",
-    "windows", "length", "batch", "keys", "inputs", "layout", "method", "step", "overwrite",
+    "heal_tokens", "windows", "length", "batch", "keys", "inputs", "layout", "method", "step", "overwrite",
     "trust_remote_code",
 )  # fmt: skip

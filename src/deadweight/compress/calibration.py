@@ -27,7 +27,7 @@ RANDOM = "calibrated on random inputs: give real ones (--inputs FILE.safetensors
 LONGEST = 1024  # tokens per window, by default
 AT_A_TIME, MOST = 2048, 4  # tokens and windows per batch, by default
 HELD_BACK = 0.125  # of the batches are held out
-HEALED = 8192  # tokens per healing step on a GPU, at least
+HEALED, PER = 8192, 64 << 30  # tokens of a batch of healing for every so many bytes of a GPU's memory, at least
 Batch = dict[str, Tensor]
 
 
@@ -77,9 +77,12 @@ def head_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Ca
 
 
 def text_to_heal_on(
-    source: Source, spec: Any, text: str | None, own: str | None, calibration: Calibration, steps: int
+    source: Source, spec: Any, text: str | None, own: str | None, calibration: Calibration, steps: int, tokens: int = 0
 ) -> tuple[Batch, ...]:
-    """Batches for healing: from the text `own`, or else from the calibration text without its held-out windows."""
+    """Batches for healing: from the text `own`, or else from the calibration text without its held-out windows.
+
+    They are enough for that many steps of at least so many tokens, unless the text is shorter.
+    """
     first = calibration.measure[0].get("input_ids")
     own = None if own == text else own  # held-out windows of the same text are not trained on
     text = own or text
@@ -88,10 +91,13 @@ def text_to_heal_on(
             raise DeadweightError("found a text to heal on for a model that is not calibrated on text; expected none")
         return calibration.measure
     length, device = first.shape[1], first.device
-    size = max(len(first), HEALED // length) if device.type == "cuda" else len(first)
+    size = len(first)
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        size = max(size, HEALED * max(1, memory // PER) // length)
     held = [] if own is not None else [b["input_ids"].cpu() for b in (*calibration.measure, *calibration.judge)]
     skip = sum(len(ids) for ids in held)
-    rows = token_windows(source, spec, text, skip + steps * size, length)[skip:]
+    rows = token_windows(source, spec, text, skip + steps * max(size, tokens // length), length)[skip:]
     rows = torch.cat([*held[: len(calibration.measure)], rows])
     whole = rows[: len(rows) // size * size] if len(rows) >= size else rows
     return tuple({"input_ids": ids.to(device)} for ids in whole.split(size))

@@ -20,14 +20,15 @@ from deadweight.compress.calibration import Batch, Calibration, cache_calibratio
 from deadweight.compress.coded_model import SMALL, Allocation, CacheOptions, allocate, bytes_for_units, with_coded_cache
 from deadweight.compress.deadweight_json import cache_card, cache_data
 from deadweight.compress.find_caches import find_caches
-from deadweight.compress.heal import Healing, heal_or_undo, healing_folder
+from deadweight.compress.heal import Healed, Healing, heal_or_undo, healing_folder
 from deadweight.compress.job import CompressionJob
 from deadweight.compress.judge import judge
 from deadweight.compress.locate import Heads
 from deadweight.compress.measure import measure
 from deadweight.compress.result import Judgement
 from deadweight.compress.rotary_layout import expect_constant_rates, measure_rates
-from deadweight.compress.settings import CURVE_SHARES, LARGEST, USUAL_CACHE, Settings
+from deadweight.compress.settings import CACHE_RATE, CURVE_SHARES, LARGEST, USUAL_CACHE, Settings
+from deadweight.compress.streaming import device_of
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress
 from deadweight.save.compressed_folder import CompressedModel, write_compressed
@@ -37,6 +38,7 @@ from deadweight.source.printable import printable
 from deadweight.train.launch import first_process
 
 NEIGHBOURS = (0.1, 0.125, 0.19, 0.25, 0.375, 0.53)  # sizes that a model card compares
+HEALING_STEP = 65_536  # tokens of a step of healing on a GPU
 GRADED = 1  # gradients are taken for one batch in this many
 HELD, JUDGED = "held-back calibration text", "judgement text"
 
@@ -208,15 +210,15 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
         beside = [] if target is None else predict_sizes(work, choice.point.share)
     expect_same_decoded(source.module, choice.module, work.calibration.judge[0], source.name)
     unhealed = choice.point
-    notes: tuple[str, ...] = ()
+    healed = Healed(0)
     if settings.heal:
-        choice, notes = heal(job, work, choice)
+        choice, healed = heal(job, work, choice)
     result = describe(work, [choice], settings, time.perf_counter() - start)
     result = replace(
         result,
         beside=tuple(beside),
-        notes=(*result.notes, *notes),
-        healed=0 if notes else settings.heal,
+        notes=(*result.notes, *healed.notes),
+        healed=healed.steps,
         before_healing=unhealed if settings.heal else None,
     )
     if target is not None and first_process():
@@ -225,18 +227,24 @@ def compress_cache(job: CompressionJob) -> CacheCompression:
     return replace(result, module=choice.module if target is None else None, seconds=time.perf_counter() - start)
 
 
-def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded, tuple[str, ...]]:
+def heal(job: CompressionJob, work: MeasuredModel, choice: Coded) -> tuple[Coded, Healed]:
     """Distil from the original with a coded cache; gradients pass through rounding unchanged (straight-through)."""
     original, settings = work.source.module, job.settings
-    batches = text_to_heal_on(
-        work.source, job.model, settings.text, settings.heal_text, work.calibration, settings.heal
+    on_gpu = device_of(original).type == "cuda"
+    healing = Healing(
+        settings.heal,
+        settings.heal_rate or CACHE_RATE,
+        tokens=settings.heal_tokens or (HEALING_STEP if on_gpu else 0),
+        blockwise=0,
     )
-    same = (settings.heal, settings.heal_rate, choice.slim.to_json())
-    folder = None if job.target is None else healing_folder(job.target, original, batches, same)
-    healing = Healing(settings.heal, settings.heal_rate, folder=folder)
-    undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
+    texts = (settings.text, settings.heal_text)
+    batches = text_to_heal_on(work.source, job.model, *texts, work.calibration, healing.steps, healing.tokens)
+    if job.target is not None:
+        same = (healing, choice.slim.to_json())
+        healing = replace(healing, folder=healing_folder(job.target, original, batches, same))
+    healed = heal_or_undo(original, choice.module, batches, healing, job.progress)
     judgements = judge_texts(work, choice.module)
-    return replace(choice, point=replace(choice.point, judgements=judgements)), undone
+    return replace(choice, point=replace(choice.point, judgements=judgements)), healed
 
 
 def describe(work: MeasuredModel, points: Sequence[Coded], settings: Settings, seconds: float) -> CacheCompression:

@@ -1,8 +1,11 @@
-"""Healing: distil from the original into the compressed model, first block by block, then as a whole.
+"""Healing: distil from the original into the compressed model, as a whole, smaller heads first block by block.
 
-Block by block, every block of the small model is trained to give the outputs of the original's block on the original's
-inputs: errors of earlier blocks do not reach it, and no gradient passes from block to block. As a whole, the small
-model is trained on the predictions of the original (KL divergence), on the same text.
+As a whole, the compressed model is trained on the predictions of the original (KL divergence). Block by block, every
+block of it is trained to give the outputs of the original's block on the original's inputs: errors of earlier blocks do
+not reach it, and no gradient passes from block to block.
+
+What remains to be gained after coding a cache is small beside the noise of a gradient: a step reads many tokens, and
+weights in half precision have copies in float32, because steps below their rounding would be lost.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch import Tensor, nn
 
 from deadweight.compress.calibration import Batch
 from deadweight.compress.judge import judge, main_output, run_model
-from deadweight.compress.settings import RATE
+from deadweight.compress.settings import HEAD_RATE
 from deadweight.compress.streaming import gather_weights
 from deadweight.errors import DeadweightError
 from deadweight.progress import Progress, silent
@@ -36,16 +39,28 @@ from deadweight.train.state import load_state, save_state
 
 SAVE_EVERY, SAVE_AFTER = 100, 60.0  # steps and seconds between two saved states
 BLOCKWISE = 200  # steps, at most; of few, a quarter
+AT_A_TIME = 2048  # tokens whose distributions are compared at a time
+OFTEN = 4  # a text that is read more often than this is too short
 
 
 @dataclass(frozen=True)
 class Healing:
-    """Number of steps and learning rate; `folder` holds the state until the end, so that healing can be resumed."""
+    """How to heal; `folder` holds the state until the end, so that healing can be resumed."""
 
     steps: int
-    rate: float = RATE
+    rate: float = HEAD_RATE
+    tokens: int = 0  # of a step, over all processes; 0: one batch for each process
+    blockwise: int = BLOCKWISE  # steps block by block, at most
     seed: int = 0  # of the order of batches
     folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Healed:
+    """The steps that were kept, and notes for the report."""
+
+    steps: int
+    notes: tuple[str, ...] = ()
 
 
 def heal_or_undo(
@@ -54,20 +69,34 @@ def heal_or_undo(
     batches: Sequence[Batch],
     healing: Healing,
     progress: Progress = silent,
-) -> tuple[str, ...]:
+) -> Healed:
     """Heal on all batches but one; if the loss on that one rises, restore the weights and report it."""
     separate_weights(original, compressed)
     kept = {name: tensor.detach().clone() for name, tensor in compressed.state_dict().items()}
-    before = judge(original, compressed, batches[-1:]).error
-    distil(original, compressed, batches[:-1] or batches, healing, progress)
-    after = judge(original, compressed, batches[-1:]).error
+    trained, aside = batches[:-1] or batches, batches[-1:]
+    before = judge(original, compressed, aside).error
+    distil(original, compressed, trained, healing, progress)
+    after = judge(original, compressed, aside).error
+    notes = notes_on_text(trained, healing)
     if after <= before:
-        return ()
+        return Healed(healing.steps, notes)
     compressed.load_state_dict(kept)
-    return (
+    undone = (
         f"healing for {healing.steps} steps was undone: on a batch set aside the error rose from {before:.2e} to "
-        f"{after:.2e}; it may take more steps, or more text",
+        f"{after:.2e}; it may take more text, more steps, or a lower rate"
     )
+    return Healed(0, (undone, *notes))
+
+
+def notes_on_text(batches: Sequence[Batch], healing: Healing) -> tuple[str, ...]:
+    """A warning where the text is so short that it was read many times."""
+    accelerator = make_accelerator()
+    read = healing.steps * batches_per_step(batches, healing, accelerator) * accelerator.num_processes
+    times = read / len(batches)
+    if times <= OFTEN or "input_ids" not in batches[0]:
+        return ()
+    tokens = sum(batch["input_ids"].numel() for batch in batches)
+    return (f"healing read a text of {tokens:,} tokens {times:.0f} times: more text heals better (--heal-text)",)
 
 
 def healing_folder(target: Path, original: nn.Module, batches: Sequence[Batch], settings: Any) -> Path:
@@ -99,36 +128,82 @@ def distil(
     accelerator = make_accelerator()
     stock = not any(isinstance(part, (HeadPacking, Coder)) for part in compressed.modules())
     blocks = longest_module_list(compressed) if stock else blocks_of(compressed)
-    trained = [p for path in blocks for p in compressed.get_submodule(path).parameters()]
-    require_gradients(compressed, trained)
-    held = [p != 0 for p in trained] if stock else []
-    optimizer = make_optimizer(trained, healing.rate)
+    found = {id(p): p for path in blocks for p in compressed.get_submodule(path).parameters()}
+    trained = Masters(list(found.values()))
+    require_gradients(compressed, trained.used)
+    held = [p != 0 for p in trained.used] if stock else []
+    optimizer = make_optimizer(trained.weights, healing.rate)
     steps, place = healing.steps, healing.folder
-    first = 0 if place is None else load_state(place, compressed, optimizer)
+    first = 0 if place is None else load_state(place, trained.weights, optimizer)
+    trained.publish()
+    parts = batches_per_step(batches, healing, accelerator)
     saved = time.monotonic()
     for step in range(first, steps):
         for group in optimizer.param_groups:
-            group["lr"] = healing.rate * warm_cosine(step, steps, max(1, steps // 20), final_share=0.1)
-        batch = batch_of(batches, step, healing.seed, accelerator)
-        loss = one_step(original, compressed, blocks, batch, not stock and step < min(BLOCKWISE, steps / 4))
-        if not math.isfinite(loss):
-            raise DeadweightError(
-                f"the loss of healing is {loss} at step {step}; expected a number: nothing is written"
-            )
-        average_gradients(trained, accelerator)
-        for p, used in zip(trained, held, strict=False):
+            group["lr"] = healing.rate * warm_cosine(step, steps, max(1, steps // 20), final_share=0.02)
+        blockwise = not stock and step < min(healing.blockwise, steps / 4)
+        for part in range(parts):
+            batch = batch_of(batches, step * parts + part, healing.seed, accelerator)
+            loss = one_step(original, compressed, blocks, batch, blockwise, share=1 / parts)
+            if not math.isfinite(loss):
+                raise DeadweightError(
+                    f"the loss of healing is {loss} at step {step}; expected a number: nothing is written"
+                )
+            trained.collect()
+        average_gradients(trained.weights, accelerator)
+        for p, used in zip(trained.weights, held, strict=False):
             if p.grad is not None:
                 p.grad *= used
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        torch.nn.utils.clip_grad_norm_(trained.weights, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        trained.publish()
         progress("healing", step + 1, steps)
         if place is not None and (step + 1) % SAVE_EVERY == 0 and time.monotonic() - saved > SAVE_AFTER:
-            save_state(place, compressed, optimizer, step + 1, main=accelerator.is_main_process)
+            save_state(place, trained.weights, optimizer, step + 1, main=accelerator.is_main_process)
             saved = time.monotonic()
     if place is not None and accelerator.is_main_process:
         shutil.rmtree(place, ignore_errors=True)
     require_gradients(compressed, list(compressed.parameters()))
+
+
+class Masters:
+    """The weights that are trained, and for those in half precision copies in float32, which the optimizer changes.
+
+    The model computes in its own precision; gradients of several batches are added in that of the copies.
+    """
+
+    def __init__(self, used: Sequence[nn.Parameter]) -> None:
+        self.used = used
+        self.weights = nn.ParameterList(nn.Parameter(p.detach().float()) if is_half(p) else p for p in used)
+
+    def collect(self) -> None:
+        """Add the gradients of the model's weights to those of their copies."""
+        for p, master in zip(self.used, self.weights, strict=True):
+            if master is p or p.grad is None:
+                continue
+            fresh = p.grad.float()
+            master.grad = fresh if master.grad is None else master.grad.add_(fresh)
+            p.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the copies to the model's weights."""
+        for p, master in zip(self.used, self.weights, strict=True):
+            if master is not p:
+                p.copy_(master)
+
+
+def is_half(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() < 4
+
+
+def batches_per_step(batches: Sequence[Batch], healing: Healing, accelerator: Any) -> int:
+    """The batches that each process reads in one step."""
+    ids = batches[0].get("input_ids")
+    if not healing.tokens or ids is None:
+        return 1
+    return max(1, round(healing.tokens / (ids.numel() * accelerator.num_processes)))
 
 
 def require_gradients(model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
@@ -138,11 +213,11 @@ def require_gradients(model: nn.Module, trained: Sequence[nn.Parameter]) -> None
         p.requires_grad_(True)
 
 
-def make_optimizer(trained: Sequence[nn.Parameter], rate: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=trained[0].is_cuda)
+def make_optimizer(trained: nn.ParameterList, rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(list(trained), lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=trained[0].is_cuda)
 
 
-def average_gradients(trained: Sequence[nn.Parameter], accelerator: Any) -> None:
+def average_gradients(trained: nn.ParameterList, accelerator: Any) -> None:
     """Replace gradients by their mean over all processes."""
     for p in trained:
         if p.grad is not None and accelerator.num_processes > 1:
@@ -162,12 +237,12 @@ def separate_weights(original: nn.Module, compressed: nn.Module) -> None:
     gather_weights(compressed)
 
 
-def batch_of(batches: Sequence[Batch], step: int, seed: int, accelerator: Any) -> Batch:
-    """The batch of a step and process; the order depends on the seed alone."""
-    number = step * accelerator.num_processes + accelerator.process_index
-    epoch, at = divmod(number, len(batches))
+def batch_of(batches: Sequence[Batch], at: int, seed: int, accelerator: Any) -> Batch:
+    """The batch of a process at one place of its order, which depends on the seed alone."""
+    number = at * accelerator.num_processes + accelerator.process_index
+    epoch, place = divmod(number, len(batches))
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed + epoch))
-    return batches[int(order[at])]
+    return batches[int(order[place])]
 
 
 def blocks_of(model: nn.Module) -> list[str]:
@@ -189,27 +264,33 @@ def longest_module_list(model: nn.Module) -> list[str]:
     return [f"{longest}.{i}" for i in range(lists[longest])]
 
 
-def one_step(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch, blockwise: bool) -> float:
-    """Compute the gradients of one batch, and return its loss."""
+def one_step(
+    original: nn.Module,
+    compressed: nn.Module,
+    blocks: Sequence[str],
+    batch: Batch,
+    blockwise: bool,
+    *,
+    share: float = 1.0,
+) -> float:
+    """Add this share of the gradients of one batch, and return its loss."""
     device = next(compressed.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-        return by_blocks(original, compressed, blocks, batch) if blockwise else as_a_whole(original, compressed, batch)
+        if blockwise:
+            return by_blocks(original, compressed, blocks, batch, share)
+        return as_a_whole(original, compressed, batch, share)
 
 
-def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch) -> float:
+def as_a_whole(original: nn.Module, compressed: nn.Module, batch: Batch, share: float) -> float:
     with torch.no_grad():
         goal, logits = main_output(run_model(original, batch))
     output, _ = main_output(run_model(compressed, batch))
-    if logits:
-        a, b = goal.float().log_softmax(-1), output.float().log_softmax(-1)
-        loss = (a.exp() * (a - b)).sum(-1).mean()
-    else:
-        loss = relative(output, goal)
-    loss.backward()
+    loss = Divergence.apply(goal, output) if logits else relative(output, goal)
+    (loss * share).backward()
     return float(loss.detach())
 
 
-def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch) -> float:
+def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str], batch: Batch, share: float) -> float:
     """Compare each block with the original's on the original's inputs, one at a time."""
     with torch.no_grad(), calls(original, blocks) as seen:
         run_model(original, batch)
@@ -217,9 +298,38 @@ def by_blocks(original: nn.Module, compressed: nn.Module, blocks: Sequence[str],
     for path in blocks:
         args, kwargs, goal = seen[path]
         loss = relative(first_tensor(compressed.get_submodule(path)(*args, **kwargs)), goal)
-        loss.backward()
+        (loss * share).backward()
         total += float(loss.detach())
     return total / len(blocks)
+
+
+class Divergence(torch.autograd.Function):
+    """The mean KL divergence of two tensors of logits, from the first to the second, with its gradient for the second.
+
+    Distributions over the whole vocabulary are large: in float32 there are only those of some tokens at a time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, goal: Tensor, output: Tensor) -> Tensor:
+        a, b = goal.flatten(0, -2), output.flatten(0, -2)
+        gradient = torch.empty_like(b)
+        total = torch.zeros((), dtype=at_least_float32(b), device=b.device)
+        for start in range(0, len(b), AT_A_TIME):
+            at = slice(start, start + AT_A_TIME)
+            wanted, found = (x[at].to(at_least_float32(x)).log_softmax(-1) for x in (a, b))
+            total += (wanted.exp() * (wanted - found)).sum()
+            gradient[at] = (found.exp() - wanted.exp()) / len(b)
+        ctx.save_for_backward(gradient.view_as(output))
+        return total / len(b)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[None, Tensor]:
+        (gradient,) = ctx.saved_tensors
+        return None, gradient * given[0]
+
+
+def at_least_float32(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def relative(output: Tensor, goal: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from deadweight.compress.calibration import CalibrationRequest
 from deadweight.errors import DeadweightError
 
-RATE = 2e-4  # learning rate of healing
+HEAD_RATE, CACHE_RATE = 2e-4, 3e-5  # learning rates of healing: smaller heads, coded caches
 USUAL_CACHE = 0.25  # share of a 16-bit cache, by default
 USUAL_ATTENTION = 0.75  # share of the attention weights, by default
 CURVE_SHARES = (
@@ -54,7 +54,8 @@ class Settings:
     step: int | None = None
     heal: int = 0
     heal_text: str | None = None
-    heal_rate: float = RATE
+    heal_rate: float | None = None  # None: HEAD_RATE or CACHE_RATE
+    heal_tokens: int | None = None  # None: one batch; for a coded cache on a GPU many
     curve: bool = False
     device: str | None = None
     overwrite: bool = False
@@ -79,8 +80,10 @@ class Settings:
             )
         if self.heal < 0:
             raise DeadweightError(f"found --heal {self.heal}; expected a number of steps, or 0")
-        if not 0 < self.heal_rate < 1:
-            raise DeadweightError(f"found --heal-rate {self.heal_rate}; expected a learning rate, such as {RATE}")
+        if self.heal_rate is not None and not 0 < self.heal_rate < 1:
+            raise DeadweightError(f"found --heal-rate {self.heal_rate}; expected a learning rate, such as {CACHE_RATE}")
+        if self.heal_tokens is not None and self.heal_tokens < 1:
+            raise DeadweightError(f"found --heal-tokens {self.heal_tokens}; expected a number of tokens per step")
         if self.heal_text is not None and not self.heal:
             raise DeadweightError("found --heal-text without --heal; expected --heal STEPS")
         if self.judge_text is not None and self.judge_text in (self.text, self.heal_text):

@@ -22,7 +22,7 @@ from deadweight.compress.judge import judge, run_model
 from deadweight.compress.locate import Heads, locate
 from deadweight.compress.measure import measure
 from deadweight.compress.result import Compression, Judgement
-from deadweight.compress.settings import USUAL_ATTENTION
+from deadweight.compress.settings import HEAD_RATE, USUAL_ATTENTION
 from deadweight.compress.streaming import device_of
 from deadweight.compress.truncate import HeadSpaces
 from deadweight.compress.weight_budget import cached_numbers
@@ -75,17 +75,19 @@ def measure_heads(job: CompressionJob, attentions: Sequence[Heads], text: Calibr
 def heal(job: CompressionJob, work: MeasuredHeads, choice: Chosen, result: Compression) -> Compression:
     """Distil from the original, in place, unless that raises the loss."""
     original, settings, text = job.source.module, job.settings, work.calibration
-    batches = text_to_heal_on(job.source, job.model, settings.text, settings.heal_text, text, settings.heal)
-    same = (settings.heal, settings.heal_rate, settings.layout, result.kept)
-    folder = None if job.target is None else healing_folder(job.target, original, batches, same)
-    healing = Healing(settings.heal, settings.heal_rate, folder=folder)
-    undone = heal_or_undo(original, choice.module, batches, healing, job.progress)
+    healing = Healing(settings.heal, settings.heal_rate or HEAD_RATE, tokens=settings.heal_tokens or 0)
+    texts = (settings.text, settings.heal_text)
+    batches = text_to_heal_on(job.source, job.model, *texts, text, healing.steps, healing.tokens)
+    if job.target is not None:
+        same = (healing, settings.layout, result.kept)
+        healing = replace(healing, folder=healing_folder(job.target, original, batches, same))
+    healed = heal_or_undo(original, choice.module, batches, healing, job.progress)
     return replace(
         result,
         judgement=judge(original, choice.module, text.judge),
         judgement_before_healing=result.judgement,
-        healed=0 if undone else settings.heal,
-        notes=(*result.notes, *undone),
+        healed=healed.steps,
+        notes=(*result.notes, *healed.notes),
     )
 
 
