@@ -9,7 +9,7 @@ import torch
 
 from deadweight.slim import coded_attention
 from deadweight.slim.attention import AttentionOptions
-from deadweight.slim.coded_attention import part_with_own_token, with_own_token
+from deadweight.slim.coded_attention import among_both, part_with_own_token, with_own_token
 
 TOKENS = 11
 SEEN = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
@@ -55,3 +55,25 @@ def test_every_query_sees_itself_exactly_and_others_by_their_codes() -> None:
             values = torch.cat([coded_value[0, head // 2, :t], value[0, head // 2, t : t + 1]])
             expected = (0.5 * keys @ query[0, head, t]).softmax(0) @ values
             assert torch.allclose(out[0, head, t], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "sinks and a soft cap"])
+def test_coded_and_exact_tokens_side_by_side_give_the_same_with_its_gradients(case: str) -> None:
+    query, key, value, coded_key, coded_value = (x.requires_grad_() for x in states())
+    mask = CASES[case].mask
+    sees = torch.ones(TOKENS, dtype=torch.bool)
+    if mask is not None:
+        sees = (mask if mask.dtype == torch.bool else mask > -1).expand(1, 1, TOKENS, TOKENS).any(-1).flatten()
+    given = [x.repeat_interleave(2, 1) for x in (key, value, coded_key, coded_value)]
+    weights = torch.randn(2, 4, int(sees.sum()), 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for form in (with_own_token, among_both):
+        pairs = ((key, value), (coded_key, coded_value)) if form is with_own_token else (given[:2], given[2:])
+        out = form(query, *pairs, CASES[case])  # type: ignore[arg-type]
+        assert out.isfinite().all()
+        states_of = (query, key, value, coded_key, coded_value)
+        found.append(
+            [out[:, :, sees], *torch.autograd.grad((out[:, :, sees] * weights).sum(), states_of, retain_graph=True)]
+        )
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*found, strict=True))
+    assert all(x.abs().max() > 1e-3 for x in found[0])

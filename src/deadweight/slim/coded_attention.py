@@ -95,12 +95,33 @@ def with_own_token(
     """
     groups = query.shape[1] // coded[0].shape[1]
     own, read = ([x.repeat_interleave(groups, 1) for x in pair] for pair in (exact, coded))
+    if torch.is_grad_enabled() and query.is_cuda and options.softcap is None and options.sinks is None:
+        return among_both(query, own, read, options)
     tokens = query.shape[2]
     part = tokens
     if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         part = max(1, SCORES // max(1, query.shape[0] * query.shape[1] * tokens))
     starts = range(0, max(tokens, 1), part)
     return torch.cat([part_with_own_token(query, own, read, options, slice(i, i + part)) for i in starts], 2)
+
+
+def among_both(query: Tensor, exact: list[Tensor], coded: list[Tensor], options: AttentionOptions) -> Tensor:
+    """The same as one attention to coded and exact tokens side by side, with a mask: torch's fused kernels take it.
+
+    They read twice as many keys, and write no scores, which on a GPU is several times as fast.
+    """
+    own = torch.eye(query.shape[2], dtype=torch.bool, device=query.device)
+    least = torch.finfo(query.dtype).min  # not −∞: a row that sees nothing, as padding does, must not become NaN
+    mask = torch.zeros_like(own, dtype=query.dtype)
+    if options.causal:
+        mask = mask.masked_fill(~torch.ones_like(own).tril(), least)
+    elif options.mask is not None and options.mask.dtype == torch.bool:
+        mask = mask.masked_fill(~options.mask, least)
+    elif options.mask is not None:
+        mask = options.mask.clamp(min=least).to(query.dtype)
+    both = torch.cat([mask.masked_fill(own, least), mask.masked_fill(~own, least)], -1)
+    keys, values = (torch.cat(pair, 2) for pair in zip(coded, exact, strict=True))
+    return attend(query, keys, values, options._replace(mask=both, causal=False))
 
 
 def part_with_own_token(
