@@ -45,6 +45,7 @@ from deadweight.report import record
 from deadweight.source.model import open_complete
 
 RESULTS = Path(__file__).parent / "results" / "cache.json"
+RETRIEVAL = Path(__file__).parent / "results" / "cache_retrieval.json"
 SHARES = (0.25, 0.19, 0.125, 0.31, 0.1, 0.375, 0.5, 0.6)  # of ours, in the order in which they are run
 TOKENS_AT_ONCE = 8192  # that are judged in one run of the model
 LOGITS = 1024  # positions of a window whose losses are computed at a time
@@ -241,7 +242,7 @@ def remeasured(work: MeasuredModel) -> tuple[dict[str, CacheMoments], dict[str, 
 @app.command()
 def report(results: Path = RESULTS, markdown: Path | None = None) -> None:
     setting, rows = record.read_rows(results)
-    record.show_page(page(setting, rows), markdown)
+    record.show_page(page(setting, rows, record.read_rows(RETRIEVAL)[1]), markdown)
     if markdown is not None:
         figure(rows, markdown.with_suffix(".svg"))
 

@@ -39,7 +39,7 @@ SHAPES = {  # hidden size, heads, key heads, head dimension, share
     "an eighth": (256, 16, 8, 64, 0.125),
     "heads of 128": (256, 8, 4, 128, 0.25),
     "one query for each key": (192, 3, 3, 64, 0.5),
-    "many queries for one key": (256, 12, 1, 64, 0.25),
+    "many queries for one key": (192, 12, 1, 64, 0.25),
     "sizes that fill no tile": (160, 4, 2, 80, 0.3),
 }
 

@@ -23,6 +23,7 @@ from .kernels import decode_token, decodes
 # The name of this attention implementation in transformers; a checkpoint brings a copy of this file along.
 NAME = f"deadweight_coded_{zlib.crc32(__name__.encode()):x}"
 SCORES = 1 << 26  # products of queries and keys that are held at a time
+MASKED = 8192  # tokens, at most, for which a GPU attends with a mask of all pairs: 256 MB in half precision
 
 
 def coded_attention(
@@ -95,7 +96,7 @@ def with_own_token(
     """
     groups = query.shape[1] // coded[0].shape[1]
     own, read = ([x.repeat_interleave(groups, 1) for x in pair] for pair in (exact, coded))
-    if torch.is_grad_enabled() and query.is_cuda and options.softcap is None and options.sinks is None:
+    if query.is_cuda and query.shape[2] <= MASKED and options.softcap is None and options.sinks is None:
         return among_both(query, own, read, options)
     tokens = query.shape[2]
     part = tokens
