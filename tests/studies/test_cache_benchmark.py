@@ -58,9 +58,22 @@ def test_the_page_lists_every_method_by_its_bytes(benchmark: Callable[[str], Mod
         for t in ("prose", "book")
     ]
     setting = {"calibration": "mixture", "length": 1024, "torch": "2", "transformers": "5", "machine": "CPU"}
-    page = benchmark("cache_report").page(setting, rows)
+    page = benchmark("cache_report").page(setting, rows, [])
     assert "| **ours** | 4.00 | 25.0% | +0.40% | +0.40% |" in page and "| KIVI, 4 bits | 5.00 | 31.2% |" in page
     assert page.index("KIVI, 4 bits") < page.index("**ours**")
+    assert "*Healed*" not in page and "Finding a sentence" not in page
+
+
+def test_the_page_tells_of_healing_and_of_planted_sentences_where_they_were_tried(
+    benchmark: Callable[[str], ModuleType],
+) -> None:
+    row = {"model": "M", "source": "here", "bits": 2.0, "text": "prose", "windows": 300}
+    rows = [row | {"method": "ours", "rise": 0.04}, row | {"method": "ours, healed in 7 steps", "rise": 0.015}]
+    setting = {"calibration": "mixture", "length": 1024, "torch": "2", "transformers": "5", "machine": "CPU"}
+    found = [{"cache": "coded", "share": 0.25, "texts": 10, "planted": 1, "found": 9, "nats": 5.0}]
+    page = benchmark("cache_report").page(setting, rows, found)
+    assert "the same cache after 7 steps" in page and "| ours, healed in 7 steps | 2.00 | 12.5% | +1.50% |" in page
+    assert "| **ours** | 25.0% | 9 of 10 | 0.500 |" in page
 
 
 def not_beaten(report: ModuleType, rows: list[dict[str, Any]], most: float) -> list[tuple[str, str, str]]:
