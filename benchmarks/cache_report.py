@@ -41,8 +41,8 @@ half a head only, with which decoding on a GPU is fastest ([decode](decode.md)).
 """
 
 
-HEALED = """*Healed* is the same cache after {heal_steps} steps of 65,536 tokens of enwik8 (its first 36 MB, markup and all) at a
-rate of 1e-4, the better of 3e-5 and 1e-4 after 22 steps; the default is 3e-5.
+HEALED = """*Healed* is the same cache after {heal_steps} steps of 65,536 tokens of enwik8 (its first 36 MB, markup and
+all) at a rate of 1e-4, the better of 3e-5 and 1e-4 after 22 steps; the default is 3e-5.
 """
 
 
