@@ -119,7 +119,11 @@ KeysOption = Annotated[
 ]
 InputsOption = Annotated[
     Path | None,
-    typer.Option("--inputs", metavar="FILE", help="For images or sound: a safetensors file, one row per sample."),
+    typer.Option(
+        "--inputs",
+        metavar="FILE",
+        help="For images, sound or tokens of your own: a safetensors file, one row per sample; padding is left out.",
+    ),
 ]
 LayoutOption = Annotated[
     LayoutName,

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from deadweight.compress.calibration_mixture import SHARES, mixture
+from deadweight.compress.padding import expect_masks, rows_of_one_length
 from deadweight.compress.streaming import device_of, float_of
 from deadweight.errors import DeadweightError
 from deadweight.source.hugging_face_config import local_folder
@@ -66,7 +67,7 @@ def head_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> Ca
     """
     text, windows = asked.text, asked.windows
     if asked.inputs is not None:
-        return split(as_batches(source, given_inputs(asked.inputs), asked.batch or MOST))
+        return split(batches_without_padding(source, given_inputs(asked.inputs), asked.batch or MOST))
     if text is None and "input_ids" not in source.kwargs:
         generator = torch.Generator().manual_seed(0)
         drawn = [source.draw(generator)[1] for _ in range(windows)]
@@ -111,9 +112,12 @@ def cache_calibration(source: Source, spec: Any, asked: CalibrationRequest) -> C
             raise DeadweightError(f"found calibration inputs {', '.join(given)}; expected input_ids, tokens of a text")
         expect_known(source, given)
         expect_tokens(source, given["input_ids"])
-        expect_positions(given)
         given = {**given, "input_ids": given["input_ids"].long()}
-        return split(for_decoder(source, as_batches(source, given, asked.batch or MOST)))
+        expect_masks(given)
+        batches = batches_without_padding(source, given, asked.batch or MOST)
+        for batch in batches:
+            expect_positions(batch)
+        return split(for_decoder(source, batches))
     if asked.text is None:
         rows = mixture_windows(source, spec, asked.windows, asked.length)
         return split(for_decoder(source, token_batches(source, rows, asked.batch)), (MIXTURE,))
@@ -266,19 +270,18 @@ def expect_known(source: Source, inputs: Mapping[str, Tensor]) -> None:
 
 def expect_positions(inputs: Mapping[str, Tensor]) -> None:
     """Raise unless the tokens of every row start at position 0: keys are measured before RoPE, by their place."""
-    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-    if mask is not None and mask.shape != inputs["input_ids"].shape:
-        raise DeadweightError(
-            f"found an attention_mask of shape {tuple(mask.shape)}; expected that of input_ids, "
-            f"{tuple(inputs['input_ids'].shape)}"
-        )
-    if mask is not None and (not mask[:, 0].all() or bool((mask[:, 1:].bool() & ~mask[:, :-1].bool()).any())):
-        raise DeadweightError(
-            "found calibration inputs with padding before their tokens (attention_mask); expected padding at the end, "
-            "or none: keys are measured by their positions"
-        )
+    positions = inputs.get("position_ids")
     if positions is not None and not torch.equal(positions, torch.arange(positions.shape[-1]).expand_as(positions)):
         raise DeadweightError("found position_ids other than 0, 1, …; expected calibration inputs without them")
+
+
+def batches_without_padding(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:
+    """Batches of rows that are equally long, mixed so that any part of them has rows of all lengths."""
+    placed = []
+    for rows in rows_of_one_length(inputs):
+        own = as_batches(source, rows, batch)
+        placed += [((n + 0.5) / len(own), one) for n, one in enumerate(own)]
+    return [one for _, one in sorted(placed, key=lambda place: place[0])]
 
 
 def as_batches(source: Source, inputs: Mapping[str, Tensor], batch: int) -> list[Batch]:

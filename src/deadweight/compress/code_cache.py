@@ -56,8 +56,8 @@ class MeasuredModel:
 
     @property
     def tokens(self) -> int:
-        """The sequence length for which shares of the cache are computed: that of the calibration windows."""
-        return int(self.calibration.measure[0]["input_ids"].shape[1])
+        """The sequence length for which shares of the cache are computed: that of the longest calibration window."""
+        return longest(self.calibration.measure)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,10 @@ class Coded:
     slim: SlimSpec
     plan: Allocation
     point: CurvePoint
+
+
+def longest(batches: Sequence[Batch]) -> int:
+    return max(int(batch["input_ids"].shape[1]) for batch in batches)
 
 
 def expect_cache(source: Source) -> None:
@@ -105,7 +109,7 @@ def measure_model(job: CompressionJob) -> MeasuredModel:
     )
     texts = {HELD: text.judge}
     if settings.judge_text is not None:
-        length = int(text.measure[0]["input_ids"].shape[1])
+        length = longest(text.measure)
         texts[JUDGED] = judge_batches(source, job.model, settings.judge_text, settings.windows, length)
     caches = tuple(known.pop(path).measured() for path in list(known))
     return MeasuredModel(source, caches, CacheOptions(caches, settings.keys), text, texts, job.precision)
