@@ -12,14 +12,7 @@ goes on.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import resource
 import sys
-import tempfile
-import time
-import traceback
-import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,14 +20,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from own_process import in_own_process
 
 from deadweight.report import record
-
-GIB = 1 << 30
-MEMORY = 5 * GIB
-WAITING = 40  # the longest that a process may live, in limits of its processor time: the machine may be busy
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["coverage", "torch._dynamo", "torch._export.converter", "deadweight.audit.run"])
 
 
 @dataclass(frozen=True)
@@ -189,45 +177,10 @@ def counted(model_type: str) -> dict[str, Any]:
     }
 
 
-def run_child(model_type: str, seconds: int, out: str) -> None:
-    """Count one type and write the result; a failure is a result too."""
-    from deadweight.errors import DeadweightError
-    from deadweight.graph.trace import TraceError, first_line
-    from deadweight.threads import one_thread
-
-    warnings.filterwarnings("ignore")
-    start = int(time.process_time())
-    resource.setrlimit(resource.RLIMIT_CPU, (start + seconds, start + seconds + 5))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    try:
-        with one_thread():
-            facts = counted(model_type)
-    except (DeadweightError, TraceError) as error:
-        facts = {"error": first_line(error)[:300]}
-    except Exception as error:  # noqa: BLE001 - a stranger's code: every failure is a result here
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        facts = {
-            "error": f"{type(error).__name__}: {first_line(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
-        }
-    facts["seconds"] = round(time.process_time() - start, 1)
-    Path(out).write_text(json.dumps(facts), encoding="utf-8")
-
-
 def measure(model_type: str, seconds: int, code: str) -> Row:
     """One type in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "row.json"
-        process = CONTEXT.Process(target=run_child, args=(model_type, seconds, str(out)))
-        process.start()
-        process.join(seconds * WAITING)
-        late = process.is_alive()
-        if late:
-            process.kill()
-            process.join()
-        if not out.exists():
-            said = f"not done after waiting for {seconds * WAITING} s" if late else f"more than {seconds} s"
-            return Row(model_type, error=said, code=code)
-        facts = json.loads(out.read_text(encoding="utf-8"))
+    facts = in_own_process(counted, model_type, seconds)
+    facts.pop("ours", None)
     return Row(**(facts | {"type": model_type, "code": code}))
 
 
