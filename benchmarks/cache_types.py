@@ -36,7 +36,7 @@ from deadweight.source.printable import reason
 from deadweight.source.randomise import randomise
 
 WORDS, ROWS, LENGTH, DECODED = 99, 16, 24, 12
-SIZES = [Size(32, length=40, heads=4, vocabulary=WORDS, spare=n, repeat=r) for n, r in ((0, 1), (4, 1), (4, 2))]
+SIZES = [Size(32, length=64, heads=4, vocabulary=WORDS, spare=n, repeat=r) for n, r in ((0, 1), (4, 1), (4, 2))]
 SHARE = 0.5
 READERS = {"codes": "attention, codes", "states": "the model, decoded states"}
 EXACT, IN_FLOAT32 = 1e-8, 2e-5  # of the largest logit: in float64, and where a part of a model computes in float32
@@ -64,6 +64,7 @@ class Row:
 
 def examined(model_type: str) -> Facts:
     """Code the cache of a small model of this type, and compare logits."""
+    transformers.logging.set_verbosity_error()
     ids = torch.randint(3, WORDS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
     model = small_model(model_type, ids[:2])
     coded, reader = coded_cache(model, ids, SHARE)

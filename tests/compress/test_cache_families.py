@@ -64,6 +64,25 @@ def test_one_key_head_and_values_of_another_size_are_coded(family: str, words: A
     assert float((wanted - exact).abs().max()) < 1e-8 * size < float((wanted - whole).abs().max())
 
 
+def test_a_decoder_whose_modules_do_not_say_that_they_are_causal(words: Any) -> None:
+    torch.manual_seed(0)
+    sizes = {"decoder_layers": 2, "decoder_ffn_dim": 64, "decoder_attention_heads": 4, "vocab_size": 99}
+    config = T.BigBirdPegasusConfig(**sizes, d_model=32, max_position_embeddings=64, is_decoder=True)
+    model = shaken(T.BigBirdPegasusForCausalLM(config)).double()
+    ids = words["input_ids"][:2, :20]
+    small: Any = coded(model, words, keep_kv=1.0).module
+    for coder in (part for part in small.modules() if isinstance(part, Coder)):
+        coder.rounds = False
+    packed: Any = compress(model, inputs=words, keep_attention=1.0).module
+    later = torch.cat([ids[:, :10], ids[:, 10:].flip(1)], 1)
+    with torch.no_grad():
+        wanted = model(ids, use_cache=False).logits
+        for module in (small, packed):
+            found, other = (module(tokens, use_cache=False).logits for tokens in (ids, later))
+            assert torch.allclose(found, wanted, atol=1e-8 * float(wanted.abs().max()))
+            assert torch.equal(found[:, :10], other[:, :10]) and not torch.allclose(found[:, 10:], other[:, 10:])
+
+
 @pytest.mark.parametrize("family", OWN_READERS)
 def test_the_loss_is_about_the_predicted_one(family: str, make: Callable, words: Any) -> None:
     model = make(family).double()

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deadweight.errors import DeadweightError
-from deadweight.slim.attention import BIAS, NAME, AttentionOptions, attend, options_of, register
+from deadweight.slim.attention import BIAS, AttentionOptions, attend, choose, offer, options_of, use
 
 OBSERVED = "deadweight-observed"
 
@@ -71,13 +69,12 @@ def observing(model: Any, observer: Observer) -> Iterator[None]:
             f"found a {type(model).__name__}; expected a model of transformers with softmax attention that is called "
             "through its attention interface: heads are measured there"
         )
-    AttentionInterface.register(OBSERVED, observed_attention)
-    AttentionMaskInterface.register(OBSERVED, sdpa_mask)
+    offer(OBSERVED, observed_attention)
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
     token = _observer.set((observer, {id(m): path for path, m in model.named_modules()}))
     try:
-        model.set_attn_implementation(OBSERVED)
+        choose(model, OBSERVED)
         yield
     finally:
         _observer.reset(token)
@@ -98,5 +95,4 @@ def use_our_attention(model: Any) -> None:
 
     It is also faster than eager attention, and as exact. Call it only for models whose attention was observed.
     """
-    register()
-    model.set_attn_implementation(NAME)
+    use(model)

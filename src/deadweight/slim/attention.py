@@ -6,6 +6,7 @@ It imports only torch and transformers, so that it can travel with a checkpoint.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 NAME = "deadweight"  # of this attention implementation in transformers
 ALIGNED = 8  # torch's fast attention takes head dimensions that are multiples of this
+MASKED = "_masked"  # after the name of an implementation: it is always given its mask
 BIAS = "position_bias"  # an argument of attention that is added to the scaled products
 HARMLESS = {  # arguments of attention that do not change its result
     "position_ids",
@@ -149,6 +151,28 @@ def plain_attention(
     return attend(query, key, value, options).transpose(1, 2).contiguous(), None
 
 
-def register() -> None:
-    AttentionInterface.register(NAME, plain_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+def offer(name: str, attention: Callable[..., Any]) -> None:
+    """Make an attention implementation known to transformers, with masks as for torch's fused attention."""
+    for full, mask in ((name, sdpa_mask), (name + MASKED, every_mask)):
+        AttentionInterface.register(full, attention)
+        AttentionMaskInterface.register(full, mask)
+
+
+def every_mask(*args: Any, **given: Any) -> Tensor | None:
+    """The mask, also where `is_causal` of an attention module would say the same."""
+    return sdpa_mask(*args, **(given | {"allow_is_causal_skip": False}))
+
+
+def choose(model: Any, name: str) -> None:
+    """Let a model compute attention by an implementation that was offered.
+
+    A model made for eager attention alone may have decoders whose modules do not say that they are causal.
+    """
+    trusted = model._supports_sdpa or all(getattr(m, "is_causal", True) for m in model.modules())
+    model.set_attn_implementation(name if trusted else name + MASKED)
+
+
+def use(model: Any) -> None:
+    """Let a model compute attention with `attend`."""
+    offer(NAME, plain_attention)
+    choose(model, NAME)

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from .attention import BIAS, AttentionOptions, attend, options_of
+from .attention import BIAS, AttentionOptions, attend, choose, offer, options_of
 from .format import HeadsSpec
 
 NAME = "deadweight_heads"  # of this attention implementation in transformers
@@ -143,10 +141,9 @@ def pack_caches(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 def install_heads(model: Any, specs: dict[str, HeadsSpec]) -> None:
     """Give each attention module with smaller heads its packing."""
-    AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    offer(NAME, packed_attention)
     for path, spec in specs.items():
         module = model.get_submodule(path)
         module.packing = HeadPacking(spec)
         module.register_forward_pre_hook(pack_caches, with_kwargs=True)
-    model.set_attn_implementation(NAME)
+    choose(model, NAME)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
+from .attention import choose, offer
 from .cache import before
 from .coded_attention import NAME, coded_attention
 from .coder import Coder
@@ -19,8 +17,7 @@ def install_caches(model: Any, specs: dict[str, CacheSpec]) -> None:
 
     A model whose attention is not called through transformers' interface keeps its own.
     """
-    AttentionInterface.register(NAME, coded_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    offer(NAME, coded_attention)
     for path, spec in specs.items():
         module = model.get_submodule(path)
         module.coder = Coder(spec)
@@ -28,4 +25,4 @@ def install_caches(model: Any, specs: dict[str, CacheSpec]) -> None:
         if spec.reader != "codes":
             module.register_forward_hook(after_states, always_call=True)
     if any(spec.reader != "own attention" for spec in specs.values()):
-        model.set_attn_implementation(NAME)
+        choose(model, NAME)
