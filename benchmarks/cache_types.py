@@ -38,7 +38,11 @@ from deadweight.source.randomise import randomise
 WORDS, ROWS, LENGTH, DECODED = 99, 16, 24, 12
 SIZES = [Size(32, length=64, heads=4, vocabulary=WORDS, spare=n, repeat=r) for n, r in ((0, 1), (4, 1), (4, 2))]
 SHARE = 0.5
-READERS = {"codes": "attention, codes", "states": "the model, decoded states"}
+READERS = {
+    "codes": "attention, as codes",
+    "states": "the model, decoded states",
+    "own attention": "its own attention, decoded states",
+}
 EXACT, IN_FLOAT32 = 1e-8, 2e-5  # of the largest logit: in float64, and where a part of a model computes in float32
 
 
