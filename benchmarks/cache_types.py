@@ -153,7 +153,7 @@ def page_of(rows: list[Row], setting: dict[str, Any]) -> str:
     lines = [
         "# Cache types: whose cache can be coded?",
         "",
-        "This page says for which causal types of transformers `deadweight compress --keep-kv` works, and why not for "
+        "This page says for which causal types of transformers `deadweight compress` codes the cache, and why not for "
         "the others.",
         "",
         f"**The caches of {len(right)} of {len(rows)} types are coded; {len(wrong) or 'none'} of them wrongly.**",

@@ -270,7 +270,6 @@ def test_packed_sequences_are_explained_to_the_last_dimension(stream: Tensor) ->
 
 
 OPAQUE: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], set[str]]] = {
-    "aten.conv_transpose1d": (lambda: nn.ConvTranspose1d(3, 2, 2), (torch.randn(2, 3, 6),), {"weight", "bias"}),
     "aten.bilinear": (lambda: nn.Bilinear(3, 2, 4), (torch.randn(6, 3), torch.randn(6, 2)), {"weight", "bias"}),
     "aten.embedding_bag": (lambda: nn.EmbeddingBag(5, 3, mode="max"), (torch.randint(0, 5, (4, 3)),), {"weight"}),
 }

@@ -232,10 +232,14 @@ TRAPS: dict[str, tuple[Callable, int]] = {
     ),
     "a choice between the space and data": (lambda m, x, w, i: m.read(torch.where(x[..., :1] > 0, m.write(x), w)), 0),
     "a bias that is one number": (lambda m, x, w, i: m.read(m.write(x) + m.one.expand(6)), 0),
-    "a bias that is stored as a matrix": (lambda m, x, w, i: m.read(m.write(x) + m.table.reshape(6)), 0),
+    "a bias that is stored as a matrix": (lambda m, x, w, i: m.read(m.write(x) + m.table.reshape(6)), 36),
     "a bias that is repeated": (lambda m, x, w, i: m.read(m.write(x) + m.three.expand(2, 3).reshape(6)), 0),
     "a bias for each head": (
         lambda m, x, w, i: m.read((m.write(x).unflatten(-1, (2, 3)) + m.table).flatten(-2)),
+        36,
+    ),
+    "a bias that is read in two orders": (
+        lambda m, x, w, i: m.read(m.write(x) + m.table.reshape(6)) + torch.sin(m.table.mT.reshape(6)).sum(),
         0,
     ),
     "a bias that counts": (lambda m, x, w, i: m.read(m.write(x) + m.counts), 0),

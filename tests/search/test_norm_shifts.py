@@ -68,8 +68,8 @@ CASES: dict[str, Case] = {
     "norm shift conv": (
         lambda m, x: tanh(m.i((ln(x) * m.g + m.b).mT)),
         {"g": numbers(4), "b": numbers(4), "i": nn.Conv1d(4, 3, 1)},
-        {"DW006 g": 4},
-        7,
+        {"DW006 b": 4, "DW006 g": 4},
+        3,
     ),
     "norm shift conv padded": (
         lambda m, x: tanh(m.i((ln(x) * m.g + m.b).mT)),

@@ -994,7 +994,7 @@ CASES: dict[str, Case] = {
     ),
     "lost into a table": (
         "DW008",
-        lambda m, t: tanh(m.a(ln(m.f(t)) * m.g + m.b) + m.e(t)),
+        lambda m, t: tanh(m.a(ln(m.f(t)) * m.g + m.b) + m.e(t.flip(1))),
         T,
         None,
         {"a": matrix(4, 4), "f": table(7, 4), "e": table(7, 4), "g": numbers(4), "b": numbers(4)},

@@ -58,8 +58,8 @@ CASES: dict[str, Case] = {
     "other shapes one way": (
         lambda m, x: tanh(m.a.reshape(2, 2).reshape(4) * x + x * m.b.reshape(2, 2).reshape(4)),
         {"a": numbers(4), "b": numbers(1, 4)},
-        {},
-        4,
+        {"DW017 a": 4},
+        0,
     ),
     "select": (lambda m, x: tanh(m.a[0] * x + x * m.b[1]), {"a": numbers(2, 4), "b": numbers(2, 4)}, {}, 12),
     "select same": (
@@ -87,10 +87,15 @@ CASES: dict[str, Case] = {
     "linear": (
         lambda m, x: tanh(F.linear(x, m.a) + F.linear(x, m.b)),
         {"a": numbers(3, 4), "b": numbers(3, 4)},
-        {"DW017 a": 12},
+        {"DW020 b": 12},
         0,
     ),
-    "linear and factor": (lambda m, x: tanh(F.linear(x, m.a) + x * m.b), {"a": numbers(4, 4), "b": numbers(4)}, {}, 4),
+    "linear and factor": (
+        lambda m, x: tanh(F.linear(x, m.a) + x * m.b),
+        {"a": numbers(4, 4), "b": numbers(4)},
+        {"DW020 b": 4},
+        0,
+    ),
     "integer": (
         lambda m, x: tanh(m.a * x + x * m.b),
         {"a": numbers(4), "b": nn.Parameter(torch.arange(4), requires_grad=False)},

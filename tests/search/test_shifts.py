@@ -149,7 +149,7 @@ VECTORS: dict[str, Case] = {
         {"DW005 a.weight": 4, "DW005 a.bias": 1, "DW014 a.weight": 1},
         1,
     ),
-    "ln matrix param heads": (lambda m, x: ln(x + m.p.reshape(4)), {"p": numbers(2, 2)}, {"DW004 p": 1}, 0),
+    "ln matrix param heads": (lambda m, x: ln(x + m.p.reshape(4)), {"p": numbers(2, 2)}, {"DW005 p": 1}, 0),
     "ln one channel": (lambda m, x: ln(torch.cat([m.a(x), x], -1)), {"a": linear(4, 1)}, {}, 0),
     "ln absorbed": (lambda m, x: ln(m.a(x) + m.b) + tanh(m.a(x)), {"a": linear(), "b": numbers(4)}, {"DW005 b": 1}, 0),
     "ln and stream": (

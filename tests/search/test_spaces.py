@@ -71,8 +71,14 @@ STREAMS: dict[str, Case] = {
     "reshaped bias": (
         lambda m, x: tanh(m.r(rms(m.a(x) + m.p.reshape(1, 4)))),
         {"a": matrix(4, 4), "p": numbers(2, 2), "r": matrix(4, 3)},
+        {"DW012 a.weight": 6, "DW014 a.weight": 1},
+        0,
+    ),
+    "bias in two orders": (
+        lambda m, x: tanh(m.r(rms(m.a(x) + m.p.reshape(1, 4)))) + sin(m.p.mT.reshape(1, 4) + x).sum(-1, True),
+        {"a": matrix(4, 4), "p": numbers(2, 2), "r": matrix(4, 3)},
         {},
-        7,
+        3,
     ),
     "reshaped bias 2": (
         lambda m, x: tanh(m.r(rms(m.a(x) + m.c(sin(x)) + m.p.reshape(1, 4)))),
@@ -545,8 +551,8 @@ TABLES: dict[str, Case] = {
     "computed table": (
         lambda m, t: tanh(m.r(rms(m.e(t) + F.embedding(t, sin(m.p))))),
         {"e": table(7, 4), "p": numbers(7, 4), "r": matrix(4, 3)},
-        {},
-        47,
+        {"DW020 p": 28},
+        19,
     ),
     "buffer table": (
         lambda m, t: tanh(m.r(rms(m.e(t) + F.embedding(t, m.q.u)))),
@@ -557,20 +563,20 @@ TABLES: dict[str, Case] = {
     "behind gain table": (
         lambda m, t: tanh(m.r(rms(m.a(t) + m.b(t) * m.g))),
         {"a": table(7, 4), "b": table(7, 4), "r": matrix(4, 3), "g": numbers(4)},
-        {"DW013 b.weight": 4, "DW011 g": 4, "DW012 a.weight": 6, "DW014 a.weight": 1},
-        36,
+        {"DW020 g": 4, "DW020 b.weight": 28, "DW012 a.weight": 6, "DW014 a.weight": 1},
+        12,
     ),
     "behind table tied": (
         lambda m, t: tanh(m.r(rms(m.a(t) + m.b(t) * m.g))) + sin(m.b(t)[..., :3]),
         {"a": table(7, 4), "b": table(7, 4), "r": matrix(4, 3), "g": numbers(4)},
-        {},
-        51,
+        {"DW020 g": 4},
+        47,
     ),
     "behind table": (
         lambda m, t: tanh(m.r(rms(m.a(t) + m.b(t) * m.g + m.c(t.flip(1))))),
         {"a": table(7, 4), "b": table(7, 4), "c": table(7, 4), "r": matrix(4, 3), "g": numbers(4)},
-        {"DW013 a.weight": 4, "DW013 b.weight": 4, "DW011 g": 4, "DW012 a.weight": 6, "DW014 a.weight": 1},
-        24,
+        {"DW020 g": 4, "DW020 b.weight": 28, "DW013 a.weight": 4, "DW012 a.weight": 6, "DW014 a.weight": 1},
+        0,
     ),
     "behind ln table": (
         lambda m, t: tanh(m.r(ln(m.b(t) * m.g + m.c(t.flip(1))))),

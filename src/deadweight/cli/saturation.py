@@ -19,9 +19,9 @@ LengthOption = Annotated[
     ),
 ]
 WindowsOption = Annotated[
-    int, typer.Option("--windows", min=2, help="Number of text windows. More windows make the slopes more certain.")
+    int, typer.Option("--windows", help="Number of text windows. More windows make the slopes more certain.")
 ]
-RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Attention rows to sample per window and length.")]
+RowsOption = Annotated[int, typer.Option("--rows", help="Attention rows to sample per window and length.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled rows.")]
 HeadsOption = Annotated[bool, typer.Option("--heads", help="Print one line per head instead of one per layer.")]
 

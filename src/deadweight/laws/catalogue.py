@@ -26,7 +26,7 @@ class Catalogue:
 
     def codes(self, given: str | Sequence[str] | None) -> tuple[str, ...] | None:
         """The codes of laws that are given by code or name; None where none is given. Raises for an unknown name."""
-        return law_codes(given, self.pages) if given else None
+        return law_codes(given, [law.title for law in self.laws]) if given else None
 
     def law_of(self, claim: Claim) -> Law:
         return next(law for law in self.laws if law.title == claim.law)

@@ -118,11 +118,13 @@ def partners(
 ) -> list[Partner]:
     """Projections that meet these queries (or keys) in a product of their own: projected positions, say.
 
-    q·k and q·r both stay if k and r turn by one matrix and q by its inverse transpose.
+    q·k and q·r both stay if k and r turn by one matrix and q by its inverse transpose. A weight that is used several
+    times, once for each step of a scan, is one partner: all its uses turn alike.
     """
     if len(queries) != 1 or len(keys) != 1 or queries[0].is_gain or keys[0].is_gain:
         return []
     sides = {queries[0].node.name: False, keys[0].node.name: True}
+    weights = {written_by(graph, queries[0]), written_by(graph, keys[0])}
     found: list[Partner] = []
     for node in graph.nodes.values():
         operands = [a.name for a in node.args[:2] if isinstance(a, Ref)]
@@ -130,10 +132,17 @@ def partners(
             continue
         pair = [next(iter(roots[name].values())) for name in operands]
         for root, operand, other in zip(pair, operands, pair[::-1], strict=True):
-            if other.node.name in sides and root.node.name not in sides and root.width == other.width:
+            if other.node.name in sides and written_by(graph, root) not in weights and root.width == other.width:
                 sides[root.node.name] = not sides[other.node.name]
+                weights.add(written_by(graph, root))
                 found.append(Partner(root, operand, sides[root.node.name]))
     return found
+
+
+def written_by(graph: Graph, root: Root) -> str:
+    """The weight of a projection; the node itself where there is none."""
+    view = weight_view(graph, root.node)
+    return root.node.name if view is None else view.parameter
 
 
 def contraction(

@@ -12,6 +12,7 @@ from importlib.resources.abc import Traversable
 
 from deadweight.errors import DeadweightError
 
+Name = tuple[str, str]  # the code of a law and its name
 _TITLE = re.compile(r"# (?P<code>DW\d{3}) (?P<law>[a-z-]+): (?P<title>.+)")
 
 
@@ -47,13 +48,11 @@ def stored_page(code: str) -> Page:
 def find_page(word: str, among: Sequence[Page] | None = None) -> Page:
     """The page of a law, by its code or its name, in any case; `among` all that are stored unless others are given."""
     known = pages() if among is None else among
-    for page in known:
-        if word.strip().lower() in (page.code.lower(), page.law):
-            return page
-    raise DeadweightError(f"no law is called {word!r}: {_suggestion(word, known)}")
+    code = find_code(word, names(known))
+    return next(page for page in known if page.code == code)
 
 
-def law_codes(given: str | Sequence[str] | None, among: Sequence[Page] | None = None) -> tuple[str, ...] | None:
+def law_codes(given: str | Sequence[str] | None, among: Sequence[Name] | None = None) -> tuple[str, ...] | None:
     """Codes from what was typed after `--select`: codes or law names, separated by commas; nothing typed is None.
 
     They are chosen `among` all laws of the package unless others are given.
@@ -62,7 +61,20 @@ def law_codes(given: str | Sequence[str] | None, among: Sequence[Page] | None = 
     typed = [word for words_ in words for word in words_.split(",") if word.strip()]
     if words and not typed:
         raise DeadweightError(f"found {words[0]!r} where laws were to be named; expected codes like DW002 or law names")
-    return tuple(find_page(word, among).code for word in typed) or None
+    known = names(pages()) if among is None else among
+    return tuple(find_code(word, known) for word in typed) or None
+
+
+def names(of: Sequence[Page]) -> list[Name]:
+    return [(page.code, page.law) for page in of]
+
+
+def find_code(word: str, known: Sequence[Name]) -> str:
+    """The code of a law, by its code or its name, in any case."""
+    for name in known:
+        if word.strip().lower() in map(str.lower, name):
+            return name[0]
+    raise DeadweightError(f"no law is called {word!r}: {_suggestion(word, known)}")
 
 
 def parse_page(name: str, text: str) -> Page:
@@ -79,8 +91,8 @@ def _paragraph(text: str) -> str:
     return " ".join(text.strip().partition("\n\n")[0].split())
 
 
-def _suggestion(word: str, known: Sequence[Page]) -> str:
-    names = {name.lower(): name for page in known for name in (page.code, page.law)}
-    close = [names[c] for c in difflib.get_close_matches(word.strip().lower(), names, n=2)]
+def _suggestion(word: str, known: Sequence[Name]) -> str:
+    spelled = {text.lower(): text for name in known for text in name}
+    close = [spelled[c] for c in difflib.get_close_matches(word.strip().lower(), spelled, n=2)]
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}`deadweight explain` lists all {len(known)} laws"
