@@ -112,7 +112,7 @@ def test_settled_facts_are_immutable() -> None:
         [IdentityBlocks("b.weight", 0, ((0, 1),), (0, 1), whole=True), Constant("c.bias", 0.0, "dead")]
     )
     assert some.is_folded("a.bias") and not nothing.is_folded("a.bias") and not more.is_folded("c.bias")
-    assert some.centred_channel("a") == 3 and some.centred_channel("b") is None
+    assert some.centred_channels("a") == (3,) and some.centred_channels("b") == ()
     assert more.is_identity("b.weight") and not some.is_identity("b.weight")
     assert bool(more.dead("c.bias", torch.Size([2])).all()) and not bool(more.dead("a.bias", torch.Size([2])).any())
 

@@ -168,8 +168,8 @@ HEADS: dict[str, Case] = {
     "heads ln": (
         lambda m, x: tanh(ln(m.a(x).unflatten(-1, (2, 3)))),
         {"a": linear(4, 6)},
-        {"DW005 a.weight": 4, "DW005 a.bias": 2, "DW014 a.weight": 2},
-        4,
+        {"DW005 a.weight": 8, "DW005 a.bias": 2, "DW014 a.weight": 2},
+        0,
     ),
     "one of three heads read elsewhere": (
         lambda m, x: rms(h := m.a(x).unflatten(-1, (3, 2))) + tanh(h[..., :1, :]),

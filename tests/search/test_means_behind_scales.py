@@ -175,8 +175,14 @@ CASES: dict[str, Case] = {
             + sin(m.d(ln(h[..., 1, :, :]).flatten(-2)))
         ),
         {"a": linear(4, 12), "c": linear(6, 2), "d": linear(6, 2)},
-        {"DW005 a.weight": 4, "DW005 a.bias[0:6]": 2, "DW005 a.bias[6:12]": 2, "DW014 a.weight": 4},
-        24,
+        {
+            "DW005 a.weight[0:6]": 8,
+            "DW005 a.weight[6:12]": 8,
+            "DW005 a.bias[0:6]": 2,
+            "DW005 a.bias[6:12]": 2,
+            "DW014 a.weight": 4,
+        },
+        12,
     ),
     "heads, normed one by one and read as they are": (
         lambda m, x: tanh(m.c(ln(h := m.a(x).unflatten(-1, (2, 3))).flatten(-2))) + sin(m.d(sin(h).flatten(-2))),

@@ -78,14 +78,21 @@ CASES: dict[str, Case] = {
     "two biases, heads": (
         lambda m, x: ln(hd(m.a(x) + m.b)),
         {"a": linear(4, 6), "b": numbers(6)},
-        {"DW005 b": 2, "DW005 a.weight": 4, "DW005 a.bias": 2, "DW017 b": 4, "DW014 a.weight": 2},
-        4,
+        {"DW005 b": 2, "DW005 a.weight": 8, "DW005 a.bias": 2, "DW017 b": 4, "DW014 a.weight": 2},
+        0,
     ),
     "two biases, a part": (
         lambda m, x: tanh(m.r((h := m.a(x))[..., :2])) + ln(h[..., 2:] + m.b),
         {"a": linear(4, 6), "b": numbers(4), "r": matrix(2, 4)},
-        {"DW005 b": 1, "DW005 a.bias[2:6]": 1, "DW017 a.bias[2:6]": 3, "DW019 a.weight[0:2]": 4, "DW014 a.weight": 1},
-        4,
+        {
+            "DW005 b": 1,
+            "DW005 a.weight[2:6]": 4,
+            "DW005 a.bias[2:6]": 1,
+            "DW017 a.bias[2:6]": 3,
+            "DW019 a.weight[0:2]": 4,
+            "DW014 a.weight": 1,
+        },
+        0,
     ),
     "norm shift": (
         lambda m, x: ln(ln(x) * m.g + m.b + m.a(sin(x))),

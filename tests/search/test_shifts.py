@@ -128,20 +128,20 @@ VECTORS: dict[str, Case] = {
     "ln heads": (
         lambda m, x: ln(m.a(x).unflatten(-1, (2, 3))),
         {"a": linear(4, 6)},
-        {"DW005 a.weight": 4, "DW005 a.bias": 2, "DW014 a.weight": 2},
-        4,
+        {"DW005 a.weight": 8, "DW005 a.bias": 2, "DW014 a.weight": 2},
+        0,
     ),
     "ln heads order": (
         lambda m, x: ln(m.a(x).unflatten(-1, (3, 2)).transpose(-1, -2)),
         {"a": linear(4, 6)},
-        {"DW005 a.weight": 4, "DW005 a.bias": 2, "DW014 a.weight": 2},
-        4,
+        {"DW005 a.weight": 8, "DW005 a.bias": 2, "DW014 a.weight": 2},
+        0,
     ),
     "ln part of it": (
         lambda m, x: torch.cat([ln((h := m.a(x))[..., :3]), tanh(h[..., 3:])], -1),
         {"a": linear(4, 6)},
-        {"DW005 a.bias[0:3]": 1},
-        5,
+        {"DW005 a.weight[0:3]": 4, "DW005 a.bias[0:3]": 1},
+        1,
     ),
     "ln overlapping": (
         lambda m, x: torch.cat([ln((h := m.a(x))[..., :3]), ln(h[..., 2:])], -1),

@@ -15,7 +15,7 @@ from deadweight.proof.basis import TURN_RULES
 from deadweight.proof.operation_groups import CONVOLUTIONS, SHAPE
 from deadweight.proof.scale import SCALE_RULES
 from deadweight.proof.shift import RULES
-from deadweight.search.prover import Prover, follow
+from deadweight.search.prover import Prover, first_uses
 from deadweight.search.shifts import added_once
 
 
@@ -57,9 +57,7 @@ def is_taken(prover: Prover, node: Node, groups: Tensor) -> bool:
 
 def first_readers(graph: Graph, node: Node, groups: Tensor) -> list[str]:
     """The operations that first compute with these elements."""
-    uses: dict[str, Tensor] = {}
-    for reader in graph.users[node.name]:
-        follow(graph, reader, {node.name: groups}, uses)
+    uses = first_uses(graph, node, groups)
     return [where for where, elements in uses.items() if bool((elements != 0).any())]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from deadweight.claims.claim import Claim, Title, noted
 from deadweight.claims.shift_claim import ShiftClaim, channel_axis, element_wise
@@ -20,10 +21,19 @@ from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors, chosen_place
 from deadweight.rewrite.shifts import ShiftRewrite, parameters_read, rewrite_shift
 from deadweight.save.facts import Fact, ZeroPlaces, module_of
-from deadweight.search.prover import Prover
-from deadweight.search.shifts import all_claimed, common, each_element, make_claim, tied_groups, vector_claim
+from deadweight.search.prover import Prover, first_uses
+from deadweight.search.shifts import (
+    all_claimed,
+    common,
+    each_element,
+    make_claim,
+    shift_claims,
+    tied_groups,
+    vector_claim,
+)
 
 TITLE = Title("DW005", "mean-before-layernorm")
+LARGEST_WEIGHT = 1 << 26  # elements that are numbered one by one, in 32 bits: 256 MiB
 
 
 def find(prover: Prover) -> Iterator[ShiftClaim]:
@@ -31,7 +41,7 @@ def find(prover: Prover) -> Iterator[ShiftClaim]:
         if all_claimed(prover, node):
             continue
         single = list(each_element(prover, TITLE, node, dies_in_layernorm)) if is_vector(node) else []
-        parts = single or list(line_means(prover, node))
+        parts = single or list(line_means(prover, node)) or list(weight_line_means(prover, node))
         claims = parts or list(common(prover, TITLE, node, dies_in_layernorm))
         yield from claims or behind_scale(prover, node)
 
@@ -62,19 +72,67 @@ def line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
         return
     taken = torch.zeros(node.shape, dtype=torch.bool)
     for _, outcome in prover.blocked.get(node.name, []):
-        lines = outcome.lines
-        if lines is None or bool((lines < 0).any()):
+        number = lines_of(outcome, torch.Size(node.shape).numel())
+        if number is None:
             continue
-        rows = lines.reshape(-1, lines.shape[-1])
-        number = torch.zeros(torch.Size(node.shape).numel() + 1, dtype=torch.int64)
-        for row in rows.unique(dim=0):
-            number[row.long()] = int(row[row > 0].min()) if bool((row > 0).any()) else 0
-        number[0] = 0
-        groups = number[torch.arange(1, len(number))].reshape(node.shape)
+        groups = number.reshape(node.shape)
         proved = prover.walk(node.name, groups)
         if proved.proved and not bool((taken & (groups != 0)).any()):
             taken |= groups != 0
             yield vector_claim(prover, TITLE, node, groups, proved)
+
+
+def lines_of(outcome: Outcome, count: int) -> Tensor | None:
+    """For each of `count` numbered channels the line of the LayerNorm that stopped a walk: its least channel, or 0."""
+    lines = outcome.lines
+    if lines is None or bool((lines < 0).any()):
+        return None
+    number = torch.zeros(count + 1, dtype=torch.int64)
+    for row in lines.reshape(-1, lines.shape[-1]).unique(dim=0):
+        number[row.long()] = int(row[row > 0].min()) if bool((row > 0).any()) else 0
+    return number[1:]
+
+
+def weight_line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
+    """The same of a weight: what it writes alike to all channels of a line, one dead mean for each line and column.
+
+    The walk begins at what the weight writes, where each position moves by an amount of its own.
+    """
+    graph, product = prover.graph, product_of(prover.graph, node)
+    if product is None or shift_claims(prover, node):
+        return
+    rows, columns = graph.nodes[product.args[1].name].shape
+    channels = torch.arange(1, rows + 1).expand(product.shape)
+    taken = torch.zeros(rows, dtype=torch.bool)
+    for use, elements in first_uses(graph, product, channels).items():
+        if graph.nodes[use.partition(":")[0]].op != "core.layer" or rows * columns > LARGEST_WEIGHT:
+            continue
+        reached = torch.where(torch.isin(channels, elements), channels, 0)
+        number = lines_of(prover.walk(product.name, reached, fixed=False), rows)
+        if number is None or not bool(number.any()) or bool((taken & (number != 0)).any()):
+            continue
+        places = torch.arange(torch.Size(product.shape[:-1]).numel()).reshape(*product.shape[:-1], 1)
+        moved = torch.where(number == 0, 0, number + places * (rows + 1))
+        outcome = prover.walk(product.name, moved, fixed=False)
+        if outcome.proved and dies_in_layernorm(prover, node, outcome):
+            taken |= number != 0
+            line = number.to(torch.int32)[:, None]
+            groups = torch.where(line == 0, 0, line * columns + torch.arange(columns, dtype=torch.int32))
+            upright = product.args[1] == Ref(node.name)
+            yield make_claim(prover, TITLE, node, groups if upright else groups.t().contiguous(), outcome)
+
+
+def product_of(graph: Graph, node: Node) -> Node | None:
+    """The linear map that alone reads a parameter, perhaps transposed, as its weight."""
+    current = node
+    for _ in range(2):
+        readers = graph.users[current.name]
+        if len(readers) != 1 or not is_weight_of(readers[0], current):
+            return None
+        if readers[0].op == "linear":
+            return readers[0] if readers[0].args[0] != Ref(current.name) else None
+        current = readers[0]
+    return None
 
 
 def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
@@ -86,7 +144,8 @@ def behind_scale(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     places = torch.Size(product.shape[:-1]).numel()
     uniform = torch.arange(1, places + 1).reshape(*product.shape[:-1], 1).expand(product.shape)
     vector = len([n for n in node.shape if n > 1]) == 1
-    outcome = prover.walk(product.name, torch.ones(product.shape, dtype=torch.int64) if vector else uniform)
+    moved = torch.ones(product.shape, dtype=torch.int64) if vector else uniform
+    outcome = prover.walk(product.name, moved, fixed=vector)
     groups = next(tied_groups(prover.graph, node), None)
     if outcome.proved and groups is not None and dies_in_layernorm(prover, node, outcome):
         claim = make_claim(prover, TITLE, node, groups, outcome)
@@ -138,15 +197,16 @@ def adds_bias(reader: Node, current: Node, graph: Graph) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Centre(ShiftRewrite):
-    """Subtract one channel from all: nobody sees what is common to all channels, and that channel becomes zero."""
+    """Subtract one channel from all of a line: nobody sees what is common to them, and that channel becomes zero."""
 
     @property
-    def axis(self) -> int:
-        """The axis along which the elements of one group lie."""
+    def axis_and_lines(self) -> tuple[int, Tensor]:
+        """The axis of the channels, and the line of each: the elements of a line's channels move together."""
         groups = self.claim.groups.expand(self.graph.nodes[self.claim.node].shape)
         for axis in range(groups.ndim):
-            if torch.equal(groups, groups.narrow(axis, 0, 1).expand_as(groups)) and groups.shape[axis] > 1:
-                return axis
+            lines = lines_along(groups, axis)
+            if lines is not None:
+                return axis, lines
         raise NotDone("the elements that move together do not lie along one axis")
 
     @property
@@ -159,18 +219,44 @@ class Centre(ShiftRewrite):
     def apply(self, tensors: Tensors, known: SettledFacts) -> list[Fact]:
         if known.is_folded(self.target):
             raise NotDone("it is already gone")
-        if not bool(self.moving().all()):
+        axis, lines = self.axis_and_lines
+        if not torch.equal(self.moving(), along(lines != 0, axis, self.moving())):
             raise NotDone("only some rows of it are read, and only of these the mean is dead")
         if self.claim.profile is not None:
             profile = self.lookup(tensors).of(self.claim.profile)
             if not bool((profile == 1).all()):
                 raise NotDone("a factor per channel stands behind it that does not fold")
-        weight, axis = tensors[self.target], self.axis
-        taken = known.centred_channel(module_of(self.target))
-        place = chosen_place(weight, axis) if taken is None else taken
-        weight = weight - weight.narrow(axis, place, 1)
+        weight, centred = tensors[self.target], known.centred_channels(module_of(self.target))
+        places = []
+        for line in range(1, int(lines.max()) + 1):
+            inside = lines == line
+            taken = [channel for channel in centred if bool(inside[channel])]
+            places.append(taken[0] if taken else chosen_place(weight, axis, inside))
+            weight = torch.where(along(inside, axis, weight), weight - weight.narrow(axis, places[-1], 1), weight)
         tensors[self.target] = weight
-        return [ZeroPlaces(self.target, axis, (place,), because="centred")]
+        return [ZeroPlaces(self.target, axis, tuple(sorted(places)), because="centred")]
+
+
+def lines_along(groups: Tensor, axis: int) -> Tensor | None:
+    """The line (from 1; 0: still) of each index of an axis, if a line's elements move together at each other index.
+
+    Elements that stay at some other index only count as moving: whoever centres them must look.
+    """
+    rows = groups.movedim(axis, 0).reshape(groups.shape[axis], -1)
+    whole = rows[:, (rows != 0).any(0)]
+    if not whole.shape[1]:
+        return None
+    numbers, lines = whole[:, 0].unique(return_inverse=True)
+    lines = lines + int(numbers[0] != 0)
+    first = torch.stack([(lines == line).nonzero()[0, 0] for line in range(1, int(lines.max()) + 1)])
+    leaders = whole[first]
+    alike = torch.equal(whole, torch.where(lines[:, None] == 0, 0, leaders[(lines - 1).clamp(min=0)]))
+    return lines if alike and len(leaders.unique()) == leaders.numel() < int((whole != 0).sum()) else None
+
+
+def along(lines: Tensor, axis: int, like: Tensor) -> Tensor:
+    """A number for each index of an axis, in the shape of a tensor."""
+    return lines.reshape([-1 if a == axis else 1 for a in range(like.ndim)]).expand(like.shape)
 
 
 def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
@@ -178,7 +264,7 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
     if element_wise(claim) and is_vector(graph.nodes[claim.node]):
         return rewrite_shift(graph, claim)
     rewrite = Centre(graph=graph, claim=claim)
-    _ = rewrite.axis  # raises where there is none
+    _ = rewrite.axis_and_lines  # raises where there is none
     return rewrite
 
 

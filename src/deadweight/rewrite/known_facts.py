@@ -45,10 +45,10 @@ class SettledFacts:
         """Input columns of a weight that were set to zero."""
         return [p for f in self.zeros((parameter,), "lost") for p in f.places]
 
-    def centred_channel(self, module: str) -> int | None:
-        """The output channel that was set to zero in a module, in its weight and its bias."""
+    def centred_channels(self, module: str) -> tuple[int, ...]:
+        """The output channels that were set to zero in a module, in its weight and its bias."""
         parameters = [p for p in self.by_parameter if module_of(p) == module]
-        return next((f.places[0] for f in self.zeros(parameters, "centred")), None)
+        return tuple(place for fact in self.zeros(parameters, "centred") for place in fact.places)
 
     def zeros(self, parameters: Iterable[str], because: Because) -> list[ZeroPlaces]:
         facts = [f for p in parameters for f in self.by_parameter.get(p, ())]

@@ -66,25 +66,23 @@ class Prover:
                 return frozenset(emptied)
             emptied |= more
 
-    def walk(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> Outcome:
-        """Follow a change of every group of elements (0: unchanged) at a node to the outputs."""
+    def walk(self, node: str, groups: Tensor, absorbers: Absorbers = "none", *, fixed: bool = True) -> Outcome:
+        """Follow a change of every group of elements (0: unchanged) at a node to the outputs.
+
+        `fixed` says that the amounts are the same for every input, as those of a parameter are.
+        """
         short = compact(groups)
         exclude = self.emptied_into(node) if absorbers != "none" else frozenset({node})
-        key = (node, absorbers, exclude, short.shape, short.numpy().tobytes())
+        key = (node, absorbers, exclude, fixed, short.shape, short.numpy().tobytes())
         if key not in self.walks:
-            self.walks[key] = self.new_walk(node, groups, absorbers, exclude)
+            sources = {node: numbered(groups, fixed)}
+            self.walks[key] = ShiftWalk(self.graph, self.identity, sources, exclude, absorbers=absorbers).run()
         return self.walks[key]
 
     def attempt(self, node: str, groups: Tensor, absorbers: Absorbers = "none") -> Outcome:
         """The same, but no walk where it is sure that the change arrives."""
         reader = self.sure_reader(node) if absorbers == "none" else None
         return self.walk(node, groups, absorbers) if reader is None else Outcome([], {}, reader)
-
-    def new_walk(self, node: str, groups: Tensor, absorbers: Absorbers, exclude: frozenset[str]) -> Outcome:
-        short = compact(groups)
-        labels = scramble(short.to(torch.int64)).masked_fill_(short == 0, 0).expand(groups.shape)
-        source = {node: Shift(labels, short.to(torch.int32).expand(groups.shape), fixed=True)}
-        return ShiftWalk(self.graph, self.identity, source, exclude, absorbers=absorbers).run()
 
     def walk_together(self, nodes: Sequence[str], groups: Tensor, absorbers: Absorbers) -> Outcome:
         """Follow the same change of the last axis at several nodes at once: a weight that is used at all of them."""
@@ -151,6 +149,13 @@ PRODUCTS = {"linear", "aten.reshape", "parameter", *CONVOLUTIONS}
 NON_LINEAR = POINTWISE | {"core.rms", "core.unit", "output"}
 
 
+def numbered(groups: Tensor, fixed: bool) -> Shift:
+    """The shift of a node whose elements move group by group (0: not at all)."""
+    short = compact(groups)
+    labels = scramble(short.to(torch.int64)).masked_fill_(short == 0, 0).expand(groups.shape)
+    return Shift(labels, short.to(torch.int32).expand(groups.shape), fixed=fixed)
+
+
 def parameters_behind(graph: Graph) -> dict[str, int]:
     """For each node a set of bits: the parameters that its value depends on."""
     result: dict[str, int] = {}
@@ -196,9 +201,7 @@ def less_constant(graph: Graph, node: Node) -> bool:
 
 def split_by_readers(graph: Graph, node: Node, numbers: Tensor) -> list[Tensor]:
     """The numbered elements of a value, in classes of elements that the same operations read first."""
-    uses: dict[str, Tensor] = {}
-    for reader in graph.users[node.name]:
-        follow(graph, reader, {node.name: numbers}, uses)
+    uses = first_uses(graph, node, numbers)
     flat = compact(numbers)
     if not flat.numel():
         return []
@@ -208,6 +211,14 @@ def split_by_readers(graph: Graph, node: Node, numbers: Tensor) -> list[Tensor]:
     classes = [c for c in codes[flat.reshape(-1)].unique().tolist() if c]
     short = codes[flat]
     return [torch.where((short == c) & (flat != 0), flat, 0).expand(numbers.shape) for c in classes]
+
+
+def first_uses(graph: Graph, node: Node, numbers: Tensor) -> dict[str, Tensor]:
+    """Which of the numbered elements of a value reach which operand (`operation:place`) first."""
+    uses: dict[str, Tensor] = {}
+    for reader in graph.users[node.name]:
+        follow(graph, reader, {node.name: numbers}, uses)
+    return uses
 
 
 def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[str, Tensor]) -> None:
@@ -223,6 +234,9 @@ def follow(graph: Graph, node: Node, values: dict[str, Tensor], uses: dict[str, 
         moved = node.target(values[node.args[0].name], known_indices(graph, node))
     elif node.op in SHAPE and len(node.inputs) == 1:
         moved = known[0][node.args[1]] if node.op == "getitem" else run_shape(node, known[0])
+    elif node.op in ("aten.cat", "aten.stack") and node.target is not None:
+        beside = {n: torch.zeros(graph.nodes[n].shape, dtype=torch.int64) for n in node.inputs if n not in values}
+        moved = node.target(*substitute(node.args, lambda name: (values | beside)[name]), **node.kwargs)
     if moved is None:
         for place, name in enumerate(node.inputs):
             if isinstance(values.get(name), Tensor):
