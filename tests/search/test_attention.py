@@ -85,8 +85,8 @@ SCORES: dict[str, Case] = {
     "q part reaches": (
         lambda m, x: att(m.q(x)[..., :2], m.k(x), x),
         {"q": matrix(4, 4), "k": matrix(4, 2)},
-        {"DW009 k.weight": 4},
-        8,
+        {"DW001 q.weight[2:4]": 8, "DW009 k.weight": 4},
+        0,
     ),
     "q rest read": (
         lambda m, x: att((h := m.q(x))[..., :2], m.k(x), x) + h[..., 2:].mean(-1, keepdim=True),
@@ -242,8 +242,8 @@ SCORES: dict[str, Case] = {
     "shared part": (
         lambda m, x: softmax(m.q(x)[..., :2] @ m.k(x)[..., :2].mT + m.q(x)[..., 2:] @ m.k(x)[..., :2].mT, -1) @ x,
         {"q": matrix(4, 4), "k": matrix(4, 4)},
-        {},
-        20,
+        {"DW001 k.weight[2:4]": 8},
+        12,
     ),
     "wide heads": (
         lambda m, x: att(m.q(x), m.k(x), x),
@@ -272,8 +272,8 @@ SCORES: dict[str, Case] = {
     "one of two projections arrives": (
         lambda m, x: att(torch.cat([m.q(x), m.j(sin(x))], -1)[..., 4:], m.k(x), x),
         {"q": matrix(4, 4), "k": matrix(4, 4), "j": matrix(4, 4)},
-        {},
-        32,
+        {"DW001 q.weight": 16},
+        16,
     ),
     "self product read": (
         lambda m, x: softmax((q := m.q(x)) @ q.mT, -1) @ m.r(q),

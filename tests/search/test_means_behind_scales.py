@@ -166,8 +166,8 @@ CASES: dict[str, Case] = {
     "split heads q read": (
         lambda m, x: softmax((q := F.linear(x, m.q))[..., :2] @ F.linear(x, m.k).mT, -1) @ F.linear(q[..., :2], m.j),
         {"q": numbers(4, 4), "k": numbers(2, 4), "j": numbers(4, 2)},
-        {},
-        12,
+        {"DW001 q[2:4]": 8},
+        4,
     ),
     "fused heads, normed one by one": (
         lambda m, x: (

@@ -42,8 +42,8 @@ CASES: dict[str, Case] = {
     "value bias, heads": (
         lambda m, x: ln(hd(att(x, x, m.a(x)) + m.b)),
         {"a": linear(4, 6), "b": numbers(6)},
-        {"DW005 b": 2, "DW005 a.weight": 4, "DW005 a.bias": 2, "DW003 a.bias": 4},
-        6,
+        {"DW005 b": 2, "DW005 a.weight": 8, "DW005 a.bias": 2, "DW003 a.bias": 4},
+        2,
     ),
     "statistics": (
         lambda m, x: ln(m.a(x) - m.q.u.reshape(1, 4) + m.b),
@@ -60,8 +60,8 @@ CASES: dict[str, Case] = {
     "statistics, heads": (
         lambda m, x: ln(hd(m.a(x) - m.q.u.reshape(1, 6) + m.b)),
         {"a": linear(4, 6), "b": numbers(6), "q": Buffers(u=numbers(6))},
-        {"DW004 a.bias": 6, "DW005 b": 2, "DW005 a.weight": 4},
-        6,
+        {"DW004 a.bias": 6, "DW005 b": 2, "DW005 a.weight": 8},
+        2,
     ),
     "statistics, one head": (
         lambda m, x: ln(hd(torch.cat([(h := m.a(x))[..., :3] - m.q.u.reshape(1, 3) + m.b, tanh(h[..., 3:])], -1))),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from deadweight.claims.claim import Title
-from deadweight.claims.shift_claim import ShiftClaim
+from deadweight.claims.shift_claim import ShiftClaim, element_wise
 from deadweight.graph.constants import constant_value, lower_bound
-from deadweight.graph.node import Graph, Node
+from deadweight.graph.node import Graph, Node, is_vector
 from deadweight.laws.law import Kept, Law, Search
+from deadweight.proof.elements_read import elements_read
 from deadweight.proof.steps import Step
 from deadweight.search.prover import Prover
 from deadweight.search.shifts import make_claim, part
@@ -52,6 +54,39 @@ def unread_rows(prover: Prover, node: Node, reader: Node) -> Iterator[ShiftClaim
         groups = torch.where(unread.reshape(-1, 1), everything(node), 0)
         why = f"no index that {reader.name} can be given names these {int(unread.sum())} rows"
         yield claim(node, groups, why, "in a plain forward pass: padded positions or given ids may read these rows")
+
+
+def find_unread_parts(prover: Prover, *, vectors: bool) -> Iterator[ShiftClaim]:
+    """Rows of a weight, and elements of a bias, whose results are cut away before anything computes with them.
+
+    A bias comes last: what other laws say of all its elements is worth more, since `reduce` takes it out.
+    """
+    for name, read in prover.remember(unread_parts).items():
+        node = prover.graph.nodes[name]
+        if is_vector(node) == vectors:
+            groups = torch.where(read | already_claimed(prover, node), 0, everything(node))
+            if bool(groups.any()):
+                why = f"what {int((groups != 0).sum())} of its elements write is cut away unread"
+                yield claim(node, groups, why, "for inputs like the example")
+
+
+def already_claimed(prover: Prover, node: Node) -> torch.Tensor:
+    """The elements of a parameter that an earlier law makes redundant one by one."""
+    result = torch.zeros(node.shape, dtype=torch.bool)
+    for earlier in prover.claims:
+        if earlier.node == node.name and isinstance(earlier, ShiftClaim):
+            result |= (earlier.groups != 0) & element_wise(earlier)
+        elif earlier.node == node.name:
+            moving = torch.arange(node.shape[earlier.axis]) if earlier.index is None else earlier.index
+            result.index_fill_(earlier.axis, moving, value=True)
+    return result
+
+
+def unread_parts(prover: Prover) -> dict[str, torch.Tensor]:
+    """Of the parameters of which only a part is read: which elements."""
+    nodes = prover.graph.nodes
+    masks = elements_read(prover.graph).items()
+    return {name: read for name, read in masks if nodes[name].op == "parameter" and nodes[name].is_float}
 
 
 def claim(node: Node, groups: torch.Tensor, why: str, note: str) -> ShiftClaim:
@@ -113,7 +148,12 @@ def elements_let_through(graph: Graph, node: Node, reader: Node) -> torch.Tensor
 LAW = Law(
     title=TITLE,
     fix="delete the module, or return the output that was meant to use it",
-    searches=(Search(10, find), Search(12, find_masked)),
+    searches=(
+        Search(10, find),
+        Search(11, partial(find_unread_parts, vectors=False)),
+        Search(12, find_masked),
+        Search(245, partial(find_unread_parts, vectors=True)),
+    ),
     rewriting=Kept("unused only for the inputs that were traced; other inputs may read it"),
     tiers=("bitwise", "real"),
     avoidable=True,

@@ -15,6 +15,7 @@ from deadweight.claims.claim import Claim, Title, noted
 from deadweight.claims.shift_claim import ShiftClaim, channel_axis, element_wise
 from deadweight.graph.node import Graph, Node, Ref, is_vector
 from deadweight.laws.law import Law, Rewriting, Search
+from deadweight.proof.operation_groups import SHAPE, names
 from deadweight.proof.readers import peel
 from deadweight.proof.shift import Outcome
 from deadweight.rewrite.known_facts import SettledFacts
@@ -33,6 +34,7 @@ from deadweight.search.shifts import (
 )
 
 TITLE = Title("DW005", "mean-before-layernorm")
+LINEAR_IN_SHIFTS = SHAPE | names("add sub mul div neg mean sum where masked_fill dropout")
 LARGEST_WEIGHT = 1 << 26  # elements that are numbered one by one, in 32 bits: 256 MiB
 
 
@@ -99,18 +101,21 @@ def weight_line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
     The walk begins at what the weight writes, where each position moves by an amount of its own.
     """
     graph, product = prover.graph, product_of(prover.graph, node)
-    if product is None or shift_claims(prover, node):
+    taken_already = any(not claim.unread for claim in shift_claims(prover, node))
+    if product is None or taken_already or prover.surely_alive(node.name):
         return
     rows, columns = graph.nodes[product.args[1].name].shape
-    channels = torch.arange(1, rows + 1).expand(product.shape)
+    if rows * columns > LARGEST_WEIGHT or not may_reach_lines(graph, product):
+        return
+    channels = torch.arange(1, rows + 1)
+    uses = first_uses(graph, product, channels.expand(product.shape)).items()
+    parts = [elements for use, elements in uses if graph.nodes[use.partition(":")[0]].op == "core.layer"]
     taken = torch.zeros(rows, dtype=torch.bool)
-    for use, elements in first_uses(graph, product, channels).items():
-        if graph.nodes[use.partition(":")[0]].op != "core.layer" or rows * columns > LARGEST_WEIGHT:
-            continue
-        reached = torch.where(torch.isin(channels, elements), channels, 0)
+    for elements in parts or [channels]:
+        reached = torch.where(torch.isin(channels, elements), channels, 0).expand(product.shape)
         number = lines_of(prover.walk(product.name, reached, fixed=False), rows)
-        if number is None or not bool(number.any()) or bool((taken & (number != 0)).any()):
-            continue
+        if number is None or len(number.unique()) == 1 or bool((taken & (number != 0)).any()):
+            continue  # one line for all channels is what `common` looks for
         places = torch.arange(torch.Size(product.shape[:-1]).numel()).reshape(*product.shape[:-1], 1)
         moved = torch.where(number == 0, 0, number + places * (rows + 1))
         outcome = prover.walk(product.name, moved, fixed=False)
@@ -120,6 +125,19 @@ def weight_line_means(prover: Prover, node: Node) -> Iterator[ShiftClaim]:
             groups = torch.where(line == 0, 0, line * columns + torch.arange(columns, dtype=torch.int32))
             upright = product.args[1] == Ref(node.name)
             yield make_claim(prover, TITLE, node, groups if upright else groups.t().contiguous(), outcome)
+
+
+def may_reach_lines(graph: Graph, product: Node) -> bool:
+    """Whether a way that a shift may take leads to a LayerNorm that is narrower than what the weight writes."""
+    stack, seen = [product.name], {product.name}
+    while stack:
+        for reader in graph.users[stack.pop()]:
+            if reader.op == "core.layer" and reader.shape[-1] < product.shape[-1]:
+                return True
+            if reader.op in LINEAR_IN_SHIFTS and reader.name not in seen:
+                seen.add(reader.name)
+                stack.append(reader.name)
+    return False
 
 
 def product_of(graph: Graph, node: Node) -> Node | None:

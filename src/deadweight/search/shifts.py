@@ -159,11 +159,13 @@ def grouped(groups_of: int, node: Node) -> Tensor:
 
 
 def without_unread(prover: Prover, node: Node, groups: Tensor) -> Tensor:
-    """Leave out rows that nothing reads: they are dead as a whole already."""
+    """Leave out what nothing reads: it is dead element by element already."""
     for claim in prover.claims:
         if isinstance(claim, ShiftClaim) and claim.unread and claim.node == node.name:
-            unread = (claim.groups != 0).flatten(1).all(1)
-            groups = torch.where(unread.reshape(-1, *[1] * (groups.ndim - 1)), 0, compact(groups)).expand(groups.shape)
+            unread = claim.groups != 0
+            rows = unread.reshape(len(unread), -1).all(1).reshape(-1, *[1] * (groups.ndim - 1))
+            short = compact(groups) if torch.equal(rows.expand_as(unread), unread) else groups
+            groups = torch.where(rows if short is not groups else unread, 0, short).expand(groups.shape)
     return groups
 
 
