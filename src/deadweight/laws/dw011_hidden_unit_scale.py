@@ -17,7 +17,7 @@ from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph
 from deadweight.laws.law import Law, Rewriting, Search
-from deadweight.proof.operation_groups import POSITIVELY_HOMOGENEOUS
+from deadweight.proof.operation_groups import HOMOGENEOUS_OVER_PLACES, POSITIVELY_HOMOGENEOUS
 from deadweight.rewrite.rewrite import NotDone, Rewrite
 from deadweight.rewrite.scales import FoldScale
 from deadweight.search.channel_scales import find_channel_scales
@@ -30,7 +30,7 @@ TITLE = Title("DW011", "hidden-unit-scale")
 
 def find(prover: Prover) -> Iterator[TurnClaim | ScaleClaim]:
     for space in spaces(prover):
-        units = space.passed(*POSITIVELY_HOMOGENEOUS) or space.turned.powers
+        units = space.passed(*POSITIVELY_HOMOGENEOUS, *HOMOGENEOUS_OVER_PLACES) or space.turned.powers
         alone = (units or len(space.writing) == 1) and not space.passed("aten.matmul")
         between = units or space.passed("aten.mul", "aten.div")
         if space.turned.proved and alone and between and max(space.turned.block_sizes()) == 1:

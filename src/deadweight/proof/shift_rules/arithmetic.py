@@ -270,11 +270,13 @@ def suspect(walk: ShiftWalk, shift: Shift, axis: int) -> None:
         walk.outcome.suspects.update(int(s) for s in varying.unique() if s > 0)
 
 
-@shift_rule("aten.dropout")
-def dropout(walk: ShiftWalk, node: Node) -> Shift:
+@shift_rule("aten.dropout", "aten.feature_dropout", "aten.native_dropout")
+def dropout(walk: ShiftWalk, node: Node) -> Shift | list[Shift | None]:
     """Dropout multiplies each element by a random factor of its own."""
     shift = walk.shifts[node.args[0].name]
-    return with_label(shift, mix(shift.label, fresh(node.shape, node.name)), fixed=False)
+    shape = walk.graph.node(node.args[0]).shape
+    dropped = with_label(shift, mix(shift.label, fresh(shape, node.name)), fixed=False)
+    return [dropped, None] if node.op == "aten.native_dropout" else dropped  # the second result is the mask
 
 
 @shift_rule(*POINTWISE)

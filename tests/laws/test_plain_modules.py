@@ -1,0 +1,84 @@
+"""Layers that people stack in plain PyTorch: every redundant dimension is counted, and claimed by the law that explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IMAGE = torch.randn(3, 2, 6, 6)
+
+
+def between(*layers: nn.Module) -> nn.Sequential:
+    """Two convolutions with ReLU behind the first, and layers that act on each channel alike."""
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), *layers, nn.Conv2d(4, 3, 1))
+
+
+POOLS = [nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReplicationPad2d(1)]
+
+
+@pytest.mark.parametrize("layer", POOLS, ids=lambda layer: type(layer).__name__)
+def test_units_keep_their_scale_behind_pooling_and_resizing(examine: Callable[..., Any], layer: nn.Module) -> None:
+    told = examine(between(layer), IMAGE, complete=True)
+    assert told.dof("DW011") == told.audit.completeness.measured == 4
+
+
+class Edges(nn.Module):
+    """Messages along edges, added where they arrive."""
+
+    def __init__(self, reduce: str) -> None:
+        super().__init__()
+        self.message, self.out, self.reduce = nn.Linear(4, 5), nn.Linear(5, 2), reduce
+        self.register_buffer("goal", torch.tensor([0, 1, 0, 2, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        arrived = torch.zeros(3, 5, dtype=x.dtype)
+        messages, goal = torch.relu(self.message(x)), self.goal[:, None].expand(-1, 5)
+        if self.reduce == "index_add":
+            return self.out(arrived.index_add_(0, self.goal, messages))
+        return self.out(arrived.scatter_reduce(0, goal, messages, self.reduce, include_self=False))
+
+
+@pytest.mark.parametrize("reduce", ["index_add", "sum", "mean", "amax"])
+def test_messages_on_a_graph_have_a_scale_for_each_channel(examine: Callable[..., Any], reduce: str) -> None:
+    told = examine(Edges(reduce), torch.randn(5, 4), complete=True)
+    assert told.dof("DW011") == told.audit.completeness.measured == 5
+
+
+def test_units_keep_their_scale_behind_the_dropout_of_a_transformer_layer(examine: Callable[..., Any]) -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, norm_first=True)
+    assert examine(layer, torch.randn(2, 3, 4), training=True).dof("DW011") == 6
+
+
+class Activated(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.down, self.function = nn.Linear(4, 5), nn.Linear(5, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.function(self.up(x)))
+
+
+@pytest.mark.parametrize(
+    ("function", "scales"),
+    [
+        (lambda h: h.clamp(min=0), 5),
+        (lambda h: h.clamp_min(0.0), 5),
+        (lambda h: F.rrelu(h), 5),
+        (lambda h: h.clamp(min=0, max=6), 0),
+        (lambda h: h.clamp(min=0.1), 0),
+        (lambda h: h.clamp(max=0), 0),
+    ],
+)
+def test_relu_by_other_names_is_relu(examine: Callable[..., Any], function: Callable, scales: int) -> None:
+    assert examine(Activated(function), torch.randn(6, 4)).dof("DW011") == scales
+
+
+def test_instance_norm_on_running_statistics_folds_as_batch_norm_does(examine: Callable[..., Any]) -> None:
+    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    told = examine(nn.Sequential(nn.Conv2d(2, 4, 3), norm), IMAGE)
+    assert told.dof("DW004") == 8
