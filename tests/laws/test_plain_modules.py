@@ -1,4 +1,4 @@
-"""Layers that people stack in plain PyTorch: every redundant dimension is counted, and claimed by the law that explains it."""
+"""Layers that people stack in plain PyTorch: the laws explain every redundant dimension that is counted."""
 
 from __future__ import annotations
 
@@ -82,3 +82,59 @@ def test_instance_norm_on_running_statistics_folds_as_batch_norm_does(examine: C
     norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
     told = examine(nn.Sequential(nn.Conv2d(2, 4, 3), norm), IMAGE)
     assert told.dof("DW004") == 8
+
+
+class Gained(nn.Module):
+    """A factor for each channel, and what is done before and behind it."""
+
+    def __init__(self, before: nn.Module, width: int, behind: nn.Module, *, channels_first: bool = False) -> None:
+        super().__init__()
+        self.before, self.behind = before, behind
+        self.gain = nn.Parameter(torch.randn(width, 1, 1) if channels_first else torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(self.before(x) * self.gain)
+
+
+VECTOR = torch.randn(9, 4)
+GAINS = {
+    "behind tanh": (Gained(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), 5, nn.Linear(5, 2)), VECTOR, 5),
+    "of the input": (Gained(nn.Identity(), 4, nn.Linear(4, 2)), VECTOR, 4),
+    "of an image": (Gained(nn.Tanh(), 2, nn.Conv2d(2, 3, 3), channels_first=True), IMAGE, 2),
+    "before tanh": (Gained(nn.Tanh(), 4, nn.Sequential(nn.Tanh(), nn.Linear(4, 2))), VECTOR, 0),
+    "of a layer": (Gained(nn.Linear(4, 5), 5, nn.Sequential(nn.ReLU(), nn.Linear(5, 2))), VECTOR, 10),
+    "of a ReLU": (Gained(nn.Sequential(nn.Linear(4, 5), nn.ReLU()), 5, nn.Linear(5, 2)), VECTOR, 10),
+}
+
+
+@pytest.mark.parametrize("case", GAINS)
+def test_a_factor_per_channel_trades_scale_with_what_reads_it(examine: Callable[..., Any], case: str) -> None:
+    module, x, scales = GAINS[case]
+    told = examine(module, x, complete=True)
+    assert told.dof("DW011") == told.audit.completeness.measured == scales
+
+
+class Columns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.out = nn.Parameter(torch.randn(6)), nn.Conv2d(2, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(x) * self.gain)
+
+
+def test_a_factor_for_each_column_of_an_image_is_none_for_channels(examine: Callable[..., Any]) -> None:
+    assert examine(Columns(), IMAGE).dof("DW011") == 0
+
+
+NORMS = [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.BatchNorm2d(4)]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("relu", [False, True])
+def test_convolutions_take_the_gain_of_a_norm_of_images(
+    examine: Callable[..., Any], norm: nn.Module, relu: bool
+) -> None:
+    behind = [nn.ReLU()] if relu else []
+    module = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), norm, *behind, nn.Conv2d(4, 3, 1))
+    assert examine(module, IMAGE, training=True).dof("DW006") == (4 if relu else 8)

@@ -4,7 +4,8 @@ A squared ReLU trades s for 1/s²: every positively homogeneous unit has its pow
 
 A learned factor of what parameters write linearly (a scale of each attention head) folds into these.
 
-A factor per channel right behind a linear map (LayerScale) is such a reader, and folds into the map's rows.
+A factor per channel right behind a linear map (LayerScale) is such a reader, and folds into the map's rows; one before
+linear maps, whatever it multiplies, trades scale with their columns.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from deadweight.rewrite.scales import FoldScale
 from deadweight.search.channel_scales import find_channel_scales
 from deadweight.search.learned_factor import find_learned_factors
 from deadweight.search.prover import Prover
+from deadweight.search.read_gains import find_read_gains
 from deadweight.search.turns import spaces, turn_claim
 
 TITLE = Title("DW011", "hidden-unit-scale")
@@ -47,6 +49,10 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 LAW = Law(
     title=TITLE,
     fix="nothing in code: balance the units before quantising",
-    searches=(Search(200, find), Search(205, partial(find_learned_factors, law=TITLE))),
+    searches=(
+        Search(200, find),
+        Search(205, partial(find_learned_factors, law=TITLE)),
+        Search(245, partial(find_read_gains, law=TITLE, of_norms=False)),
+    ),
     rewriting=Rewriting(order=70, make=make_rewrite),
 )

@@ -1,4 +1,4 @@
-"""Operations on places, channel by channel, in a basis proof: pooling, resizing, running sums, maxima, scattered rows."""
+"""Operations on places, channel by channel, in a basis proof: pooling, running sums, maxima, scattered rows."""
 
 from __future__ import annotations
 
