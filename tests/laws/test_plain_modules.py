@@ -138,3 +138,87 @@ def test_convolutions_take_the_gain_of_a_norm_of_images(
     behind = [nn.ReLU()] if relu else []
     module = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), norm, *behind, nn.Conv2d(4, 3, 1))
     assert examine(module, IMAGE, training=True).dof("DW006") == (4 if relu else 8)
+
+
+class Parts(nn.Module):
+    """A layer whose outputs are read in part, and another that reads them."""
+
+    def __init__(self, read: Callable[[nn.Module, Tensor], Any], rows: int = 6, inner: int = 4) -> None:
+        super().__init__()
+        self.layer, self.out, self.places = nn.Linear(4, rows), nn.Linear(inner, 3), nn.Parameter(torch.randn(12, 4))
+        self.read = read
+
+    def forward(self, x: Tensor) -> Any:
+        return self.read(self, x), self.places.sum(0)
+
+
+LONG = torch.randn(2, 9, 4)  # nine tokens
+
+
+def test_rows_whose_outputs_are_cut_off_are_dead(examine: Callable[..., Any]) -> None:
+    half = examine(Parts(lambda m, x: m.out(torch.tanh(m.layer(x).chunk(2, -1)[0])), rows=8), LONG, complete=True)
+    assert half.dead("layer.weight") is half.dead("layer.bias") is False
+    assert half.pieces("DW001", "layer.weight") == half.pieces("DW001", "layer.bias") == [(4, 8)]
+    padded = examine(Parts(lambda m, x: m.layer(x)[..., :50], rows=64), LONG)
+    assert padded.pieces("DW001", "layer.weight") == [(50, 64)]
+    assert padded.found("DW001", "layer.weight")[0].note == "for inputs of the example's sizes"
+
+
+@pytest.mark.parametrize(
+    "read",
+    {
+        "scores for each place, as many as there are": lambda m, x: m.layer(x)[..., : x.shape[1]].softmax(-1) @ x,
+        "places beyond the example": lambda m, x: m.layer(x + m.places[: x.shape[1]]),
+        "another reads what is cut": lambda m, x: m.layer(x)[..., :1].tanh() * m.layer(x)[..., 1:],
+        "another use reads the rest": lambda m, x: m.layer(x)[..., :2].sum(-1, True) * m.layer(x.sin()).tanh(),
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_rows_that_other_inputs_or_uses_read_are_not_dead(examine: Callable[..., Any], read: tuple) -> None:
+    told = examine(Parts(read[1], rows=12), LONG)
+    assert not told.found("DW001", "layer.weight") + told.found("DW001", "places")
+
+
+class Encoded(nn.Module):
+    def __init__(self, compare: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.encode, self.compare = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), compare
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.compare(self.encode(a), self.encode(b))
+
+
+@pytest.mark.parametrize(
+    ("compare", "dead"),
+    [
+        (lambda a, b: (a - b).abs().sum(-1), True),
+        (lambda a, b: F.pairwise_distance(a, b), True),
+        (torch.cdist, True),
+        (lambda a, b: torch.diff(a, dim=1).tanh() + torch.diff(b, dim=1).tanh(), True),
+        (lambda a, b: (a - a.max(1, keepdim=True)[0]).exp() + b.std(1, keepdim=True), True),
+        (lambda a, b: (a - 2 * b).tanh(), False),
+        (lambda a, b: F.cosine_similarity(a, b, -1), False),
+        (lambda a, b: (a - b) * a, False),
+    ],
+)
+def test_a_bias_that_both_sides_of_a_difference_carry_is_dead(
+    examine: Callable[..., Any], compare: Callable, dead: bool
+) -> None:
+    told = examine(Encoded(compare), torch.randn(2, 3, 4), torch.randn(2, 3, 4))
+    assert told.dead("encode.2.bias") is dead
+    assert not told.dead("encode.0.bias")
+
+
+class TopScores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).mT
+        low = scores < scores.topk(3, -1).values[..., -1:]
+        return scores.masked_fill(low, -torch.inf).softmax(-1) @ x
+
+
+def test_a_key_bias_does_not_change_which_scores_are_the_highest(examine: Callable[..., Any]) -> None:
+    assert examine(TopScores(), LONG).dead("k.bias")

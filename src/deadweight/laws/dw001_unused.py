@@ -1,8 +1,9 @@
-"""DW001 unused: no path leads from the parameter, or from a row of a table, to the output."""
+"""DW001 unused: no path leads from the parameter, or from some of its rows, to the output."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from deadweight.laws.law import Kept, Law, Search
 from deadweight.proof.steps import Step
 from deadweight.search.prover import Prover
 from deadweight.search.shifts import make_claim, part
+from deadweight.search.unread_outputs import find_unread_outputs
 
 TITLE = Title("DW001", "unused")
 LONG = 1024  # positions at least: rows that no sequence as long as this or as the table reads count as unread
@@ -113,7 +115,7 @@ def elements_let_through(graph: Graph, node: Node, reader: Node) -> torch.Tensor
 LAW = Law(
     title=TITLE,
     fix="delete the module, or return the output that was meant to use it",
-    searches=(Search(10, find), Search(12, find_masked)),
+    searches=(Search(10, find), Search(12, find_masked), Search(14, partial(find_unread_outputs, law=TITLE))),
     rewriting=Kept("unused only for the inputs that were traced; other inputs may read it"),
     tiers=("bitwise", "real"),
     avoidable=True,

@@ -43,6 +43,9 @@ round rsqrt rsub selu sigmoid sign silu sin softplus softshrink softsign special
 tanh threshold true_divide
 """)
 
+# Of these, those that compare two numbers: what both sides carry makes no difference.
+COMPARISONS = names("eq ge gt le lt ne")
+
 # They run over time: each step reads the state before it through a weight, behind tanh, sigmoid or ReLU.
 RECURRENT = {"recurrent.lstm", "recurrent.gru", "recurrent.rnn_tanh", "recurrent.rnn_relu"}
 
@@ -63,6 +66,9 @@ HOMOGENEOUS_OVER_PLACES = names("""
 adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax amin cummax cummin kthvalue linalg_vector_norm max
 max_pool1d max_pool2d max_pool3d median min sort std topk
 """)
+
+# Functions of the differences between two values, row by row or of every row with every other.
+DISTANCES = names("_cdist_forward cdist pairwise_distance")
 
 CONVOLUTIONS = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
 
