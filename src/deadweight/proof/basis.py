@@ -275,11 +275,11 @@ class TurnWalk:
                 self.missing |= {other: node for _, other, node in places}
 
 
-def one_for_each_vector(node: Node, coordinate: Tensor) -> list[int]:
+def one_for_each_vector(node: Node, coordinate: Tensor) -> tuple[int, ...]:
     """The shape of a number for each vector: the last axis is that of the channels, unless coordinates say another."""
     long = [a - coordinate.ndim for a, n in enumerate(coordinate.shape) if n > 1]
     channel = long[0] if node.op == "aten.mul" and len(long) == 1 else -1
-    return [1 if a == len(node.shape) + channel else n for a, n in enumerate(node.shape)]
+    return tuple(1 if a == len(node.shape) + channel else n for a, n in enumerate(node.shape))
 
 
 def expert_of(node: Node) -> str:

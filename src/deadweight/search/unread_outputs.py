@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,6 +122,6 @@ def moved_numbers(graph: Graph, reader: Node, name: str, numbers: Numbers) -> Nu
     if reader.op == "aten.add" and not reader.kwargs and adds_to_product(graph, reader, {name: numbers}):
         return numbers.expand(reader.shape)
     if reader.op in SHAPE - SHAPE_OF_ANOTHER and len(reader.inputs) == 1:
-        moved = run_shape(reader, numbers)
+        moved: Any = run_shape(reader, numbers)
         return list(moved) if isinstance(moved, (list, tuple)) else moved
     return None
