@@ -243,7 +243,8 @@ def test_an_empty_value_of_another_precision_beside_a_space_has_nothing_to_turn(
 def test_a_gain_of_many_channels_behind_one_row_is_no_gain_of_its_rows() -> None:
     parts = {"b": linear(6, WIDTH), "g": torch.rand(6) + 0.5}
     widened = lambda m, x: torch.tanh(m.b(m.a(x) * m.g))  # noqa: E731
-    assert found(Odd(widened, a=nn.Linear(WIDTH, 1, bias=False), **parts), X) == {("DW011", "a.weight"): 1}
+    narrow = found(Odd(widened, a=nn.Linear(WIDTH, 1, bias=False), **parts), X)
+    assert narrow == {("DW011", "a.weight"): 1, ("DW011", "g"): 6}  # b reads the six channels, a writes one
     assert found(Odd(widened, a=nn.Linear(WIDTH, 6, bias=False), **parts), X)["DW011", "g"] == 6
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 GENERATOR = torch.Generator().manual_seed(0)
-X = torch.randn(2, 5, 6, generator=GENERATOR)
-IDS = torch.randint(7, (2, 5), generator=GENERATOR)
+X = torch.randn(2, 11, 6, generator=GENERATOR)
+IDS = torch.randint(7, (2, 7), generator=GENERATOR)
 EVEN = [0, 2, 4]
 
 
@@ -54,7 +54,7 @@ READ = {
     "by the other part": lambda h: h[..., :3] + h[..., 3:].mean(-1, keepdim=True),
     "by a product of its channels": lambda h: (h @ h.transpose(1, 2))[..., :2],
     "by a rotation of its halves": lambda h: torch.cat([-h[..., 4:], h[..., :4]], -1).tanh(),
-    "in the order of another axis": lambda h: h.reshape(2, 8, 5)[..., :3].tanh(),
+    "in the order of another axis": lambda h: h.reshape(2, 8, 11)[..., :3].tanh(),
 }
 
 
@@ -64,8 +64,9 @@ def test_what_something_reads_is_used(examine, forward: Callable) -> None:
 
 
 def test_channels_cut_to_the_length_of_the_input_are_read_by_longer_inputs(examine) -> None:
-    assert examine(Cut(lambda h: h[..., :5].softmax(-1)), X).dof("DW001") == 0
-    assert examine(Cut(lambda h: h[..., :4].softmax(-1)), X).dof("DW001") > 0
+    for length, unread in ((3, 0), (5, 3 * 7)):  # five outputs are no size of an input of eleven tokens
+        x = torch.randn(2, length if unread == 0 else 11, 6, generator=GENERATOR)
+        assert examine(Cut(lambda h, n=length: h[..., :n].softmax(-1)), x).dof("DW001") == unread
 
 
 class Positions(nn.Module):

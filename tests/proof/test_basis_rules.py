@@ -52,6 +52,12 @@ def repacked(x: Tensor, fill: float = 0.0) -> Tensor:
     return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, padding_value=fill)[0]
 
 
+def scattered(x: Tensor, reduce: str) -> Tensor:
+    """Rows put at two places of four, each channel with an index of its own."""
+    index = (torch.arange(18).reshape(1, 3, 6) % 4).expand(2, 3, 6)
+    return torch.zeros(2, 4, 6).double().scatter_reduce(1, index, x, reduce, include_self=reduce == "sum")
+
+
 def half_normed(x: Tensor) -> Tensor:
     return torch.cat([F.rms_norm(x[..., :3], (3,), eps=1e-12), x[..., 3:]], -1)
 
@@ -111,6 +117,36 @@ SOUND["recurrent"] = [case(lambda m, x: m.read(recur(m, x)), square=nn.Linear(6,
 SOUND["packing"] = [case(lambda m, x: m.read(repacked(m.write(x))), free=36)]
 SOUND["index"] += [case(lambda m, x, i: m.read(m.write(x).index_select(1, i[0])), X, TOKENS, free=36)]
 SOUND["index"] += [case(lambda m, x, i: m.read(m.write(x)[i > 1]), X, TOKENS, free=36)]  # a mask of two axes
+SOUND["padding"] += [
+    case(lambda m, x: m.read(F.pad(m.write(x).mT, (1, -1), "circular").mT), free=36),
+    case(lambda m, x: m.read(F.pad(m.write(x).mT, (2, 1), "reflect").mT), free=36),
+    case(lambda m, x: m.read(F.pad(m.write(x).mT, (2, 1), "replicate").mT), free=36),
+]
+SOUND["reduction"] += [case(lambda m, x: m.read(m.write(x).mT.mean(-1)), free=36)]
+SOUND["dropout"] += [
+    case(lambda m, x: m.read(torch.native_dropout(m.write(x), 0.4, True)[0]), training=True, free=6),
+    case(lambda m, x: m.read(F.dropout1d(m.write(x), 0.4, True)), training=True, free=6),
+]
+SOUND["averages"] = [
+    case(lambda m, x: m.read(F.avg_pool1d(m.write(x).mT, 2, 1, 1).mT), free=36),
+    case(lambda m, x: m.read(F.adaptive_avg_pool1d(m.write(x).mT, 2).mT), free=36),
+    case(lambda m, x: m.read(F.interpolate(m.write(x).mT, size=7, mode="linear").mT), free=36),
+    case(lambda m, x: m.read(m.write(x).cumsum(1)), free=36),
+    case(lambda m, x: m.read(m.write(x) + m.write(x).cumsum(1) * m.gain), gain=torch.rand(6) + 0.5, free=6),
+]
+SOUND["homogeneous_over_places"] = [
+    case(lambda m, x: m.read(F.max_pool1d(m.write(x).mT, 2, 1, 1).mT), free=6),
+    case(lambda m, x: m.read(F.adaptive_max_pool1d(m.write(x).mT, 2).mT), free=6),
+    case(lambda m, x: m.read(m.write(x).amax(1) - m.write(x).amin((1,))), free=6),
+    case(lambda m, x: m.read(m.write(x).max(1)[0] + m.write(x).topk(2, 1).values.sum(1)), free=6),
+    case(lambda m, x: m.read(m.write(x).std(1) + m.write(x).norm(dim=1)), free=6),
+]
+SOUND["scattered"] = [
+    case(lambda m, x: m.read(torch.zeros(2, 4, 6).double().index_add(1, REPEATS, m.write(x))), free=36),
+    case(lambda m, x: m.read(m.write(x).index_add(1, REPEATS, m.write(x * x), alpha=2)), free=36),
+    case(lambda m, x: m.read(scattered(m.write(x), "sum")), free=6),
+    case(lambda m, x: m.read(scattered(torch.relu(m.write(x)), "amax")), free=6),
+]
 BLOCKS = {"reaches_output"}  # no turn passes: there is nothing to be sound about
 
 SILENT: dict[str, list[dict]] = {
@@ -151,8 +187,25 @@ SILENT: dict[str, list[dict]] = {
     "padding": [
         case(lambda m, x: m.read(F.pad(m.write(x), (0, 0, 1, -1), value=1.0)), free=0),
         case(lambda m, x: m.read(torch.constant_pad_nd(m.write(x), (0, 0, 1, -1), 1.0)), free=0),
-        case(lambda m, x: m.read(F.pad(m.write(x).mT, (1, -1), "circular").mT), free=0),
+        case(lambda m, x: m.read(F.pad(m.write(x), (1, -1), "circular")), free=0),
         case(lambda m, x: m.read(F.pad(m.write(x), (1, -1))), free=0),
+    ],
+    "averages": [
+        case(lambda m, x: m.read(F.avg_pool1d(m.write(x), 3, 1, 1)), free=0),
+        case(lambda m, x: m.read(m.write(x).cumsum(-1)), free=0),
+    ],
+    "homogeneous_over_places": [
+        case(lambda m, x: m.read(F.max_pool1d(m.write(x), 3, 1, 1)), free=0),
+        case(lambda m, x, w: m.read(torch.max(m.write(x), w)), X, WIDE, free=0),
+        case(lambda m, x: m.read(m.write(x)) * m.write(x).amax(-1, keepdim=True), free=0),
+        case(lambda m, x: m.read(m.write(x).sort(-1)[0]), free=0),
+        case(lambda m, x: m.read(m.write(x).logsumexp(1)), free=0),
+    ],
+    "scattered": [
+        case(lambda m, x: m.read(torch.ones(2, 4, 6).double().index_add(1, REPEATS, m.write(x))), free=0),
+        case(lambda m, x, w: m.read(w.index_add(1, REPEATS, m.write(x))), X, WIDE, free=0),
+        case(lambda m, x: m.read(scattered(m.write(x), "prod")), free=0),
+        case(lambda m, x: m.read(m.write(x).index_add(2, REPEATS.repeat(2), m.write(x))), free=0),
     ],
     "recurrent": [
         case(lambda m, x: recur(m, x), square=nn.Linear(6, 6), free=0),

@@ -207,6 +207,26 @@ SOUND: dict[str, list[dict]] = {
         case(lambda m, x: packed(x + m.p[:3, None]), groups=ONES),
     ],
 }
+SOUND["dropout"] += [
+    case(lambda m, x: torch.native_dropout(x + m.p, 0.4, True)[0], training=True),
+    case(lambda m, y: F.dropout1d(y + m.p.view(CHANNELS), 0.4, True), Y, training=True),
+]
+SOUND["comparison"] = [
+    case(lambda m, x: ((h := x + m.p) < h.mean(1, keepdim=True)) * x),
+    case(lambda m, x: (x + m.p >= torch.sin(x) + m.p).to(x.dtype)),
+]
+SOUND["extreme"] = [
+    case(lambda m, x: (x + m.p).max(1)[0] - (torch.sin(x) + m.p).min(1, keepdim=True)[0]),
+    case(lambda m, x: x.gather(1, (x + m.p).max(1, keepdim=True)[1])),
+]
+SOUND["differences"] = [
+    case(lambda m, x: torch.diff(x + m.p, n=2, dim=1) * torch.diff(x + m.p[:1], dim=2)[..., :1].sum(1, True))
+]
+SOUND["distance"] = [
+    case(lambda m, x: torch.cdist(x + m.p, torch.sin(x) + m.p)),
+    case(lambda m, x: F.pairwise_distance(x + m.p, torch.sin(x) + m.p)),
+    case(lambda m, x: torch.cdist(x + m.p, (torch.sin(x) + m.p)[:, :1], p=1.0)),
+]
 BLOCKS = {"reaches_output", "recurrent"}  # no shift passes: there is nothing to be sound about
 
 SILENT: dict[str, list[dict]] = {
@@ -271,6 +291,26 @@ SILENT: dict[str, list[dict]] = {
     ],
     "dropout": [case(lambda m, x: soft(F.dropout(x + m.p, 0.4, True)), groups=ONES, training=True)],
     "ranking": [case(lambda m, x: torch.topk(x + m.p, 2)[1])],
+    "comparison": [
+        case(lambda m, x: x + m.p > 0),
+        case(lambda m, x: (x + m.p > x) * x),
+        case(lambda m, x: (x + m.p).le((x + m.p).mean(-1, keepdim=True)) * x),
+    ],
+    "extreme": [
+        case(lambda m, x: (x + m.p).max(-1)[1]),
+        case(lambda m, x: torch.max(x + m.p, x)),
+        case(lambda m, x: (x + m.p).max()),
+        case(lambda m, x: soft((x + m.p).max(1)[0])),
+    ],
+    "differences": [
+        case(lambda m, x: torch.diff(x + m.p)),
+        case(lambda m, x: torch.diff(x + m.p, dim=1, prepend=x[:, :1])),
+    ],
+    "distance": [
+        case(lambda m, x: torch.cdist(x + m.p, x)),
+        case(lambda m, x: torch.cdist(x + m.p.view(4, 1)[:3], x + m.p.view(4, 1)[:3])),
+        case(lambda m, x: F.pairwise_distance(x + m.p, torch.sin(x) - m.p)),
+    ],
     "padding": [case(lambda m, x: soft(F.pad(x + m.p, (1, 2))), groups=ONES)],
     "pointwise": [case(lambda m, x: soft(F.gelu(x + m.p)))],
     "packing": [case(lambda m, x: soft(packed(x + m.p))), case(lambda m, x: soft(packed(x + m.p[:3, None])))],

@@ -1099,3 +1099,13 @@ def test_parts_of_one_weight_lose_the_same_column(carried_out: Callable) -> None
     parts = {"w": numbers(12, 4), "g": numbers(4), "b": numbers(4), "o": linear(4, 3)}
     carried = carried_out(forward, X, only="DW008", alter=alter, **parts)
     assert [(fact.places, fact.others) for fact in carried.facts] == [((0,), (4, 5, 6, 7)), ((0,), (8, 9, 10, 11))]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_gain_before_relu_folds_unless_it_is_negative(carried_out: Callable, sign: float) -> None:
+    def alter(weights: dict[str, Tensor]) -> None:
+        weights["g"].abs_()[0] *= sign
+
+    parts = {"a": linear(), "g": numbers(4), "b": numbers(4), "c": linear()}
+    done = carried_out(lambda m, x: m.c(relu(ln(m.a(x)) * m.g + m.b)), X, only="DW006", alter=alter, **parts)
+    assert ("passes no sign" in " ".join(done.refused.values())) == (sign < 0)

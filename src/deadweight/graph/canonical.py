@@ -26,10 +26,12 @@ from deadweight.graph.node import Argument, Graph, Node, Operation, Ref
 from deadweight.graph.norm_cores import CORES
 from deadweight.graph.operations import (
     DIV,
+    LEAKY_RELU,
     LINEAR,
     MATMUL,
     MUL,
     PERMUTE,
+    RELU,
     RESHAPE,
     SAFE_SOFTMAX,
     SOFTMAX,
@@ -220,6 +222,24 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
     return fold_scale_into_unit(make, node)
 
 
+@rewrites("aten.clamp", "aten.clamp_min")
+def clamp_at_zero(make: Canonicaliser, node: Node) -> Ref | None:
+    """max(x, 0) is ReLU(x)."""
+    low, high = argument(node, 1, "min"), argument(node, 2, "max")
+    if isinstance(low, Ref) or low is None or low != 0 or high is not None or not node.is_float:
+        return None
+    return make.emit(f"{node.name}_relu", RELU, (node.args[0],), node.shape, node)
+
+
+@rewrites("aten.rrelu")
+def slope_of_rrelu(make: Canonicaliser, node: Node) -> Ref | None:
+    """In eval the slope of a randomised leaky ReLU is the middle of its range."""
+    low, high = argument(node, 1, "lower", 1 / 8), argument(node, 2, "upper", 1 / 3)
+    if argument(node, 3, "training", False):
+        return None
+    return make.emit(f"{node.name}_leaky", LEAKY_RELU, (node.args[0], (low + high) / 2), node.shape, node)
+
+
 @rewrites("aten.add")
 def plain_addition(make: Canonicaliser, node: Node) -> Ref | None:
     """x + 0 is x; a bias of many axes is added as a vector."""
@@ -313,10 +333,11 @@ NATIVE_BATCH_NORMS = {
 
 
 @rewrites("aten.instance_norm")
-def split_instance_norm(make: Canonicaliser, node: Node) -> Ref | None:
+def split_instance_norm(make: Canonicaliser, node: Node) -> Ref:
+    """Statistics of each image: a core. Running statistics: as of a batch norm."""
     x, weight, bias, use_input_stats, eps = node.args[0], node.args[1], node.args[2], node.args[5], node.args[7]
     if not use_input_stats:
-        return None
+        return batch_norm(make, node, BatchNorm(x, weight, bias, eps, *node.args[3:5]))
     view = [1, node.shape[1]] + [1] * (len(node.shape) - 2)
     return make.affine(node, core(make, node, "core.instance", x, eps), weight, bias, view)
 

@@ -26,6 +26,12 @@ def constant_value(graph: Graph, name: str, stretch: int | None = None) -> Tenso
     return None if stretch is not None and not stretched else value
 
 
+def is_zero(graph: Graph, name: str) -> bool:
+    """Whether every element of a constant is 0."""
+    value = constant_value(graph, name)
+    return value is not None and not bool(value.any())
+
+
 class _Unknown(Exception):
     """A value that only the model itself holds."""
 

@@ -31,6 +31,8 @@ SAFE_SOFTMAX = Operation("softmax", safe_softmax)
 EMBEDDING = Operation("aten.embedding", aten.embedding.default)
 VECTOR_NORM = Operation("aten.linalg_vector_norm", aten.linalg_vector_norm.default)
 DROPOUT = Operation("aten.dropout", aten.dropout.default)
+RELU = Operation("aten.relu", aten.relu.default)
+LEAKY_RELU = Operation("aten.leaky_relu", aten.leaky_relu.default)
 ZEROS = Operation("aten.zeros", aten.zeros.default)
 FULL = Operation("aten.full", aten.full.default)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -67,7 +68,11 @@ def find_unread_parts(prover: Prover, *, vectors: bool) -> Iterator[ShiftClaim]:
             groups = torch.where(read | already_claimed(prover, node), 0, everything(node))
             if bool(groups.any()):
                 why = f"what {int((groups != 0).sum())} of its elements write is cut away unread"
-                yield claim(node, groups, why, "for inputs like the example")
+                found, outcome = (
+                    claim(node, groups, why, "for inputs of the example's sizes"),
+                    prover.walk(name, groups),
+                )
+                yield replace(found, steps=tuple(outcome.steps)) if outcome.proved and not outcome.absorbed else found
 
 
 def already_claimed(prover: Prover, node: Node) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 On running statistics (eval) nothing is subtracted that depends on the bias: it folds into the norm's own shift, and the
 norm's gain, with it the whole norm, folds into the layer before it. Of a weight that is standardised itself the mean of
-every row that is centred is dead.
+every row that is centred is dead. So is a bias that both sides of a difference carry.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.claims.shift_claim import ShiftClaim
 from deadweight.graph.node import Graph, Node, Ref, is_vector
 from deadweight.laws.law import Law, Rewriting, Search
+from deadweight.proof.operation_groups import DISTANCES
 from deadweight.proof.shift import Outcome
 from deadweight.rewrite.rewrite import Rewrite
 from deadweight.rewrite.scales import FoldScale
@@ -24,7 +25,7 @@ from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.search.channel_scales import find_channel_scales
 from deadweight.search.normalised_weight import candidates, changed_before_use
 from deadweight.search.prover import Prover
-from deadweight.search.shifts import CENTRES, each_element, ended_at, grouped, make_claim
+from deadweight.search.shifts import CENTRES, all_claimed, common, each_element, ended_at, grouped, make_claim
 
 TITLE = Title("DW004", "bias-before-statistics")
 
@@ -98,6 +99,25 @@ def find_centred_weights(prover: Prover) -> Iterator[ShiftClaim]:
                 break
 
 
+def find_differences(prover: Prover) -> Iterator[ShiftClaim]:
+    """What both sides of a difference carry: two inputs of one encoder, a value and its neighbour, mean or maximum."""
+    if not any(node.op in DIFFERENCES for node in prover.graph.nodes.values()):
+        return
+    for node in prover.parameters():
+        if all_claimed(prover, node):
+            continue
+        single = list(each_element(prover, TITLE, node, cancels)) if is_vector(node) else []
+        yield from single or common(prover, TITLE, node, cancels)
+
+
+def cancels(prover: Prover, node: Node, outcome: Outcome) -> bool:
+    """The shift is gone behind a difference, a distance, or a spread."""
+    return not outcome.absorbed and bool(DIFFERENCES & ended_at(outcome))
+
+
+DIFFERENCES = {"aten.sub", "aten.diff", "aten.std", "aten.var", *DISTANCES}
+
+
 def find_batch_gains(prover: Prover) -> Iterator[ScaleClaim]:
     """In eval a BatchNorm's gain, and with it the whole norm, folds into the layer before it."""
     for claim in find_channel_scales(prover.graph, TITLE, statistics=True):
@@ -111,7 +131,12 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 LAW = Law(
     title=TITLE,
     fix="build the layer in front of the norm with bias=False",
-    searches=(Search(50, find), Search(70, find_centred_weights), Search(170, find_batch_gains)),
+    searches=(
+        Search(50, find),
+        Search(70, find_centred_weights),
+        Search(75, find_differences),
+        Search(170, find_batch_gains),
+    ),
     rewriting=Rewriting(order=60, make=make_rewrite),
     tiers=("real", "mode"),
     avoidable=True,

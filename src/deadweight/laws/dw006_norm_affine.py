@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,19 +18,16 @@ from deadweight.claims.turn_claim import TurnClaim
 from deadweight.graph.node import Graph, Node
 from deadweight.laws.law import Law, Rewriting, Search
 from deadweight.proof.basis import Site
-from deadweight.proof.readers import peel, skip_shape
+from deadweight.proof.operation_groups import HOMOGENEOUS_OVER_PLACES, POSITIVELY_HOMOGENEOUS
 from deadweight.proof.shift import Outcome
-from deadweight.proof.steps import Blocked
-from deadweight.proof.weights import numbered
 from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.rewrite.shift_effect import StaticValues
 from deadweight.rewrite.shifts import rewrite_shift
 from deadweight.save.facts import Constant, Fact
 from deadweight.search.prover import Prover
+from deadweight.search.read_gains import find_read_gains
 from deadweight.search.shifts import each_norm_shift
-from deadweight.search.spaces import Writers, explore, gain_site
-from deadweight.search.turns import turn_claim
 
 TITLE = Title("DW006", "norm-affine")
 
@@ -51,27 +49,6 @@ def on_residual_path(prover: Prover, outcome: Outcome) -> bool:
 def behind_linear(prover: Prover, name: str) -> bool:
     node = prover.graph.nodes[name]
     return any(prover.graph.nodes[n].op in ("linear", "aten.conv1d", "aten.conv2d") for n in node.inputs)
-
-
-def find_gains(prover: Prover) -> Iterator[TurnClaim]:
-    """Every linear reader of a norm can take the gain into its own columns."""
-    for node in prover.graph.nodes.values():
-        inner, gain = peel(prover.graph, node.name, "aten.mul")
-        if gain is not None and prover.graph.nodes[skip_shape(prover.graph, inner)].op.startswith("core."):
-            yield from gain_into_readers(prover, node, gain)
-
-
-def gain_into_readers(prover: Prover, node: Node, gain: str) -> Iterator[TurnClaim]:
-    coordinate = numbered(node.shape[-1])
-    writers = Writers()
-    try:
-        site = gain_site(prover.graph, gain, coordinate)
-    except Blocked:
-        return
-    writers.add(node.name, coordinate, site)
-    turned = explore(prover, writers, node.shape[-1])
-    if turned.proved and len(writers.nodes) == 1 and not turned.rotations:
-        yield turn_claim(prover, TITLE, site.parameter, turned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +74,9 @@ class FoldGain(Rewrite):
         assert own.value is not None
         values = StaticValues(self.graph, lambda node: self.value(tensors, node))
         gain = values.of(own.value).reshape(-1)
+        units = POSITIVELY_HOMOGENEOUS | HOMOGENEOUS_OVER_PLACES
+        if not bool((gain > 0).all()) and any(step.op in units for step in self.claim.steps):
+            raise NotDone("its gain is negative in some channel, and a ReLU or a maximum behind it passes no sign")
         factor = torch.ones(len(self.claim.blocks), dtype=torch.float64)
         factor[own.coordinate] = gain
         for site in self.claim.sites:
@@ -128,6 +108,6 @@ def make_rewrite(graph: Graph, claim: Claim) -> Rewrite:
 LAW = Law(
     title=TITLE,
     fix="build the norm without gain and shift, or fold them in after training",
-    searches=(Search(130, find), Search(160, find_gains)),
+    searches=(Search(130, find), Search(160, partial(find_read_gains, law=TITLE, of_norms=True))),
     rewriting=Rewriting(order=20, make=make_rewrite),
 )

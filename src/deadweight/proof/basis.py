@@ -186,7 +186,7 @@ class TurnWalk:
     def start(self, node: Node) -> None:
         """Every position's vector gets a factor of its own, common to its coordinates."""
         coordinate = self.writers[node.name].expand(node.shape)
-        own = fresh((*node.shape[:-1], 1), node.name, "vector")
+        own = fresh(one_for_each_vector(node, self.writers[node.name]), node.name, "vector")
         if groups_of(node) != 1:
             self.turned.single_coordinates()  # its kernels read different channels: they scale, and mix nothing
         if node.op.startswith("aten.conv"):
@@ -273,6 +273,13 @@ class TurnWalk:
                 self.turned.sites.append(first)
             else:
                 self.missing |= {other: node for _, other, node in places}
+
+
+def one_for_each_vector(node: Node, coordinate: Tensor) -> tuple[int, ...]:
+    """The shape of a number for each vector: the last axis is that of the channels, unless coordinates say another."""
+    long = [a - coordinate.ndim for a, n in enumerate(coordinate.shape) if n > 1]
+    channel = long[0] if node.op == "aten.mul" and len(long) == 1 else -1
+    return tuple(1 if a == len(node.shape) + channel else n for a, n in enumerate(node.shape))
 
 
 def expert_of(node: Node) -> str:

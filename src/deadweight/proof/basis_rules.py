@@ -493,7 +493,9 @@ def reduction(walk: TurnWalk, node: Node) -> Form:
     rank = slot.coordinate.ndim if slot else 0
     axes = node.args[1] if len(node.args) > 1 else None
     axes = [] if axes is None else [axes] if isinstance(axes, int) else axes
-    if slot is None or not axes or any(a % rank == rank - 1 for a in axes):
+    axis = None if slot is None else coordinate_axis(slot.coordinate)
+    axes = [a % rank for a in axes]
+    if slot is None or not axes or (rank - 1 in axes and (axis is None or axis in axes)):
         raise Blocked(node.name, node.op, "it sums over coordinates")
     if not all(torch.equal(slot.coordinate, slot.coordinate.narrow(a, 0, 1).expand_as(slot.coordinate)) for a in axes):
         raise Blocked(node.name, node.op, "it sums over coordinates")
@@ -523,10 +525,12 @@ def masked(walk: TurnWalk, node: Node) -> Form:
     return scaled(form, kept.expand(node.shape))
 
 
-@turn_rule("aten.dropout")
-def dropout(walk: TurnWalk, node: Node) -> Form:
+@turn_rule("aten.dropout", "aten.feature_dropout", "aten.native_dropout")
+def dropout(walk: TurnWalk, node: Node) -> Form | list[Form | None]:
     """Dropout multiplies each element by a random factor of its own."""
-    return scaled(walk.forms[node.args[0].name], field.generic(fresh(node.shape, node.name)))
+    shape = walk.graph.node(node.args[0]).shape
+    dropped = scaled(walk.forms[node.args[0].name], field.generic(fresh(shape, node.name)))
+    return [dropped, None] if node.op == "aten.native_dropout" else dropped  # the second result is the mask
 
 
 @turn_rule("output")

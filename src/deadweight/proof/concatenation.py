@@ -7,14 +7,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from deadweight.graph.constants import constant_value
-from deadweight.graph.node import Graph, Node
+from deadweight.graph.constants import is_zero
+from deadweight.graph.node import Node
 from deadweight.graph.rewriting import argument
 from deadweight.proof import field
 from deadweight.proof.absorb import parameter_view
 from deadweight.proof.basis import Site, TurnWalk, turn_rule
 from deadweight.proof.labels import fresh
 from deadweight.proof.linear_form import Form, Slot, coordinate_axis
+from deadweight.proof.places import over_places
 from deadweight.proof.steps import Blocked
 
 
@@ -53,11 +54,6 @@ def coordinates_at(node: Node, coordinate: Tensor, shape: tuple[int, ...]) -> Te
     return first.expand(shape) if torch.equal(coordinate, first.expand_as(coordinate)) else None
 
 
-def is_zero(graph: Graph, name: str) -> bool:
-    value = constant_value(graph, name)
-    return value is not None and not bool(value.any())
-
-
 def turns_along(walk: TurnWalk, name: str, coordinate: Tensor, like: Form) -> bool:
     """Whether the operand is a parameter, behind views, whose coordinates lie along one of its axes; it moves then."""
     view = parameter_view(walk.graph, name)
@@ -86,11 +82,13 @@ def turns_along(walk: TurnWalk, name: str, coordinate: Tensor, like: Form) -> bo
 
 @turn_rule("aten.pad", "aten.constant_pad_nd")
 def padding(walk: TurnWalk, node: Node) -> Form:
-    """Vectors of zeros beside those of the space turn into zeros; a negative number cuts whole vectors off."""
+    """Zeros turn into zeros, copies of vectors turn as they do; a negative number cuts whole vectors off."""
     form, rank = walk.forms[node.args[0].name], len(node.shape)
     mode, value = padded_with(node)
     padded = [rank - 1 - i for i in range(len(node.args[1]) // 2) if any(node.args[1][2 * i : 2 * i + 2])]
-    if mode != "constant" or value not in (0, None):
+    if mode != "constant":
+        return over_places(node, form, sorted(padded), node.shape)
+    if value not in (0, None):
         raise Blocked(node.name, node.op, "it pads with numbers that do not turn")
     if form.expert is not None:
         raise Blocked(node.name, node.op, "it moves rows that belong to experts")

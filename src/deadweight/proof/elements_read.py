@@ -17,6 +17,7 @@ KEEP_ALL = names("""
 T alias_copy broadcast_to cat expand flatten flip mT movedim numpy_T permute repeat reshape roll squeeze stack swapaxes
 t tile transpose unflatten unsqueeze
 """)
+BOUNDED = names("slice narrow index index_select")  # with bounds that may be those of an input
 VIEWS = names("slice select narrow split split_with_sizes chunk unbind transpose permute t unsqueeze squeeze")
 
 
@@ -36,7 +37,8 @@ class Reading:
         self.whole: set[str] = set(graph.outputs)
         self.masks: dict[str, Tensor] = {}
         self.parts: dict[str, dict[int, Tensor | None]] = {}  # of values that are lists
-        self.lengths = {n for node in graph.nodes.values() if node.op == "input" for n in lengths(node)}
+        sizes = {n for node in graph.nodes.values() if node.op == "input" for n in sizes_of(node)}
+        self.lengths = {m for n in sizes for m in (n - 1, n, n + 1, 2 * n - 1, 2 * n, 2 * n + 1, n * n)}
 
     def visit(self, node: Node) -> None:
         """What this node reads, given what is read of it."""
@@ -109,14 +111,14 @@ class Reading:
                 chosen: Value = self.run(node, name, found)
                 for part, read in self.each_part(node, chosen, mask):
                     part |= True if read is None else read
-                    cut_to_input |= self.fits_input(shape, part.shape)
+                    cut_to_input |= self.fits_input(node, shape, part.shape)
             else:
                 places = torch.arange(found.numel()).reshape(shape)
                 chosen = self.run(node, name, places) if indices is None else node.target(places, indices)  # type: ignore[misc]
                 for part, read in self.each_part(node, chosen, mask):
                     taken = part if read is None else part[read]
                     found.view(-1)[taken[taken >= 0]] = True
-                    cut_to_input |= self.fits_input(shape, part.shape)
+                    cut_to_input |= self.fits_input(node, shape, part.shape)
             self.read(name, None if cut_to_input else found)
 
     def run(self, node: Node, name: str, value: Tensor) -> Value:
@@ -134,13 +136,14 @@ class Reading:
             if index in self.parts.get(node.name, {}):
                 yield part, self.parts[node.name][index]
 
-    def fits_input(self, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
-        """Whether a value seems to be cut to the length of the input: of a longer input more would be read."""
-        return len(whole) == len(part) and any(n > m and m in self.lengths for n, m in zip(whole, part, strict=True))
+    def fits_input(self, node: Node, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+        """Whether a value may be cut to a size of the input, or to its pairs of places: a larger input reads more."""
+        pairs = zip(whole, part, strict=False)
+        return node.op in BOUNDED and len(whole) == len(part) and any(n > m and m in self.lengths for n, m in pairs)
 
 
-def lengths(node: Node) -> tuple[int, ...]:
-    """How long an input is: tokens of a sequence, rows and columns of an image; not its channels."""
+def sizes_of(node: Node) -> tuple[int, ...]:
+    """How long an input is: tokens of a sequence, rows and columns of an image; not the batch, not channels."""
     if not node.is_float:
         return node.shape[1:] or node.shape
     return node.shape[2:] if len(node.shape) > 3 else node.shape[-2:-1]

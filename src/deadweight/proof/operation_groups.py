@@ -43,12 +43,32 @@ round rsqrt rsub selu sigmoid sign silu sin softplus softshrink softsign special
 tanh threshold true_divide
 """)
 
+# Of these, those that compare two numbers: what both sides carry makes no difference.
+COMPARISONS = names("eq ge gt le lt ne")
+
 # They run over time: each step reads the state before it through a weight, behind tanh, sigmoid or ReLU.
 RECURRENT = {"recurrent.lstm", "recurrent.gru", "recurrent.rnn_tanh", "recurrent.rnn_relu"}
 
 # f(s·x) = s·f(x) for s > 0. The activations have one tensor as their operand; PReLU has two.
 HOMOGENEOUS_ACTIVATIONS = names("abs leaky_relu relu")
 POSITIVELY_HOMOGENEOUS = HOMOGENEOUS_ACTIVATIONS | {"aten.prelu", "recurrent.rnn_relu"}
+
+# They weigh the places of a channel alike in every channel, and mix no channels.
+AVERAGES_OF_PLACES = names("""
+_adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d cumsum reflection_pad1d
+reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_bicubic2d
+upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+""")
+
+# f(s·x) = s·f(x) for s > 0, of all places of a channel.
+HOMOGENEOUS_OVER_PLACES = names("""
+adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax amin cummax cummin kthvalue linalg_vector_norm max
+max_pool1d max_pool2d max_pool3d median min sort std topk
+""")
+
+# Functions of the differences between two values, row by row or of every row with every other.
+DISTANCES = names("_cdist_forward cdist pairwise_distance")
 
 CONVOLUTIONS = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
 

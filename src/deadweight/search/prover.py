@@ -15,7 +15,7 @@ from deadweight.graph.node import Graph, Node, Ref, substitute
 from deadweight.proof import shift_rules as _rules  # noqa: F401  (registers the rules)
 from deadweight.proof.identity_labels import Identity
 from deadweight.proof.labels import compact, scramble
-from deadweight.proof.operation_groups import CONVOLUTIONS, POINTWISE, SHAPE
+from deadweight.proof.operation_groups import COMPARISONS, CONVOLUTIONS, POINTWISE, SHAPE
 from deadweight.proof.shift import Absorbers, Outcome, Shift, ShiftWalk
 from deadweight.proof.shift_rules.arithmetic import stopped_by
 from deadweight.proof.steps import Blocked
@@ -146,7 +146,7 @@ PASSES = {
     *CONVOLUTIONS,
 }
 PRODUCTS = {"linear", "aten.reshape", "parameter", *CONVOLUTIONS}
-NON_LINEAR = POINTWISE | {"core.rms", "core.unit", "output"}
+NON_LINEAR = (POINTWISE - COMPARISONS) | {"core.rms", "core.unit", "output"}
 
 
 def numbered(groups: Tensor, fixed: bool) -> Shift:

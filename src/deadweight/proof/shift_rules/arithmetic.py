@@ -21,7 +21,7 @@ from deadweight.proof.labels import (
     scramble,
     varying_along,
 )
-from deadweight.proof.operation_groups import CONVOLUTIONS, POINTWISE
+from deadweight.proof.operation_groups import COMPARISONS, CONVOLUTIONS, POINTWISE
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, merge_sources, shift_rule, unknown_labels, with_label
 from deadweight.proof.shift_rules.scores import refuse_at_softmax
 from deadweight.proof.steps import Blocked, refuse_large
@@ -270,14 +270,25 @@ def suspect(walk: ShiftWalk, shift: Shift, axis: int) -> None:
         walk.outcome.suspects.update(int(s) for s in varying.unique() if s > 0)
 
 
-@shift_rule("aten.dropout")
-def dropout(walk: ShiftWalk, node: Node) -> Shift:
+@shift_rule("aten.dropout", "aten.feature_dropout", "aten.native_dropout")
+def dropout(walk: ShiftWalk, node: Node) -> Shift | list[Shift | None]:
     """Dropout multiplies each element by a random factor of its own."""
     shift = walk.shifts[node.args[0].name]
-    return with_label(shift, mix(shift.label, fresh(node.shape, node.name)), fixed=False)
+    shape = walk.graph.node(node.args[0]).shape
+    dropped = with_label(shift, mix(shift.label, fresh(shape, node.name)), fixed=False)
+    return [dropped, None] if node.op == "aten.native_dropout" else dropped  # the second result is the mask
 
 
-@shift_rule(*POINTWISE)
+@shift_rule(*COMPARISONS)
+def comparison(walk: ShiftWalk, node: Node) -> None:
+    """Numbers that are shifted equally compare as before."""
+    shifts = [walk.get(argument) for argument in node.args[:2]]
+    labels = [shift.label.expand(node.shape) for shift in shifts if shift is not None]
+    if len(labels) != 2 or not torch.equal(*labels):
+        raise stopped_by(node)
+
+
+@shift_rule(*(POINTWISE - COMPARISONS))
 def pointwise(walk: ShiftWalk, node: Node) -> None:
     """A non-linear function of a shifted number is another number."""
     raise stopped_by(node)

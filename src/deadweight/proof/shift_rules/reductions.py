@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from deadweight.graph.node import Node
+from deadweight.graph.rewriting import argument
 from deadweight.proof.labels import constant_along, fold, key, mix
-from deadweight.proof.operation_groups import SOFTMAXES
+from deadweight.proof.operation_groups import DISTANCES, SOFTMAXES
 from deadweight.proof.shift import MIXED, Shift, ShiftWalk, shift_rule
 from deadweight.proof.shift_rules.scores import softmax_reason
 from deadweight.proof.steps import Blocked
@@ -82,6 +83,25 @@ def mean(walk: ShiftWalk, node: Node) -> Shift:
     return folded(node, shift, axes)
 
 
+@shift_rule("aten.max", "aten.min")
+def extreme(walk: ShiftWalk, node: Node) -> list[Shift | None]:
+    """The largest of equally shifted numbers along an axis is shifted as they are, and stands where it stood."""
+    shift = walk.get(node.args[0])
+    axis = argument(node, 1, "dim")
+    if shift is None or isinstance(axis, bool) or not isinstance(axis, int) or not constant_along(shift.label, (axis,)):
+        raise Blocked(node.name, node.op, "the numbers it compares are shifted differently")
+    keep = bool(argument(node, 2, "keepdim", False))
+    return [Shift(shift.label.amin(axis, keep), shift.source.amin(axis, keep), shift.fixed), None]
+
+
+@shift_rule("aten.diff")
+def differences(walk: ShiftWalk, node: Node) -> None:
+    """Neighbours that are shifted equally differ as before."""
+    shift = walk.get(node.args[0])
+    if shift is None or len(node.inputs) != 1 or not constant_along(shift.label, (argument(node, 2, "dim", -1),)):
+        raise Blocked(node.name, node.op, "neighbours are shifted differently")
+
+
 @shift_rule("aten.sum")
 def total(walk: ShiftWalk, node: Node) -> Shift:
     """A sum is shifted by the sum of the shifts: equal lines give equal sums."""
@@ -103,3 +123,13 @@ def variance(walk: ShiftWalk, node: Node) -> None:
     shift = walk.shifts[node.args[0].name]
     if node.op == "aten.var_mean" or not constant_along(shift.label, reduction_axes(node, shift.label.ndim)):
         raise Blocked(node.name, node.op, "variance ignores only what is constant along its axes")
+
+
+@shift_rule(*DISTANCES)
+def distance(walk: ShiftWalk, node: Node) -> None:
+    """Distances ignore a shift that all vectors on both sides share."""
+    shifts = [walk.get(argument) for argument in node.args[:2]]
+    lines = [shift.label.reshape(-1, shift.label.shape[-1]) for shift in shifts if shift is not None]
+    alike = len(lines) == 2 and lines[0].shape[-1] == lines[1].shape[-1]
+    if not alike or any(not torch.equal(line, lines[0][:1].expand_as(line)) for line in lines):
+        raise Blocked(node.name, node.op, "the vectors on the two sides are shifted differently")
