@@ -35,7 +35,7 @@ def make_accelerator() -> Accelerator:
     try:
         from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
-        raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
+        raise DeadweightError('training needs accelerate: pip install "deadweight[train]"') from error
     import torch
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
