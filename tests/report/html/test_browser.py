@@ -270,6 +270,8 @@ def test_the_page_prints(show: Open, demo_page: str) -> None:
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert not find(page, "form.filter").is_displayed()
     assert find(page, "#table").is_displayed()
+    ink = "return getComputedStyle(document.querySelector('.times')).color"
+    assert page.execute_script(ink) == "rgb(0, 0, 0)", "browsers leave out backgrounds: white letters would be lost"
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
