@@ -10,7 +10,6 @@ import logging
 import re
 
 from deadweight.slim.format import SIGN
-from deadweight.source.printable import printable
 
 LOGGER = "transformers.modeling_utils"  # which reports what did not fit
 FOLDER = re.compile(r"LOAD REPORT\S* from: (.+)")
@@ -23,7 +22,7 @@ class SlimHint(logging.Filter):
         message = record.getMessage()
         if SIGN in message:
             found = FOLDER.search(message)
-            folder = repr(printable(found[1].strip())) if found else "OUT"
+            folder = repr(found[1].strip()) if found else "OUT"
             record.msg = (
                 f"{folder} is a slim checkpoint of deadweight, and no plain class fits its weights: load it with "
                 f"deadweight.load({folder}), or with from_pretrained({folder}, trust_remote_code=True)"
