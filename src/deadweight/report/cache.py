@@ -15,8 +15,8 @@ from deadweight.slim.format import CacheSpec
 BLOCKS = " ▁▂▃▄▅▆▇█"  # a coordinate with 0, 1, … 8 bits
 COLUMNS = 24  # characters that show the coordinates of a layer, the costliest first
 BITS_WORDS = (
-    "A coordinate is one number of a key or value, in the basis in which it is coded. The coordinates whose errors raise "
-    "the loss most get the most bits."
+    "A coordinate is one number of a key or value, in the basis in which it is coded. The coordinates whose errors "
+    "raise the loss most get the most bits."
 )
 JOINT_WORDS = "With the keys: the keys and values of that layer are coded together, as one vector."
 COST_WORDS = (
