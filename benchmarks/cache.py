@@ -27,7 +27,7 @@ import torch
 import transformers
 import typer
 from cache_measured import measured as measured_model
-from cache_report import figure, page
+from cache_report import figure, figure_of_readme, page
 from cache_rivals import Rival, Samples, blocks, kivi, kvquant, principal, rotated_blocks, turboquant
 from torch.nn import functional as F
 
@@ -245,6 +245,7 @@ def report(results: Path = RESULTS, markdown: Path | None = None) -> None:
     record.show_page(page(setting, rows, record.read_rows(RETRIEVAL)[1]), markdown)
     if markdown is not None:
         figure(rows, markdown.with_suffix(".svg"))
+        figure_of_readme(rows, markdown.with_name("cache-curve.svg"))
 
 
 if __name__ == "__main__":

@@ -140,13 +140,35 @@ def figure(rows: Rows, file: Path) -> None:
     for axis in axes.flatten()[len(panels) :]:
         axis.set_axis_off()
     for axis, (title, text, own) in zip(axes.flatten(), panels, strict=False):
-        for name in dict.fromkeys(family(row) for row in own):
-            points = sorted((r["bits"], r["rise"]) for r in own if family(r) == name)
-            x, y = [100 * b / 16 for b, _ in points], [100 * max(r, 1e-4) for _, r in points]
-            axis.plot(x, y, "o-", label=name, color=colours[name], linewidth=3 if name == "ours" else 1)
-        axis.set(yscale="log", ylim=(0.005, 5e4), xlabel="bytes of a 16-bit cache (%)", title=f"{title}\n{text}")
-        axis.grid(True, which="major", alpha=0.3)
+        draw_panel(axis, own, colours)
+        axis.set(ylim=(0.005, 5e4), title=f"{title}\n{text}")
         axis.legend(fontsize=7)
     for axis in axes[:, 0]:
         axis.set_ylabel("rise of perplexity (%)")
     save(picture, file)
+
+
+def figure_of_readme(rows: Rows, file: Path) -> None:
+    """One panel: the text and the group of the record on which most methods were run."""
+    panels = [
+        [row for row in own if row["text"] == text]
+        for own in groups(rows).values()
+        for text in {r["text"] for r in own}
+    ]
+    own = max(panels, key=lambda panel: (len({family(row) for row in panel}), len(panel), panel[0]["text"]))
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(family(row) for row in rows))}
+    picture, axis = pyplot().subplots(figsize=(7, 5), layout="constrained")
+    draw_panel(axis, own, colours)
+    axis.set(ylabel="rise of perplexity (%)", title=f"key-value cache of {own[0]['model']}, {own[0]['text']}")
+    picture.legend(loc="outside lower center", ncols=3, fontsize=9)  # beside the points: inside it hides one
+    save(picture, file)
+
+
+def draw_panel(axis: Any, own: Rows, colours: dict[str, str]) -> None:
+    """Bytes against the rise of perplexity; a line for each method."""
+    for name in dict.fromkeys(family(row) for row in own):
+        points = sorted((r["bits"], r["rise"]) for r in own if family(r) == name)
+        x, y = [100 * b / 16 for b, _ in points], [100 * max(r, 1e-4) for _, r in points]
+        axis.plot(x, y, "o-", label=name, color=colours[name], linewidth=3 if name == "ours" else 1)
+    axis.set(yscale="log", xlabel="bytes of a 16-bit cache (%)")
+    axis.grid(True, which="major", alpha=0.3)

@@ -100,11 +100,10 @@ def processor_time(record: Record) -> str:
     minutes = sum(entry.seconds for entry in record.entries) / 60
     states = Counter(entry.code for entry in record.entries)
     said = [
-        f"{n} of {f'commit {code}' if code else 'an earlier state, which they do not name'}"
-        for code, n in states.items()
+        f"{n} of {f'commit {code}' if code else 'earlier commits that they do not name'}" for code, n in states.items()
     ]
     return (
-        f"The {len(record.entries)} entries took {minutes:.0f} minutes of processor time together, which is half as "
+        f"The {len(record.entries)} entries together took {minutes:.0f} minutes of processor time, which is half as "
         f"many on two cores ({minutes / 2:.0f}). Entries: {', '.join(said)}."
     )
 

@@ -10,10 +10,10 @@ HEAD = """\
 
 This page says when a model decodes faster from a coded cache. `benchmarks/decode.py` runs steps of one token for every
 row of a batch, from a cache that is full. Original and coded cache are compiled by torch.compile and captured as CUDA
-graphs, and timed in turns on one GPU. Weights and maps are random, which changes nothing but the text. Bytes of the
-coded cache include its scales. The original has the attentions of torch that take no mask; *times the best* compares
-tokens per second with the best of those that were run. The configs are those of LLaMA 3 with 1 and 8 billion
-parameters. What the tables lack was not run.
+graphs, and timed in turns on one GPU. Weights and maps are random: they decide which text comes out, not how fast.
+Bytes of the coded cache include its scales. The original was run with torch's attention kernels that need no mask;
+*times the best* compares tokens per second with the best of them. The configs are those of LLaMA 3 with 1 and 8
+billion parameters. Combinations that are not in the tables were not run.
 
 **The coded cache of a whole step has maps for half heads** (`compress --keys half`), the fastest kind. Quality is
 another question: on SmolLM2 half heads lose more than what `compress` does by default ([cache](cache.md))."""
@@ -47,7 +47,7 @@ def attention_table(setting: dict[str, Any], rows: list[dict[str, Any]]) -> list
     lines = [
         "## Attention of one layer",
         "",
-        "One new token for every row of the batch, with what joins the parts, and without encoding the new token.",
+        "One new token for every row of the batch. The time includes joining the parts, not encoding the new token.",
         "*Keys by head* are made of the codes by a map for each head, *by half* by one for its faster and one for its",
         "slower rotary pairs.",
         "",

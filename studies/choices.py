@@ -273,7 +273,7 @@ from the records of the studies. Effects are bits per byte of held-out text unle
 thing out, or doing what the row says, is worse. Errors are standard errors over pairs of one seed, with three seeds or
 more; *no difference that matters* means that the whole 95 % interval is within ± 0.005, *better* and *worse* that it is
 on one side of zero, *not decided* that more seeds or longer runs are needed. What holds by proof needs no seeds and
-does not depend on size. Rows without an effect worth having are results too, and stand here with the others.
+does not depend on size. Rows that show no useful effect are results too, and are listed with the others.
 
 | choice | advice | effect | conditions | study |
 | --- | --- | --- | --- | --- |

@@ -45,6 +45,14 @@ def test_readme_fits_on_three_screens_and_its_links_lead_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_the_first_screen_shows_the_report_and_the_curve_of_the_cache() -> None:
+    before_the_first_command = README.split("```")[0]
+    assert re.findall(r"!\[[^\]]+\]\(([^)]+)\)", before_the_first_command) == [
+        "docs/screenshots/audit.png",
+        "docs/cache-curve.svg",
+    ]
+
+
 def test_the_page_of_laws_lists_every_law() -> None:
     page = (Path(__file__).parents[1] / "docs" / "laws.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (DW\d{3}) \| ([a-z-]+) \|", page, re.M)

@@ -1,4 +1,4 @@
-"""Results that notebooks render. Results stand below reports, so the report is looked up when one is shown."""
+"""Results that notebooks render and `print` shows. They stand below reports, so the report is looked up when shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from importlib import import_module
 
 
 class Shown:
-    """A result of which `deadweight.report.html` knows a picture."""
+    """A result of which `deadweight.report` knows a text and a picture."""
+
+    def __str__(self) -> str:
+        """What its command prints: `print(result)` shows the report, not the data."""
+        text: str = import_module("deadweight.report.printed").printed(self)
+        return text
 
     def _repr_html_(self) -> str:
         """What Jupyter and its relatives show in place of `repr`."""

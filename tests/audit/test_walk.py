@@ -54,8 +54,13 @@ def test_a_fold_names_the_weight_that_it_passes_and_ends_where_it_is_absorbed(au
 def test_every_step_reads_only_earlier_steps_and_says_what_the_proof_says(audited: Audit, demo: Audit) -> None:
     for f in (*audited.findings, *demo.findings):
         assert all(j < i for i, v in enumerate(f.walk) for j in v.reads)
-        lines = [line for line in f.proof if "only move elements" not in line]
+        lines = [line for line in f.proof if "in other places" not in line]
         assert [f"{v.node} [{v.op}]: {v.rule} → {v.conclusion}" for v in f.walk] == lines
+
+
+def test_operations_that_only_move_elements_are_counted_in_one_line(audited: Audit) -> None:
+    lines = {line for f in audited.findings for line in f.proof if "only move" in line}
+    assert "1 operation that only moves elements → the same values, in other places" in lines
 
 
 def test_the_walk_of_a_repeated_block_names_its_own_parameters(demo: Audit) -> None:

@@ -171,10 +171,11 @@ def test_a_terminal_that_cannot_print_greek_still_gets_a_report(gpt2_like: Audit
     assert b"norm-affine" in result.stdout
 
 
-def test_help_and_explain_import_no_torch() -> None:
+@pytest.mark.parametrize("words", [["explain", "DW001"], ["audit", "a.b:c", "--inputs", "2x64x"]])
+def test_help_explain_and_bad_inputs_import_no_torch(words: list[str]) -> None:
     script = (
         "import sys; from deadweight import cli\n"
-        "sys.argv = ['deadweight', 'explain', 'DW001']\n"
+        f"sys.argv = ['deadweight', *{words}]\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'slow imports'\n"

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deadweight.cli import app
+from deadweight.cli.progress_and_output import tell_written
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -98,3 +99,14 @@ def test_every_command_has_quiet(command: str) -> None:
 
 def test_commands_of_groups_are_among_them() -> None:
     assert {"audit", "train", "allocate plan"} <= set(command_names())
+
+
+def test_a_terminal_is_told_where_a_file_lies_and_a_pipe_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    tell_written(tmp_path / "page.html")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    tell_written(tmp_path / "other.html")
+    told = capsys.readouterr()
+    assert "written to" in told.err and "page.html" in told.err and "other.html" not in told.err + told.out

@@ -48,5 +48,5 @@ def test_the_report_says_so(seen: float | None, noted: bool, capsys: pytest.Capt
 
 def test_a_text_of_a_few_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("hi")
-    with pytest.raises(DeadweightError, match="gives 2 tokens; expected 32 or more"):
+    with pytest.raises(DeadweightError, match=r"too short \(number of tokens: 2\); expected 32 tokens or more"):
         evaluate("demo", str(tmp_path / "short.txt"))

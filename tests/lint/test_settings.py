@@ -39,6 +39,7 @@ def test_every_setting_is_read() -> None:
         ({"target": []}, "did you mean targets"),
         ({"targets": "a:b"}, "expected a list"),
         ({"targets": [{"inputs": "2x3"}]}, "package.module:callable"),
+        ({"targets": [{"model": "a.b:c", "inputs": "2x64:itn"}]}, "found inputs '2x64:itn'"),
         ({"targets": [{"model": "a:b", "length": "7"}]}, "expected a whole number"),
         ({"targets": [{"model": "a:b", "trust-remote-code": 1}]}, "trust-remote-code = 1 .*expected true or false"),
         ({"targets": [{"model": "a:b", "length": 1}]}, "length = 1 .*expected 2 or more"),

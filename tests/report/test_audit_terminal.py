@@ -96,7 +96,7 @@ def test_proofs_are_printed_once_per_row_and_only_on_request(gpt2_like: Audit) -
     report = render(gpt2_like, proofs=True)
     assert report.count(step) == 1
     assert "likewise for all 2 findings in h.0-1.attn.c_attn.bias[8:16]" in report
-    assert "measured: changes the output 3.1e-16 times as much as a live direction" in report
+    assert "measured: changes the output 3.1e-16 times as much as a random change of all parameters" in report
 
 
 def test_a_finding_without_proof_says_that_it_was_only_measured(gpt2_like: Audit) -> None:

@@ -47,6 +47,7 @@ def test_the_report_has_bits_bytes_and_the_cost_on_every_text() -> None:
     assert "layers.0.attn" in text and "███" in text
     assert "256 → 33 bytes per token; 25.0% of a 16-bit cache at 1,024 tokens, 4.00 bits" in text
     assert "a: perplexity 7.39 → 7.77 (+5.13%)" in text and "difference between the texts: 5.39%" in text
+    assert "A coordinate is one number of a key or value" in text and "KL: Kullback-Leibler divergence" in text
 
 
 def test_a_curve_is_a_table_of_sizes(tmp_path: Path) -> None:

@@ -107,6 +107,15 @@ def test_a_deep_module_whose_blocks_are_cut_gets_inputs_too() -> None:
     }
 
 
+@pytest.mark.parametrize("written", ["2x4", "2x4:int:99", "mask=2x4:bool"])
+def test_inputs_on_which_a_module_does_not_run_are_answered_with_those_of_its_first_layer(written: str) -> None:
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 2))
+    with pytest.raises(
+        DeadweightError, match=r"expected inputs that forward\(input\) takes; its layer 0 reads --inputs 2x5:int:7"
+    ):
+        deadweight.audit(model, written)
+
+
 def test_a_module_whose_inputs_cannot_be_guessed_says_how_to_write_them() -> None:
     with pytest.raises(DeadweightError, match=r"without example inputs.*--inputs 2x64:int"):
         open_model(nn.Bilinear(4, 3, 2))

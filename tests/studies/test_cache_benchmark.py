@@ -99,3 +99,15 @@ def test_the_verdict_of_the_page_is_what_the_record_says(benchmark: Callable[[st
     assert {method for _, method, _ in not_beaten(report, rows, 0.6)} == {"8 bits in blocks of 32"}
     worse = [row | {"rise": 1.0} if row["method"] == "ours" else row for row in rows]
     assert not_beaten(report, worse, 0.4), "the claim would be noticed as false"
+
+
+def test_the_curve_of_the_readme_shows_every_method_that_was_run(
+    benchmark: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    report = benchmark("cache_report")
+    rows = read_rows(ROOT / "benchmarks" / "results" / "cache.json")[1]
+    report.figure_of_readme(rows, tmp_path / "curve.svg")
+    drawn = (tmp_path / "curve.svg").read_text(encoding="utf-8")
+    rivals = {report.family(row) for row in rows if not row["method"].startswith("ours")}
+    assert all(f"<!-- {name} -->" in drawn for name in {"ours", *rivals})

@@ -70,7 +70,10 @@ def readable(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
             moves += 1
             continue
         if moves:
-            yield f"{moves} operation{'s' if moves > 1 else ''} that only move elements → no element changes"
+            what = (
+                "1 operation that only moves elements" if moves == 1 else f"{moves} operations that only move elements"
+            )
+            yield f"{what} → the same values, in other places"
             moves = 0
         yield f"{place_of(graph, step.node)} [{step.op}]: {by_name(graph, f'{step.rule} → {step.conclusion}')}"
 

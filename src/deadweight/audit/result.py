@@ -141,6 +141,11 @@ class Audit(Shown):
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)  # of every parameter, by name
     opened: Opened = field(default=Opened(), repr=False)
 
+    def __repr__(self) -> str:
+        """One line, not every proof: an audit at a prompt or in a failing test is read by a person."""
+        words = f"{self.redundant:,} of {self.parameters:,} dimensions are redundant, {len(self.findings):,} findings"
+        return f"<Audit of {self.model!r}: {words}, {len(self.unknown):,} unknown; print() shows the report>"
+
     @property
     def unaudited(self) -> str | None:
         """Why an audit without findings means nothing: the model was not traced, or no evidence could be taken."""

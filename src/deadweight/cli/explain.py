@@ -15,7 +15,7 @@ def explain(
     law: Annotated[
         str | None,
         typer.Argument(
-            metavar="[LAW]",
+            metavar="LAW",
             help="Its code or name; without it, all laws are listed.",
             autocompletion=complete_law,
         ),

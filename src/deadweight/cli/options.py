@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from deadweight.laws.page import pages
+from deadweight.source.written_shapes import check_written
 
 
 def complete_law(incomplete: str) -> list[tuple[str, str]]:
@@ -18,8 +19,10 @@ def complete_law(incomplete: str) -> list[tuple[str, str]]:
 
 
 def joined(inputs: list[str] | None) -> str | None:
-    """What several `--inputs` say, as one."""
-    return ",".join(inputs) if inputs else None
+    """What several `--inputs` say, as one; raises now if they cannot be read."""
+    written = ",".join(inputs) if inputs else None
+    check_written(written)
+    return written
 
 
 ANY_MODEL = (

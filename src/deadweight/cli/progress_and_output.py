@@ -97,6 +97,7 @@ class JsonReport:
             show(make_console())
         if self.file is not None:
             self.file.write_text(text, encoding="utf-8")
+            tell_written(self.file)
 
 
 class HtmlReport:
@@ -112,6 +113,14 @@ class HtmlReport:
             from deadweight.report.html.render import render_html  # imports every stage
 
             self.file.write_text(render_html(result), encoding="utf-8")
+            tell_written(self.file)
+
+
+def tell_written(file: Path) -> None:
+    """Where the result lies, on standard error of a terminal; as quiet as the progress."""
+    console = make_console(stderr=True)
+    if console.is_terminal and not is_quiet():
+        console.print(Text(f"written to {one_line(str(file))}", "dim"), soft_wrap=True)
 
 
 def writable(file: str | Path | None, option: str) -> Path | None:

@@ -21,7 +21,7 @@ DIFFERENT = 1
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="As for audit, but with weights.")]
 OutArgument = Annotated[
-    Path | None, typer.Argument(metavar="[OUT]", help="The folder to write; not needed with --dry-run.")
+    Path | None, typer.Argument(metavar="OUT", help="The folder to write; not needed with --dry-run.")
 ]
 LayoutOption = Annotated[
     LayoutName,

@@ -88,7 +88,7 @@ def evaluate(
         )
     if len(ids[0]) < LEAST:
         raise DeadweightError(
-            f"{printable(text)} gives {len(ids[0])} tokens; expected {LEAST} or more: fewer say nothing about a model"
+            f"{printable(text)} is too short (number of tokens: {len(ids[0])}); expected {LEAST} tokens or more"
         )
     length = context or min(LONGEST, *(s.context for s in subjects))
     for s in subjects:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 from deadweight.errors import DeadweightError
 from deadweight.laws.page import law_codes
 from deadweight.proof.verdict import Verdict
+from deadweight.source.written_shapes import check_written
 
 FILE, TABLE = "pyproject.toml", "[tool.deadweight]"
 FORMATS = ("text", "json", "github", "sarif")
@@ -97,6 +98,10 @@ def parse_target(entry: object) -> Target:
     output = one_of(table, "output", OUTPUTS) or "logits"
     flags = {name: take(table, name, bool, place) or False for name in ("training", "complete", "trust_remote_code")}
     model, inputs = take(table, "model", str, place), take(table, "inputs", str, place)
+    try:
+        check_written(inputs)
+    except DeadweightError as error:
+        raise DeadweightError(f"in {place}: {error}") from error
     length = take(table, "length", int, place)
     if length is not None and length < SHORTEST:
         raise DeadweightError(f"found length = {length} in {place}; expected {SHORTEST} or more")

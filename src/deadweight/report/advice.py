@@ -11,9 +11,9 @@ LITTLE, SOME = 0.01, 0.05  # shares of the parameters below which removing them 
 DOF = "dof: degrees of freedom, how many numbers could be left out. share: of all parameters."
 PROOF_WORDS = (
     ("shifted", "the value changes by adding something; the step says along which axes the sum is the same"),
-    ("turned alike", "every vector is multiplied by one and the same change of basis"),
+    ("turned alike", "every vector is multiplied by the same matrix: a change of basis"),
     ("undone", "the next weight takes the change back; from here on every value is as before"),
-    ("measured", "a live direction is a random change of parameters that does change the output: it counts as 1"),
+    ("scaled", "the value is multiplied by one number"),
 )
 
 

@@ -84,7 +84,7 @@ def _parts(audit: Audit, console: Console, proofs: bool) -> Iterator[RenderableT
     yield _totals(audit, groups, "#" if console.options.ascii_only else "█")
     if proofs and groups:
         text = " ".join(step for g in groups for step in g.findings[0].proof)
-        words = [(word, meaning) for word, meaning in PROOF_WORDS if word in f"{text} measured"]
+        words = [(word, meaning) for word, meaning in PROOF_WORDS if f"→ {word}" in text]
         yield _labelled_grid(words, style="dim")
         yield from (_proof(g) for g in groups)
     doubts = group_unknown(audit.unknown)
@@ -215,7 +215,9 @@ def _proof(g: Group) -> RenderableType:
     steps = [(str(i), printable(step)) for i, step in enumerate(first.proof, start=1)]
     asides = [] if steps else ["no proof, only measured"]
     if g.evidence is not None:
-        asides.append(f"measured: changes the output {g.evidence:.1e} times as much as a live direction")
+        asides.append(
+            f"measured: changes the output {g.evidence:.1e} times as much as a random change of all parameters"
+        )
     if first.unreplayed:
         asides.append(
             f"not replayed by the checker: {plural(first.unreplayed, 'step')} on values with too many elements"

@@ -14,6 +14,15 @@ from deadweight.slim.format import CacheSpec
 
 BLOCKS = " ▁▂▃▄▅▆▇█"  # a coordinate with 0, 1, … 8 bits
 COLUMNS = 24  # characters that show the coordinates of a layer, the costliest first
+BITS_WORDS = (
+    "A coordinate is one number of a key or value, in the basis in which it is coded. The coordinates whose errors "
+    "raise the loss most get the most bits."
+)
+JOINT_WORDS = "With the keys: the keys and values of that layer are coded together, as one vector."
+COST_WORDS = (
+    "KL: Kullback-Leibler divergence, how far the predictions moved from the original's. Held-back calibration text: a "
+    "part of the calibration text that was not used to choose the codes."
+)
 
 
 def widths_of(spec: CacheSpec, *, values: bool) -> list[int]:
@@ -47,8 +56,17 @@ def print_cache(result: CacheCompression, console: Console) -> None:
         if result.before_healing is not None:
             print_point("before healing, ", result.before_healing, console)
         print_point("", result.point, console)
+        console.print()
+        for words in cache_words(result):
+            console.print(words, style="dim", highlight=False)
     for note in result.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
+
+
+def cache_words(result: CacheCompression) -> tuple[str, ...]:
+    """What the words of the report mean."""
+    joint = (JOINT_WORDS,) if any(spec.joint for spec in result.caches.values()) else ()
+    return (BITS_WORDS, *joint, COST_WORDS)
 
 
 def print_point(prefix: str, point: CurvePoint, console: Console) -> None:

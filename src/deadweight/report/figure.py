@@ -16,7 +16,7 @@ Axes: TypeAlias = Any
 def require_matplotlib() -> None:
     """Raise if no figure can be drawn; asked before the work whose result is to be drawn."""
     if find_spec("matplotlib") is None:
-        raise DeadweightError("a figure needs matplotlib, which is not installed: pip install deadweight[plot]")
+        raise DeadweightError('a figure needs matplotlib, which is not installed: pip install "deadweight[plot]"')
 
 
 def pyplot() -> ModuleType:

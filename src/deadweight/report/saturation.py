@@ -91,17 +91,21 @@ def conclusion(saturation: Saturation) -> list[str]:
     return [
         f"\nof {plural(len(heads), 'head')}, {saturating} saturate (like 1/L), {partly} in part, {flat} stay flat, "
         f"{growing} grow",
-        f"slope of log-norm on log-length: 1/L ≤ {SATURATES:g}, part ≤ {FLAT:g}, flat ≤ {GROWS:g}, else grow; "
-        f"{unsure} within two standard errors of another verdict (--heads marks them ?)".replace("-0.", "−0."),
-        f"norm ≤ e^range/length bounds a head while its logit range stays bounded: in {unbounded} of {len(heads)} it "
-        "grows by 1 or more per e-fold of the length (growth), and the bound does not fall",
+        f"by the slope of log-norm over log-length: 1/L up to {SATURATES:g}, part to {FLAT:g}, flat to {GROWS:g}, "
+        f"grow above; {plural(unsure, 'head')} within two standard errors of another verdict (? with --heads)".replace(
+            "-0.", "−0."
+        ),
+        "the published bound, norm ≤ e^range/length, falls with length only while the logit range grows by less than 1 "
+        f"per e-fold of length (column growth): it grows by 1 or more in {unbounded} of {len(heads)} heads",
         say_what_is_allowed(saturating + partly, len(heads)),
     ]
 
 
 def say_what_is_allowed(falling: int, n: int) -> str:
     if falling == 0:
-        return "no head becomes less sensitive with length: nothing here says that any could be smaller"
+        return (
+            "no head becomes less sensitive to its logits with length, so this gives no reason to make a head smaller"
+        )
     return (
         f"{falling} of {n} heads become less sensitive to their logits with length; factor is what deadweight allocate "
         "plan --saturation takes from it, relative to the most sensitive layer"

@@ -13,10 +13,12 @@ from deadweight.source.inputs import Inputs
 from deadweight.source.module_copies import share_tensors
 from deadweight.source.printable import printable
 from deadweight.source.trial_run import reason_and_line
-from deadweight.source.written_inputs import WrittenInputs, WrittenTensor, first_tensors, in_precision_of
+from deadweight.source.written_inputs import WrittenInputs, first_tensors, in_precision_of
+from deadweight.source.written_shapes import WrittenTensor
 
 TRIES = 12  # of the inputs that the first layers take
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 HOW = "on the command line, inputs= in Python, or (module, inputs) returned from the callable"
 
 
@@ -38,6 +40,15 @@ def guess_inputs(module: nn.Module, name: str) -> tuple[Inputs, str]:
     )
 
 
+def describe_forward(module: nn.Module) -> str:
+    """What a module's forward takes: its arguments, and what its first layer reads, written as after --inputs."""
+    needed = [a for a in inspect.signature(module.forward).parameters.values() if a.default is a.empty]
+    names = [STARS.get(a.kind, "") + a.name for a in needed]
+    first = next(first_tensors(module), None)
+    hint = f"; its layer {printable(first[0])} reads --inputs {first[1].written}" if first is not None else ""
+    return f"inputs that forward({printable(', '.join(names))}) takes{hint}"
+
+
 def required_arguments(module: nn.Module) -> int:
     """How many positional arguments forward needs."""
     if not has_forward(module):
@@ -50,5 +61,5 @@ def describe_guess(layer: str, tensor: WrittenTensor) -> str:
     kind = f"integers below {tensor.high}" if tensor.kind == "int" else "random floats"
     return (
         f"no example inputs were given: {kind} of shape {' × '.join(map(str, tensor.shape))} were taken, as "
-        f"{printable(layer)} reads them; --inputs {tensor.written} says the same, and may say better"
+        f"{printable(layer)} reads them; with --inputs you choose them yourself (these: --inputs {tensor.written})"
     )

@@ -16,7 +16,7 @@ from deadweight.source import factory, hugging_face
 from deadweight.source.blocks import Blocks, Record, collapse
 from deadweight.source.checkpoint_files import refuse_pickle
 from deadweight.source.examples import depends_on_data, example_inputs, left_out, refuse_too_long, run
-from deadweight.source.guessed_inputs import guess_inputs
+from deadweight.source.guessed_inputs import describe_forward, guess_inputs
 from deadweight.source.inputs import Inputs, as_inputs
 from deadweight.source.module_copies import copy_tensors, share_tensors
 from deadweight.source.printable import printable, reason
@@ -148,7 +148,8 @@ def collapse_after_trial(source: Source) -> Source:
     except Exception as error:  # noqa: BLE001 - the model is run again below, and its error reported
         record.reset()
         if source.has_weights or not (depends_on_data(error) or isinstance(error, NotImplementedError)):
-            run_or_refuse(source.name, lambda: call_model(share_tensors(source.module), source))
+            expected = [describe_forward(source.module)] if source.config is None else []
+            run_or_refuse(source.name, lambda: call_model(share_tensors(source.module), source), *expected)
     notes = kept_note(held, held_tensors(trial))
     return replace(source, blocks=collapse(source.module, record), notes=source.notes + notes)
 

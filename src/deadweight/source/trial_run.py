@@ -86,14 +86,13 @@ def kept_note(before: Held, after: Held) -> tuple[str, ...]:
     return (f"forward stores tensors in the module ({names}): findings are about the outputs of one call",)
 
 
-def run_or_refuse(name: str, run: Callable[[], Leaf]) -> Leaf:
+def run_or_refuse(name: str, run: Callable[[], Leaf], expected: str = "inputs that its forward takes") -> Leaf:
     """The result of a run; raises DeadweightError with the exception and the line of code that raised it."""
     try:
         return run()
     except Exception as error:
         raise DeadweightError(
-            f"{printable(name)} does not run on its example inputs ({reason_and_line(error)}); "
-            "expected inputs that its forward takes"
+            f"{printable(name)} does not run on its example inputs ({reason_and_line(error)}); expected {expected}"
         ) from error
 
 

@@ -1,9 +1,7 @@
-"""Example inputs as people write them on a command line: `2x64:int`, `mask=2x64:bool`, or a safetensors file."""
+"""Example inputs from what people write on a command line: shapes, or a safetensors file."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,40 +15,19 @@ from deadweight.source.examples import first_that_runs
 from deadweight.source.inputs import Inputs
 from deadweight.source.module_copies import share_tensors
 from deadweight.source.printable import printable, reason
+from deadweight.source.written_shapes import SAVED, WrittenTensor, parse_tensors
 
-WRITTEN = re.compile(
-    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<kind>int|float|bool)(?::(?P<high>\d+))?)?"
-)
-EXPECTED = (
-    "sizes with x between them and a kind (2x64:int, 2x3x32x32, mask=2x64:bool, 2x64:int:1000 for numbers below 1000), "
-    "several with commas between them, or a .safetensors file"
-)
-LARGEST = 2**28  # elements: 1 GiB of floats
 SEED = 0
 
 
-@dataclass(frozen=True)
-class WrittenTensor:
-    """One tensor: its shape, the kind of its numbers, the bound of integers, and the argument that it is for."""
-
-    shape: tuple[int, ...]
-    kind: str = "float"
-    high: int | None = None
-    name: str = ""
-
-    @property
-    def written(self) -> str:
-        """As after --inputs."""
-        kind = f":{self.kind}" if self.kind != "float" else ""
-        return "x".join(map(str, self.shape)) + kind + (f":{self.high}" if self.high is not None else "")
-
-    def make(self, high: int) -> Tensor:
-        generator = torch.Generator().manual_seed(SEED)
-        if self.kind == "int":
-            return torch.randint(0, self.high or high, self.shape, generator=generator)
-        if self.kind == "bool":
-            return torch.ones(self.shape, dtype=torch.bool)
-        return torch.randn(self.shape, generator=generator)
+def make_tensor(tensor: WrittenTensor, high: int) -> Tensor:
+    """A random tensor of this shape; integers are below its own bound, or else below `high`."""
+    generator = torch.Generator().manual_seed(SEED)
+    if tensor.kind == "int":
+        return torch.randint(0, tensor.high or high, tensor.shape, generator=generator)
+    if tensor.kind == "bool":
+        return torch.ones(tensor.shape, dtype=torch.bool)
+    return torch.randn(tensor.shape, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -60,8 +37,8 @@ class WrittenInputs:
     tensors: tuple[WrittenTensor, ...]
 
     def make(self, high: int) -> Inputs:
-        named = {t.name: t.make(high) for t in self.tensors if t.name}
-        return Inputs(tuple(t.make(high) for t in self.tensors if not t.name), named)
+        named = {t.name: make_tensor(t, high) for t in self.tensors if t.name}
+        return Inputs(tuple(make_tensor(t, high) for t in self.tensors if not t.name), named)
 
     def choose(self, module: nn.Module) -> Inputs:
         """Integers below the rows of the first table, or of the smallest where the model does not run on those."""
@@ -84,7 +61,7 @@ def bounds(module: nn.Module) -> list[int]:
 
 def read_inputs(written: str, module: nn.Module) -> Inputs:
     """What `--inputs` says: a safetensors file, whose names are those of forward's arguments, or shapes."""
-    if written.endswith(".safetensors"):
+    if written.endswith(SAVED):
         return Inputs(kwargs=read_tensors(Path(written)))
     return WrittenInputs(parse_tensors(written)).choose(module)
 
@@ -97,29 +74,6 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f"inputs {printable(file)} cannot be read ({reason(error)}); expected a safetensors file with one tensor "
             "for every argument of forward, under its name"
         ) from error
-
-
-def parse_tensors(written: str) -> tuple[WrittenTensor, ...]:
-    """The tensors of one call; raises for an argument that is named twice."""
-    tensors = tuple(map(parse_tensor, written.split(",")))
-    names = [t.name for t in tensors if t.name]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DeadweightError(f"found inputs for {printable(twice)} twice; expected one shape for every argument")
-    return tensors
-
-
-def parse_tensor(word: str) -> WrittenTensor:
-    match = WRITTEN.fullmatch(word.strip())
-    if match is None:
-        raise DeadweightError(f"found inputs {printable(word)!r}; expected {EXPECTED}")
-    shape = tuple(map(int, match["shape"].split("x")))
-    if math.prod(shape) > LARGEST or 0 in shape:
-        raise DeadweightError(f"found inputs {printable(word)!r}; expected 1 to {LARGEST:,} numbers: an example")
-    high = None if match["high"] is None else int(match["high"])
-    if high == 0:
-        raise DeadweightError(f"found inputs {printable(word)!r}; expected a bound of 1 or more")
-    return WrittenTensor(shape, match["kind"] or "float", high, match["name"] or "")
 
 
 def first_tensors(module: nn.Module) -> Iterator[tuple[str, WrittenTensor]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
 
 RUN, DATA = "run.toml", "data"  # inside OUT: the settings, and the tokens
+MOST_NAMED = 3  # settings that differ
 
 
 def first_process() -> bool:
@@ -32,7 +35,7 @@ def make_accelerator() -> Accelerator:
     try:
         from accelerate import Accelerator, DistributedType  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
-        raise DeadweightError("training needs accelerate: pip install deadweight[train]") from error
+        raise DeadweightError('training needs accelerate: pip install "deadweight[train]"') from error
     import torch
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
@@ -78,11 +81,35 @@ def refuse_out(folder: Path, run: Run, *, overwrite: bool) -> None:
         raise DeadweightError(
             f"{printable(folder)} is not empty and holds no training run; expected a new folder, or a run to resume"
         )
-    if held and not overwrite and (folder / RUN).read_text(encoding="utf-8") != as_toml(run):
+    stored = (folder / RUN).read_text(encoding="utf-8") if held and not overwrite else as_toml(run)
+    if stored != as_toml(run):
         raise DeadweightError(
-            f"{printable(folder)} holds a run with other settings (see {RUN}); expected the same settings, another "
-            "folder, or --overwrite"
+            f"{printable(folder)} holds a run with other settings ({differences(stored, as_toml(run))}); expected the "
+            f"same ones (--config {printable(folder / RUN)}), another folder, or --overwrite"
         )
+
+
+def differences(stored: str, given: str) -> str:
+    """The first settings in which two files of settings differ, with both values."""
+    try:
+        before, now = flat(tomllib.loads(stored)), flat(tomllib.loads(given))
+    except tomllib.TOMLDecodeError:
+        return f"its {RUN} is no TOML"
+    changed = [key for key in before | now if before.get(key) != now.get(key)]
+    words = [
+        f"{key}: {before.get(key, 'not set')} there, {now.get(key, 'not set')} here" for key in changed[:MOST_NAMED]
+    ]
+    more = [f"{len(changed) - MOST_NAMED} more"] if len(changed) > MOST_NAMED else []
+    return printable("; ".join(words + more) or f"see {RUN}")
+
+
+def flat(tables: Mapping[str, object]) -> dict[str, object]:
+    """Settings by table.key."""
+    result: dict[str, object] = {}
+    for name, table in tables.items():
+        entries = table if isinstance(table, Mapping) else {"": table}
+        result |= {f"{name}.{key}".rstrip("."): value for key, value in entries.items()}
+    return result
 
 
 def finished_run(folder: Path, run: Run, *, overwrite: bool) -> Trained | None:

@@ -75,7 +75,7 @@ def on_ray(runs: Sequence[SweepRun], folder: Path, address: str) -> Iterator[Run
     try:
         import ray
     except ImportError as error:
-        raise DeadweightError("a sweep on a cluster needs ray: pip install deadweight[cluster]") from error
+        raise DeadweightError('a sweep on a cluster needs ray: pip install "deadweight[cluster]"') from error
     try:
         ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
     except Exception as error:  # no such cluster

@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from deadweight.transformer.configuration import TransformerConfig
 from deadweight.transformer.modeling import TransformerForCausalLM, TransformerForMaskedLM, TransformerModel
+from deadweight.transformer.slim_hint import add_slim_hint
 
 __all__ = ["TransformerConfig", "TransformerForCausalLM", "TransformerForMaskedLM", "TransformerModel"]
 
@@ -18,3 +19,4 @@ for _model, _auto in (
 ):
     _auto.register(TransformerConfig, _model, exist_ok=True)
     _model.register_for_auto_class(_auto.__name__)
+add_slim_hint()

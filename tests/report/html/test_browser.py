@@ -79,7 +79,7 @@ def test_a_click_on_a_finding_shows_its_law_proof_evidence_and_command(show: Ope
     text = find(page, "#sheet-body").text
     assert "Adding one vector to all keys adds the same number to all scores" in text
     assert "192 of 192 numbers" in text
-    assert "times as much as a live direction" in text
+    assert "times as much as a random change of all parameters" in text
     assert "deadweight reduce demo OUT --select DW002" in text
     steps = page.find_elements(By.CSS_SELECTOR, ".proof li")
     assert "transformer.h.0.attn.c_attn.bias" in steps[0].text
@@ -270,6 +270,8 @@ def test_the_page_prints(show: Open, demo_page: str) -> None:
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert not find(page, "form.filter").is_displayed()
     assert find(page, "#table").is_displayed()
+    ink = "return getComputedStyle(document.querySelector('.times')).color"
+    assert page.execute_script(ink) == "rgb(0, 0, 0)", "browsers leave out backgrounds: white letters would be lost"
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 

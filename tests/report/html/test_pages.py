@@ -112,6 +112,14 @@ def test_reduce_saves_no_more_than_the_page_says(demo_audit: Audit) -> None:
     assert claimed["DW014"] == 0  # reduce leaves it, and the page says why
 
 
+def test_the_page_counts_what_reduce_can_remove_apart_from_what_is_redundant(demo_audit: Audit) -> None:
+    saves = sum(f.payoff.parameters for f in demo_audit.findings if f.payoff is not None)
+    assert saves < demo_audit.redundant, "the length of the stream is redundant, and reduce leaves it"
+    text = render_audit(demo_audit)
+    assert f"deadweight reduce removes at most {saves:,} (" in text
+    assert "without these numbers" not in text
+
+
 def test_the_command_quotes_the_model_and_takes_a_configs_folder() -> None:
     assert reduce_command(Audit("a b/config.json", 1, ()), "DW002") == "deadweight reduce 'a b' OUT --select DW002"
     assert reduce_command(Audit("gpt2", 1, ())) == "deadweight reduce gpt2 OUT"

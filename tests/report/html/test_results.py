@@ -14,7 +14,7 @@ from deadweight.audit.result import Audit
 from deadweight.cli.main import app
 from deadweight.compress.cache_result import CacheCompression, CurvePoint
 from deadweight.compress.result import Judgement
-from deadweight.evaluate.run import Evaluation
+from deadweight.evaluate.run import Evaluation, Evaluations
 from deadweight.report.html.plots import heat_map, line_plot, linear_ticks
 from deadweight.report.html.render import render_html
 from deadweight.saturation.run import Saturation
@@ -103,6 +103,17 @@ def test_results_render_in_notebooks_without_a_script(demo_audit: Audit) -> None
         assert "<script" not in html and "<html" not in html
     assert "112,393 of 1,878,144 parameters are provably redundant" in demo_audit._repr_html_()
     assert "the parameter is changed here" in demo_audit._repr_html_()
+
+
+def test_print_shows_the_report_of_a_result_and_not_its_data(demo_audit: Audit) -> None:
+    assert "112,393 of 1,878,144 dimensions are redundant: 6.0 %" in str(demo_audit)
+    assert len(repr(demo_audit)) < 200 and "112,393" in repr(demo_audit)
+    spec = CacheSpec(4, 4, 16, 16, 0, 4, 2, 2, ((UnitRun(16, (6, 4, 2, 4)),),))
+    judged = {"held-back text": Judgement(100, 0.01, "kl", 2.0, 2.01)}
+    cache = CacheCompression("m", 0.25, 1024, 512, (CurvePoint(0.25, 0.0, judged),), {"h.0": spec})
+    results = (evaluation("one"), Evaluations([evaluation("one")]), cache, large_saturation(2, 3))
+    for result, words in zip(results, ("perplexity", "perplexity", "costliest", "saturate"), strict=True):
+        assert words in str(result) and "(" not in str(result).splitlines()[0].split(" ")[0]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

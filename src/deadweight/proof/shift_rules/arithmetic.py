@@ -32,7 +32,7 @@ WHOLE = 8  # factors up to this keep 61 of a label's 64 bits, whatever powers of
 
 @shift_rule("aten.add", "aten.sub")
 def addition(walk: ShiftWalk, node: Node) -> Shift:
-    """Shifts of summands add; equal shifts of both sides of a difference cancel."""
+    """A sum is shifted by the sum of the shifts; equal shifts on both sides of a difference cancel."""
     alpha = node.kwargs.get("alpha", 1)
     labels, fixed = [], True
     source = torch.zeros((), dtype=torch.int32).expand(node.shape)
@@ -71,7 +71,7 @@ def negation(walk: ShiftWalk, node: Node) -> Shift:
 
 @shift_rule("aten.mul")
 def product(walk: ShiftWalk, node: Node) -> Shift:
-    """A shift times a factor: equal where shift and factor are equal."""
+    """The shift is multiplied by the factor: equal shifts times equal factors stay equal."""
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
     if left is not None and right is not None:
         return both_shifted(walk, node, left, right)
@@ -123,7 +123,7 @@ def both_shifted(walk: ShiftWalk, node: Node, left: Shift, right: Shift) -> Shif
 
 @shift_rule("linear")
 def linear(walk: ShiftWalk, node: Node) -> Shift:
-    """x ↦ W·x: rows with the same shift before have the same shift after, output by output."""
+    """x ↦ W·x: rows of x with equal shifts give outputs with equal shifts."""
     x, weight = walk.get(node.args[0]), walk.get(node.args[1])
     if len(walk.graph.node(node.args[1]).shape) != 2:
         return unknown_labels(node)  # a vector: the axis that is contracted is gone
@@ -151,7 +151,7 @@ def mixed(label: Labels, *, fixed: bool) -> Shift:
 
 @shift_rule(EXPERTS)
 def experts(walk: ShiftWalk, node: Node) -> Shift:
-    """x ↦ W[expert]·x: rows with the same shift and the same expert have the same shift after, output by output."""
+    """x ↦ W[expert]·x: rows of x with equal shifts and the same expert give outputs with equal shifts."""
     x, weight = walk.get(node.args[0]), walk.get(node.args[1])
     if node.args[2] is None or walk.get(node.args[2]) is not None:
         return unknown_labels(node)
@@ -228,7 +228,7 @@ def argument_groups(node: Node) -> int:
 
 @shift_rule("aten.matmul")
 def matmul(walk: ShiftWalk, node: Node) -> Shift:
-    """Products of equal rows and columns are shifted equally; weights that sum to one hand a common shift on."""
+    """A·B: equal rows or columns of shifts give equal shifts; weights that sum to one keep a common shift."""
     left, right = walk.get(node.args[0]), walk.get(node.args[1])
     a, b = walk.graph.node(node.args[0]), walk.graph.node(node.args[1])
     if len(a.shape) < 2 or len(b.shape) < 2:

@@ -107,7 +107,7 @@ def triangle(walk: ShiftWalk, node: Node) -> Shift:
 
 @shift_rule("aten.embedding")
 def embedding(walk: ShiftWalk, node: Node) -> Shift:
-    """A row of a table: where all rows are shifted alike, so is whichever row is read."""
+    """A row is read from a table: if all rows are shifted equally, so is the row that is read."""
     shift = walk.get(node.args[0])
     if shift is None:
         raise Blocked(node.name, node.op, "the index is shifted")
@@ -120,7 +120,7 @@ def embedding(walk: ShiftWalk, node: Node) -> Shift:
 
 @shift_rule("aten.masked_fill", "aten.where")
 def masked(walk: ShiftWalk, node: Node) -> Shift:
-    """A place filled with −∞ may count as shifted by anything; any other choice must agree on both sides."""
+    """A place filled with −∞ may count as shifted by any amount; elsewhere the shifts of both choices must agree."""
     picks = node.args[1:] if node.op == "aten.where" else (node.args[2], node.args[0])  # where the mask is true, or not
     mask = node.args[0] if node.op == "aten.where" else node.args[1]
     if walk.get(mask) is not None:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from deadweight.audit.result import Audit
 from deadweight.laws.page import pages
+from deadweight.report.advice import reduce_words
 from deadweight.report.audit_rows import Doubt, Group, group_findings, group_unknown
 from deadweight.report.html.layers import Layers, by_layer, spans_blocks
 from deadweight.report.html.model_tree import draw_model
@@ -56,6 +57,7 @@ class Overview:
     notes: tuple[str, ...]
     blocked: tuple[Doubt, ...]
     unexplained: tuple[Doubt, ...]
+    removable: str  # what `reduce` could do for a checkpoint: some findings it leaves
     command: str
 
 
@@ -104,6 +106,7 @@ def make_overview(audit: Audit, groups: list[Group]) -> Overview:
         notes=tuple(one_line(note) for note in audit.notes),
         blocked=tuple(d for d in doubts if d.blocked_by is not None),
         unexplained=tuple(d for d in doubts if d.blocked_by is None),
+        removable=reduce_words(audit.findings, audit.parameters).replace("`", ""),
         command=reduce_command(audit) if any(remedy_of(g, audit).command for g in groups) else "",
     )
 

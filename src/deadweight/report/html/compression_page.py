@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from deadweight.compress.cache_result import CacheCompression, CurvePoint, outcome_line, perplexity_rise
 from deadweight.compress.result import Compression, outcome
-from deadweight.report.cache import mean_bits, widths_of
+from deadweight.report.cache import COST_WORDS, cache_words, mean_bits, widths_of
 from deadweight.report.html.page import byte_text, change_text
 from deadweight.report.html.plots import HeatMap, LinePlot, heat_map, line_plot
 from deadweight.report.html.report import Report, Section, Table, make_table, used
@@ -41,9 +41,16 @@ def describe_cache(c: CacheCompression) -> Report:
     costs = (outcomes(c.point, ""),) if not many else ()
     sections = used(
         Section(title="Loss against size", line_plots=curve(c), table=curve_table(c)) if many else Section(title=""),
-        Section(title="What it costs", notes=tuple(line for part in (*healing, *costs) for line in part)),
         Section(
-            title="Where the bits went", heat_maps=() if many else bits_maps(c), table=None if many else bits_table(c)
+            title="What it costs",
+            prose=() if many else (COST_WORDS,),
+            notes=tuple(line for part in (*healing, *costs) for line in part),
+        ),
+        Section(
+            title="Where the bits went",
+            prose=() if many else tuple(words for words in cache_words(c) if words != COST_WORDS),
+            heat_maps=() if many else bits_maps(c),
+            table=None if many else bits_table(c),
         ),
         Section(title="Notes", notes=tuple(map(one_line, c.notes))),
     )

@@ -162,7 +162,7 @@ const TIERS = {
 
 function drawFacts(finding) {
   const evidence = finding.evidence
-    ? `changes the output ${finding.evidence} times as much as a live direction`
+    ? `changes the output ${finding.evidence} times as much as a random change of all parameters`
     : "not measured";
   const facts = [
     ["redundant dimensions", `${count(finding.dof)} of ${plural(finding.elements, "number")}`],
