@@ -9,10 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LukeConfig, LukeForMaskedLM
 
 import deadweight
 from deadweight.errors import DeadweightError
 
+from .conftest import randomise
+
+LUKE_BIAS = "lm_head.decoder.bias"
 HEAD, TABLE = "lm_head.weight", "transformer.wte.weight"
 
 
@@ -36,6 +40,20 @@ def test_a_tied_weight_that_is_stored_twice_is_written_once(gpt2: Path, tmp_path
     assert result.parameters_after == plain.parameters_after
     assert HEAD not in load_file(tmp_path / "out" / "model.safetensors")
     assert deadweight.verify(gpt2, tmp_path / "out").same
+
+
+@pytest.mark.parametrize("layout", ["slim", "stock"])
+def test_a_tied_weight_that_is_stored_under_its_second_name_is_rewritten_there(tmp_path: Path, layout: str) -> None:
+    """The bias of the last norm folds into `lm_head.bias`, which LUKE stores as `lm_head.decoder.bias`."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = LukeConfig(**sizes, vocab_size=11, entity_vocab_size=5, entity_emb_size=4, max_position_embeddings=40)
+    model = randomise(LukeForMaskedLM(config))
+    model.save_pretrained(tmp_path / "luke")
+    before, out = load_file(tmp_path / "luke" / "model.safetensors"), tmp_path / "out"
+    assert LUKE_BIAS in before and "lm_head.bias" not in before
+    deadweight.reduce(tmp_path / "luke", out, layout=layout)
+    assert not torch.equal(load_file(out / "model.safetensors")[LUKE_BIAS], before[LUKE_BIAS])
+    assert deadweight.verify(tmp_path / "luke", out).same
 
 
 def test_tied_weights_that_differ_in_the_file_are_refused(gpt2: Path, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ class FileCheckpoint(Checkpoint):
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self.folder, self.prefix = folder, prefix
         self.stored: dict[str, StoredTensor] = {}
+        self.renamed: dict[str, str] = {}  # by the name in the file
         for file in weight_files(folder):
             self.stored |= stored_tensors(file)
 
@@ -140,16 +141,25 @@ class FileCheckpoint(Checkpoint):
         """Go on as if this weight were not stored."""
         del self.stored[self.outer(name)]
 
+    def rename(self, name: str, new: str) -> None:
+        """Give a stored weight another name of the model; its name in the file stays."""
+        self.renamed[self.outer(name)] = new
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.inner(name) for name in self.stored)
 
     def outer(self, name: str) -> str:
+        for outer, new in self.renamed.items():
+            if new == name:
+                return outer
         if self.prefix.startswith("-"):
             return self.prefix[1:] + name
         return name.removeprefix(self.prefix)
 
     def inner(self, name: str) -> str:
+        if name in self.renamed:
+            return self.renamed[name]
         if self.prefix.startswith("-"):
             return name.removeprefix(self.prefix[1:])
         return self.prefix + name if self.prefix else name
@@ -204,7 +214,10 @@ def open_checkpoint(
 
 
 def forget_copies(file_checkpoint: FileCheckpoint, tied: Mapping[str, Iterable[str]]) -> None:
-    """Keep one name of each tied weight that is stored under several: rewritten apart, the copies would differ."""
+    """Keep one copy of each tied weight, under its first name: rewritten apart, several copies would differ.
+
+    Rewrites use the first name, and a weight is stored with the module of its name. The file may have another name.
+    """
     for first, others in tied.items():
         kept, *copies = [name for name in (first, *others) if name in file_checkpoint] or [first]
         for name in copies:
@@ -216,6 +229,8 @@ def forget_copies(file_checkpoint: FileCheckpoint, tied: Mapping[str, Iterable[s
                     "expected equal weights: set tie_word_embeddings to false in config.json if they are not tied"
                 )
             file_checkpoint.forget(name)
+        if kept != first:
+            file_checkpoint.rename(kept, first)
 
 
 def prefixes(wanted: set[str], stored: set[str]) -> list[str]:
