@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from deadweight.claims.claim import Claim, Title
+from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.graph.node import Graph
 from deadweight.laws.catalogue import Catalogue, every_law
+from deadweight.laws.law import Law
 from deadweight.rewrite.rewrite import NotDone, Rewrite
+from deadweight.rewrite.scales import FoldScale
 from deadweight.rewrite.shifts import Fold
 from deadweight.source.model import Source
 
@@ -69,7 +72,7 @@ def make_plan(
     """
     plan, stock = Plan(), request.layout == "stock"
     wanted = [(request.laws.law_of(c), c) for c in claims if request.wants(c.law)]
-    for law, claim in sorted(wanted, key=lambda p: (p[0].order_of_rewriting, -len(graph.nodes[p[1].node].shape))):
+    for law, claim in sorted(wanted, key=lambda p: in_order_of_rewriting(graph, *p)):
         name = graph.parameters[claim.node]
         try:
             rewrite = law.rewrite(graph, claim, stock=stock)
@@ -87,6 +90,11 @@ def make_plan(
                 plan.skip(claim, placed.target, why)
     plan.rewrites = without_conflicts(plan, in_order(source, plan.rewrites))
     return plan
+
+
+def in_order_of_rewriting(graph: Graph, law: Law, claim: Claim) -> tuple[int, bool, int]:
+    """By law, matrices first; but factors before what folds: the statistics of a BatchNorm become part of its bias."""
+    return law.order_of_rewriting, not isinstance(claim, ScaleClaim), -len(graph.nodes[claim.node].shape)
 
 
 def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[dict[str, str]]:
@@ -143,13 +151,21 @@ def in_order(source: Source, rewrites: list[Rewrite]) -> list[Rewrite]:
     return sorted(rewrites, key=lambda r: (max(layer_of(source, n) for n in r.touches), order[id(r)]))
 
 
+def added_to(rewrite: Rewrite) -> set[str]:
+    """The parameters to which a fold adds something."""
+    if isinstance(rewrite, FoldScale):
+        return set() if rewrite.claim.shift is None else {rewrite.name(rewrite.claim.shift)}
+    if isinstance(rewrite, Fold):
+        return {rewrite.name(n) for n in rewrite.claim.into if n in rewrite.graph.parameters}
+    return set()
+
+
 def without_conflicts(plan: Plan, rewrites: list[Rewrite]) -> list[Rewrite]:
     """Leave out rewrites that would write into a parameter that an earlier one has set to zero."""
     emptied: set[str] = set()  # by a fold; a dead parameter may be written to, since it has no effect
     kept = []
     for rewrite in rewrites:
-        into = {rewrite.name(n) for n in getattr(rewrite.claim, "into", ()) if n in rewrite.graph.parameters}
-        fills = isinstance(rewrite, Fold) and (into - {rewrite.target}) & emptied
+        fills = (added_to(rewrite) - {rewrite.target}) & emptied
         if fills:
             plan.skip(
                 rewrite.claim,
