@@ -132,7 +132,8 @@ def test_a_missing_model_is_refused(run, model: str, words: list[str]) -> None:
         ('{"model_type": "gpt2", "vocab_size": null}', []),
         ('{"model_type": "gpt2", "activation_function": "__import__(\'os\').abort()"}', []),
         ('{"model_type": "gpt2", "n_embd": 100000000000000000000}', []),
-        ('{"model_type": "gpt2", "n_layer": 1000000}', ["n_layer = 1,000,000", "at most 10,000"]),
+        ('{"model_type": "gpt2", "n_layer": 1000000}', ["n_layer = 1,000,000", "0 to 10,000"]),
+        ('{"model_type": "gpt2", "n_layer": -1}', ["n_layer = -1", "0 to 10,000"]),
         ('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}', ["trust-remote-code"]),
     ],
 )
@@ -203,6 +204,8 @@ def test_an_index_that_names_files_elsewhere_is_refused(run, folder: Path, shard
     index = {"weight_map": {"transformer.wte.weight": shard}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(run("audit", str(folder)))
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    refused(run("evaluate", str(folder)), "outside the folder" if "\x1b" not in shard else "missing")
 
 
 def test_a_pickle_is_never_loaded(run, folder: Path, tmp_path: Path) -> None:
@@ -215,6 +218,9 @@ def test_a_pickle_is_never_loaded(run, folder: Path, tmp_path: Path) -> None:
         (folder / name).write_bytes(pickle.dumps(Trap()))
     refused(run("audit", str(folder / "pytorch_model.bin")), "pickle")
     assert run("audit", str(folder))[0] == 0  # the config alone is enough
+    refused(run("evaluate", str(folder)), "pickle")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"transformer.wte.weight": "model.pt"}}')
+    refused(run("evaluate", str(folder)), "model.pt is damaged or truncated")
     assert not (tmp_path / "ran").exists()
 
 
