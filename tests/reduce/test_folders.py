@@ -121,6 +121,16 @@ def test_a_link_is_followed_to_where_it_points(gpt2: Path, tmp_path: Path) -> No
     assert link.is_symlink() and deadweight.verify(gpt2, link).same
 
 
+def test_a_link_out_of_the_folder_is_not_copied(gpt2: Path, tmp_path: Path) -> None:
+    (tmp_path / "private.txt").write_text("private")
+    (gpt2 / "tokens.txt").symlink_to(tmp_path / "private.txt")
+    (gpt2 / "own.txt").write_text("own")
+    (gpt2 / "again.txt").symlink_to("own.txt")
+    deadweight.reduce(gpt2, tmp_path / "out", select="key-bias")
+    copied = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.txt")}
+    assert copied == {"own.txt": "own", "again.txt": "own"}
+
+
 def test_overwrite_never_takes_the_model_with_it(gpt2: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")  # looks like a checkpoint
     (tmp_path / "link").symlink_to(gpt2)
