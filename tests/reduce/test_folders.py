@@ -99,6 +99,16 @@ def test_a_single_file_takes_precedence_over_an_index_as_in_transformers(gpt2: P
     assert deadweight.verify(gpt2, tmp_path / "out").same
 
 
+@pytest.mark.parametrize("layout", ["slim", "stock"])
+def test_a_checkpoint_with_a_head_is_reduced_as_the_model_without_it(gpt2: Path, tmp_path: Path, layout: str) -> None:
+    """The names in the file have a prefix that those of the model lack; the head's has none."""
+    change(gpt2, {"score.weight": torch.ones(3, 8)})
+    config = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2Model"]}))
+    deadweight.reduce(gpt2, tmp_path / "out", layout=layout)
+    assert deadweight.verify(gpt2, tmp_path / "out").same
+
+
 def test_weights_that_are_not_those_of_the_model_are_noticed(
     gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,7 +154,11 @@ class FileCheckpoint(Checkpoint):
             if new == name:
                 return outer
         if self.prefix.startswith("-"):
-            return self.prefix[1:] + name
+            longer = self.prefix[1:] + name
+            beside = (
+                longer not in self.stored and name in self.stored
+            )  # a head, say, that a model without it does not read
+            return name if beside else longer
         return name.removeprefix(self.prefix)
 
     def inner(self, name: str) -> str:
