@@ -261,6 +261,20 @@ def test_tensors_that_the_model_does_not_read_are_named(folder: Path) -> None:
     assert "1 tensors of the checkpoint are not read" in " ".join(open_model(odd, weights=True).notes)
 
 
+def test_a_model_whose_own_code_fails_is_refused_in_one_line(run, tmp_path: Path) -> None:
+    """LLaMA of transformers cannot run with `return_dict: false`."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, vocab_size=256, max_position_embeddings=32)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    file = tmp_path / "llama" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"return_dict": False}))
+    (tmp_path / "text.txt").write_text("some text " * 50)
+    refused(run("evaluate", "llama", "--text", "text.txt"), "llama does not run (AttributeError", "last_hidden_state")
+    options = ("--bits", "8", "--text", "text.txt", "--length", "32", "--windows", "4")
+    refused(run("compress", "llama", "out", *options), "llama does not run (AttributeError")
+    refused(run("verify", "llama", "llama"), "llama cannot be traced")
+
+
 def test_a_config_alone_is_not_evaluated(run, folder: Path) -> None:
     refused(run("evaluate", str(folder / "config.json")), "config without weights; expected the folder")
 
