@@ -99,6 +99,21 @@ def test_a_single_file_takes_precedence_over_an_index_as_in_transformers(gpt2: P
     assert deadweight.verify(gpt2, tmp_path / "out").same
 
 
+def test_a_tensor_that_the_model_does_not_read_may_have_any_format(gpt2: Path, tmp_path: Path) -> None:
+    kinds = (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.uint32, torch.uint64)
+    spare = {f"spare.{i}": torch.arange(3).to(kind) for i, kind in enumerate(kinds)}
+    change(gpt2, spare)
+    deadweight.reduce(gpt2, tmp_path / "out", select="key-bias")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in spare.items():
+        assert written[name].dtype == tensor.dtype and torch.equal(
+            written[name].view(torch.uint8), tensor.view(torch.uint8)
+        )
+    change(gpt2, {TABLE: load_file(gpt2 / "model.safetensors")[TABLE].to(torch.float8_e4m3fn)})
+    with pytest.raises(DeadweightError, match=f"{TABLE} is stored as torch.float8_e4m3fn; expected floating-point"):
+        deadweight.reduce(gpt2, tmp_path / "other")
+
+
 @pytest.mark.parametrize("layout", ["slim", "stock"])
 def test_a_checkpoint_with_a_head_is_reduced_as_the_model_without_it(gpt2: Path, tmp_path: Path, layout: str) -> None:
     """The names in the file have a prefix that those of the model lack; the head's has none."""

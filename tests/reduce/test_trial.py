@@ -44,7 +44,7 @@ def test_a_model_that_does_not_run_itself_is_not_blamed_on_what_was_removed(
         raise deadweight.DeadweightError("the model does not run")
 
     monkeypatch.setattr("deadweight.reduce.trial.in_own_precision", refuse)
-    with pytest.raises(deadweight.DeadweightError, match="^the model does not run$"):
+    with pytest.raises(deadweight.DeadweightError, match=r"^the model does not run$"):
         deadweight.reduce(gpt2, tmp_path / "out", select="key-bias")
 
 

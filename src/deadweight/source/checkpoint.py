@@ -29,6 +29,12 @@ DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
 EVERY = slice(None)  # all rows
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -255,6 +261,6 @@ def check_shapes(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]]) -> 
             )
         if checkpoint.dtype(name) not in FLOATS:
             raise DeadweightError(
-                f"{printable(name)} is stored as {checkpoint.dtype(name)}; expected floating-point numbers: "
-                "others cannot be rewritten exactly"
+                f"{printable(name)} is stored as {checkpoint.dtype(name)}; expected floating-point numbers of 16 bits "
+                "or more: others cannot be rewritten exactly"
             )
