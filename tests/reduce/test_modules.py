@@ -178,8 +178,8 @@ class InvertedResidual(nn.Module):
         return self.narrow_norm(self.narrow(torch.relu(self.wide_norm(self.wide(x)))))
 
 
-def test_the_statistics_of_a_batch_norm_are_folded_before_its_bias() -> None:
-    """The bias of the first block folds into the second; then its statistics may not be written into it."""
+def test_the_bias_into_which_the_statistics_of_a_batch_norm_fold_stays() -> None:
+    """The bias of the first block would fold into the second; but then its statistics could not be written into it."""
     net = statistics(nn.Sequential(InvertedResidual(3, 4, 4), InvertedResidual(4, 6, 4)))
     x = torch.randn(2, 3, 4, 4)
     result = deadweight.reduce(net, inputs=(x,))

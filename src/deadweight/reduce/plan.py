@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from deadweight.claims.claim import Claim, Title
-from deadweight.claims.scale_claim import ScaleClaim
 from deadweight.graph.node import Graph
 from deadweight.laws.catalogue import Catalogue, every_law
-from deadweight.laws.law import Law
 from deadweight.rewrite.rewrite import NotDone, Rewrite
 from deadweight.rewrite.scales import FoldScale
 from deadweight.rewrite.shifts import Fold
@@ -72,7 +70,7 @@ def make_plan(
     """
     plan, stock = Plan(), request.layout == "stock"
     wanted = [(request.laws.law_of(c), c) for c in claims if request.wants(c.law)]
-    for law, claim in sorted(wanted, key=lambda p: in_order_of_rewriting(graph, *p)):
+    for law, claim in sorted(wanted, key=lambda p: (p[0].order_of_rewriting, -len(graph.nodes[p[1].node].shape))):
         name = graph.parameters[claim.node]
         try:
             rewrite = law.rewrite(graph, claim, stock=stock)
@@ -90,11 +88,6 @@ def make_plan(
                 plan.skip(claim, placed.target, why)
     plan.rewrites = without_conflicts(plan, in_order(source, plan.rewrites))
     return plan
-
-
-def in_order_of_rewriting(graph: Graph, law: Law, claim: Claim) -> tuple[int, bool, int]:
-    """By law, matrices first; but factors before what folds: the statistics of a BatchNorm become part of its bias."""
-    return law.order_of_rewriting, not isinstance(claim, ScaleClaim), -len(graph.nodes[claim.node].shape)
 
 
 def instances(source: Source, parameters: Sequence[str], home: str) -> Iterator[dict[str, str]]:
@@ -151,21 +144,18 @@ def in_order(source: Source, rewrites: list[Rewrite]) -> list[Rewrite]:
     return sorted(rewrites, key=lambda r: (max(layer_of(source, n) for n in r.touches), order[id(r)]))
 
 
-def added_to(rewrite: Rewrite) -> set[str]:
-    """The parameters to which a fold adds something."""
-    if isinstance(rewrite, FoldScale):
-        return set() if rewrite.claim.shift is None else {rewrite.name(rewrite.claim.shift)}
-    if isinstance(rewrite, Fold):
-        return {rewrite.name(n) for n in rewrite.claim.into if n in rewrite.graph.parameters}
-    return set()
-
-
 def without_conflicts(plan: Plan, rewrites: list[Rewrite]) -> list[Rewrite]:
-    """Leave out rewrites that would write into a parameter that an earlier one has set to zero."""
+    """Leave out rewrites that would set a parameter to zero into which another one writes."""
+    scales = [r for r in rewrites if isinstance(r, FoldScale)]
+    needed = {r.name(r.claim.shift) for r in scales if r.claim.shift is not None}
     emptied: set[str] = set()  # by a fold; a dead parameter may be written to, since it has no effect
     kept = []
     for rewrite in rewrites:
-        fills = (added_to(rewrite) - {rewrite.target}) & emptied
+        into = {rewrite.name(n) for n in getattr(rewrite.claim, "into", ()) if n in rewrite.graph.parameters}
+        if isinstance(rewrite, Fold) and rewrite.target in needed:
+            plan.skip(rewrite.claim, rewrite.target, "the statistics of its BatchNorm are folded into it")
+            continue
+        fills = isinstance(rewrite, Fold) and (into - {rewrite.target}) & emptied
         if fills:
             plan.skip(
                 rewrite.claim,
