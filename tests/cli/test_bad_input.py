@@ -132,7 +132,8 @@ def test_a_missing_model_is_refused(run, model: str, words: list[str]) -> None:
         ('{"model_type": "gpt2", "vocab_size": null}', []),
         ('{"model_type": "gpt2", "activation_function": "__import__(\'os\').abort()"}', []),
         ('{"model_type": "gpt2", "n_embd": 100000000000000000000}', []),
-        ('{"model_type": "gpt2", "n_layer": 1000000}', ["n_layer = 1,000,000", "at most 10,000"]),
+        ('{"model_type": "gpt2", "n_layer": 1000000}', ["n_layer = 1,000,000", "0 to 10,000"]),
+        ('{"model_type": "gpt2", "n_layer": -1}', ["n_layer = -1", "0 to 10,000"]),
         ('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}', ["trust-remote-code"]),
     ],
 )
@@ -203,6 +204,8 @@ def test_an_index_that_names_files_elsewhere_is_refused(run, folder: Path, shard
     index = {"weight_map": {"transformer.wte.weight": shard}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(run("audit", str(folder)))
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    refused(run("evaluate", str(folder)), "outside the folder" if "\x1b" not in shard else "missing")
 
 
 def test_a_pickle_is_never_loaded(run, folder: Path, tmp_path: Path) -> None:
@@ -215,6 +218,9 @@ def test_a_pickle_is_never_loaded(run, folder: Path, tmp_path: Path) -> None:
         (folder / name).write_bytes(pickle.dumps(Trap()))
     refused(run("audit", str(folder / "pytorch_model.bin")), "pickle")
     assert run("audit", str(folder))[0] == 0  # the config alone is enough
+    refused(run("evaluate", str(folder)), "pickle")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"transformer.wte.weight": "model.pt"}}')
+    refused(run("evaluate", str(folder)), "model.pt is damaged or truncated")
     assert not (tmp_path / "ran").exists()
 
 
@@ -253,6 +259,20 @@ def test_a_shape_that_the_config_does_not_have_is_named(run, folder: Path) -> No
 def test_tensors_that_the_model_does_not_read_are_named(folder: Path) -> None:
     odd = rewritten(folder, lambda tensors: tensors.update(spare=torch.ones(3)))
     assert "1 tensors of the checkpoint are not read" in " ".join(open_model(odd, weights=True).notes)
+
+
+def test_a_model_whose_own_code_fails_is_refused_in_one_line(run, tmp_path: Path) -> None:
+    """LLaMA of transformers cannot run with `return_dict: false`."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, vocab_size=256, max_position_embeddings=32)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    file = tmp_path / "llama" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"return_dict": False}))
+    (tmp_path / "text.txt").write_text("some text " * 50)
+    refused(run("evaluate", "llama", "--text", "text.txt"), "llama does not run (AttributeError", "last_hidden_state")
+    options = ("--bits", "8", "--text", "text.txt", "--length", "32", "--windows", "4")
+    refused(run("compress", "llama", "out", *options), "llama does not run (AttributeError")
+    refused(run("verify", "llama", "llama"), "llama cannot be traced")
 
 
 def test_a_config_alone_is_not_evaluated(run, folder: Path) -> None:

@@ -212,6 +212,7 @@ BAD = [
     ({"keep_attention": 0.5, "max_loss": 0.1}, "found several budgets; expected one of"),
     ({"max_loss": -1.0}, "found --max-loss -1.0; expected nats per token above 0"),
     ({"keep_attention": 0.5, "windows": 1}, "found 1 calibration windows; expected two or more"),
+    ({"keep_attention": 0.5, "batch": 0}, "found --batch 0; expected 1 or more"),
     ({"keep_attention": 0.5, "length": 100_000}, "found windows of 100,000 tokens; demo takes 2 to 256"),
     ({"keep_attention": 0.5, "curve": True}, "found --curve, an option for coded caches; expected it without --keep"),
     *(

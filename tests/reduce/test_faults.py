@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -49,6 +50,22 @@ def test_a_bad_tensor_is_named_and_nothing_is_written(
     with pytest.raises(DeadweightError, match=words):
         deadweight.reduce(gpt2, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["gpt2"]
+
+
+def test_a_model_that_returns_nan_is_refused_as_such(gpt2: Path, tmp_path: Path) -> None:
+    config = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": -100.0}))
+    with pytest.raises(DeadweightError, match="returns NaN; expected numbers"):
+        deadweight.reduce(gpt2, tmp_path / "out")
+
+
+def test_shapes_are_compared_before_anything_is_proved(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config with 10 billion tokens took a minute, and then all memory."""
+    config = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps(config | {"vocab_size": 10**10}))
+    monkeypatch.setattr("deadweight.reduce.run.trace_source", pytest.fail)
+    with pytest.raises(DeadweightError, match=r"wte.weight has shape \[11, 8\] in the checkpoint; expected \[10000"):
+        deadweight.reduce(gpt2, gpt2.parent / "out")
 
 
 def test_a_truncated_file_is_refused(gpt2: Path, tmp_path: Path) -> None:

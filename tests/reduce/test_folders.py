@@ -9,10 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LukeConfig, LukeForMaskedLM
 
 import deadweight
 from deadweight.errors import DeadweightError
 
+from .conftest import randomise
+
+LUKE_BIAS = "lm_head.decoder.bias"
 HEAD, TABLE = "lm_head.weight", "transformer.wte.weight"
 
 
@@ -36,6 +40,20 @@ def test_a_tied_weight_that_is_stored_twice_is_written_once(gpt2: Path, tmp_path
     assert result.parameters_after == plain.parameters_after
     assert HEAD not in load_file(tmp_path / "out" / "model.safetensors")
     assert deadweight.verify(gpt2, tmp_path / "out").same
+
+
+@pytest.mark.parametrize("layout", ["slim", "stock"])
+def test_a_tied_weight_that_is_stored_under_its_second_name_is_rewritten_there(tmp_path: Path, layout: str) -> None:
+    """The bias of the last norm folds into `lm_head.bias`, which LUKE stores as `lm_head.decoder.bias`."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = LukeConfig(**sizes, vocab_size=11, entity_vocab_size=5, entity_emb_size=4, max_position_embeddings=40)
+    model = randomise(LukeForMaskedLM(config))
+    model.save_pretrained(tmp_path / "luke")
+    before, out = load_file(tmp_path / "luke" / "model.safetensors"), tmp_path / "out"
+    assert LUKE_BIAS in before and "lm_head.bias" not in before
+    deadweight.reduce(tmp_path / "luke", out, layout=layout)
+    assert not torch.equal(load_file(out / "model.safetensors")[LUKE_BIAS], before[LUKE_BIAS])
+    assert deadweight.verify(tmp_path / "luke", out).same
 
 
 def test_tied_weights_that_differ_in_the_file_are_refused(gpt2: Path, tmp_path: Path) -> None:
@@ -81,6 +99,31 @@ def test_a_single_file_takes_precedence_over_an_index_as_in_transformers(gpt2: P
     assert deadweight.verify(gpt2, tmp_path / "out").same
 
 
+def test_a_tensor_that_the_model_does_not_read_may_have_any_format(gpt2: Path, tmp_path: Path) -> None:
+    kinds = (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.uint32, torch.uint64)
+    spare = {f"spare.{i}": torch.arange(3).to(kind) for i, kind in enumerate(kinds)}
+    change(gpt2, spare)
+    deadweight.reduce(gpt2, tmp_path / "out", select="key-bias")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in spare.items():
+        assert written[name].dtype == tensor.dtype and torch.equal(
+            written[name].view(torch.uint8), tensor.view(torch.uint8)
+        )
+    change(gpt2, {TABLE: load_file(gpt2 / "model.safetensors")[TABLE].to(torch.float8_e4m3fn)})
+    with pytest.raises(DeadweightError, match=f"{TABLE} is stored as torch.float8_e4m3fn; expected floating-point"):
+        deadweight.reduce(gpt2, tmp_path / "other")
+
+
+@pytest.mark.parametrize("layout", ["slim", "stock"])
+def test_a_checkpoint_with_a_head_is_reduced_as_the_model_without_it(gpt2: Path, tmp_path: Path, layout: str) -> None:
+    """The names in the file have a prefix that those of the model lack; the head's has none."""
+    change(gpt2, {"score.weight": torch.ones(3, 8)})
+    config = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2Model"]}))
+    deadweight.reduce(gpt2, tmp_path / "out", layout=layout)
+    assert deadweight.verify(gpt2, tmp_path / "out").same
+
+
 def test_weights_that_are_not_those_of_the_model_are_noticed(
     gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +144,16 @@ def test_a_link_is_followed_to_where_it_points(gpt2: Path, tmp_path: Path) -> No
         deadweight.reduce(gpt2, link)
     deadweight.reduce(gpt2, link, overwrite=True)
     assert link.is_symlink() and deadweight.verify(gpt2, link).same
+
+
+def test_a_link_out_of_the_folder_is_not_copied(gpt2: Path, tmp_path: Path) -> None:
+    (tmp_path / "private.txt").write_text("private")
+    (gpt2 / "tokens.txt").symlink_to(tmp_path / "private.txt")
+    (gpt2 / "own.txt").write_text("own")
+    (gpt2 / "again.txt").symlink_to("own.txt")
+    deadweight.reduce(gpt2, tmp_path / "out", select="key-bias")
+    copied = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.txt")}
+    assert copied == {"own.txt": "own", "again.txt": "own"}
 
 
 def test_overwrite_never_takes_the_model_with_it(gpt2: Path, tmp_path: Path) -> None:

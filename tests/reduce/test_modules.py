@@ -164,3 +164,23 @@ def test_batchnorm_behind_a_transposed_convolution_stays() -> None:
     result = deadweight.reduce(model, inputs=(x,), select=["DW004"])
     assert result.module is not None and torch.allclose(result.module(x), model(x), atol=1e-5)
     assert isinstance(result.module[1], nn.BatchNorm2d)
+
+
+class InvertedResidual(nn.Module):
+    """Two maps of one place, each with a BatchNorm, as in MobileNetV2: linear at its end."""
+
+    def __init__(self, d_in: int, d_hidden: int, d_out: int) -> None:
+        super().__init__()
+        self.wide, self.wide_norm = nn.Conv2d(d_in, d_hidden, 1, bias=False), nn.BatchNorm2d(d_hidden)
+        self.narrow, self.narrow_norm = nn.Conv2d(d_hidden, d_out, 1, bias=False), nn.BatchNorm2d(d_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow_norm(self.narrow(torch.relu(self.wide_norm(self.wide(x)))))
+
+
+def test_the_bias_into_which_the_statistics_of_a_batch_norm_fold_stays() -> None:
+    """The bias of the first block would fold into the second; but then its statistics could not be written into it."""
+    net = statistics(nn.Sequential(InvertedResidual(3, 4, 4), InvertedResidual(4, 6, 4)))
+    x = torch.randn(2, 3, 4, 4)
+    result = deadweight.reduce(net, inputs=(x,))
+    assert result.module is not None and torch.allclose(result.module(x), net(x), atol=1e-5)

@@ -37,6 +37,17 @@ def trial_of(folder: Path) -> Trial:
     return Trial(job, full)
 
 
+def test_a_model_that_does_not_run_itself_is_not_blamed_on_what_was_removed(
+    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise deadweight.DeadweightError("the model does not run")
+
+    monkeypatch.setattr("deadweight.reduce.trial.in_own_precision", refuse)
+    with pytest.raises(deadweight.DeadweightError, match=r"^the model does not run$"):
+        deadweight.reduce(gpt2, tmp_path / "out", select="key-bias")
+
+
 def test_a_limit_stays_what_it_was_when_a_law_was_accepted(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Query-key bases fit with a limit of 50, value-output bases with none: that must not loosen the first."""
     trial, honest = trial_of(gpt2), Trial.try_rewrites

@@ -23,6 +23,7 @@ from deadweight.save.slim_layout import is_linear
 from deadweight.source.inputs import Inputs
 from deadweight.source.model import Source
 from deadweight.source.printable import printable
+from deadweight.source.trial_run import refusing_failures
 
 FEWEST, MOST = 12, 512  # examples; two numbers count as the same if they agree in all of them
 ANGLE = 1e-3  # radians at the farthest position: a pair that rotates less counts as non-rotary
@@ -171,7 +172,7 @@ def record_run(
     args, kwargs = Inputs(args, kwargs).on(device_of(source.module), float_of(source.module))
     kwargs = {**kwargs, **(far_positions(source, kwargs) if far else {})}
     try:
-        with watch(source.module, run), record_layers(source.module, run):
+        with refusing_failures(source.name), watch(source.module, run), record_layers(source.module, run):
             source.module(*args, **kwargs)
     except NotImplementedError as error:
         raise DeadweightError(f"{printable(source.name)} has {error}; its heads cannot be measured") from error

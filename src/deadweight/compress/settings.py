@@ -78,6 +78,9 @@ class Settings:
             raise DeadweightError(
                 f"found --max-loss {self.max_loss}; expected nats per token above 0: 0.02 is 2 % of perplexity"
             )
+        for name, count in (("--batch", self.batch), ("--step", self.step)):
+            if count is not None and count < 1:
+                raise DeadweightError(f"found {name} {count}; expected 1 or more")
         if self.heal < 0:
             raise DeadweightError(f"found --heal {self.heal}; expected a number of steps, or 0")
         if self.heal_rate is not None and not 0 < self.heal_rate < 1:

@@ -19,6 +19,7 @@ from deadweight.source.hugging_face import without_bars
 from deadweight.source.plain_text import boundary, check_text, read_text
 from deadweight.source.printable import printable
 from deadweight.source.tokens import encode_text, tokenizer_of
+from deadweight.source.trial_run import refusing_failures
 from deadweight.source.type_aliases import Options, PreTrained, Tokenizer
 
 LONGEST = 1024  # tokens in a window, unless asked for more
@@ -177,7 +178,8 @@ def measure_models(subjects: list[EvaluatedModel], text: TokenText, progress: Pr
         first: Tensor | None = None
         for total, subject in zip(totals, subjects, strict=True):
             start = time.perf_counter()
-            logits = subject.module(inputs.to(subject.device), use_cache=False).logits.float()
+            with refusing_failures(subject.name):
+                logits = subject.module(inputs.to(subject.device), use_cache=False).logits.float()
             logits = logits.log_softmax(-1)
             wait(subject.device)
             total.seconds += time.perf_counter() - start

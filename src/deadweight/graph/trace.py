@@ -23,6 +23,7 @@ from deadweight.silence import silenced
 from deadweight.source.inputs import Inputs, refuse_hidden_tensors
 from deadweight.source.module_copies import share_tensors
 from deadweight.source.private_api import OpOverload, schema
+from deadweight.source.remembered_results import forgetting_results
 from deadweight.source.type_aliases import Arguments, Keywords, Leaf
 
 __all__ = ["TraceError", "first_line", "tied_names", "trace"]
@@ -36,6 +37,12 @@ def trace(module: nn.Module, args: Arguments = (), kwargs: Mapping[str, Leaf] | 
     """
     given = dict(kwargs or {})
     refuse_hidden_tensors(Inputs(args, given))
+    with forgetting_results(module):
+        return trace_copies(module, args, given)
+
+
+def trace_copies(module: nn.Module, args: Arguments, given: Keywords) -> Graph:
+    """Trace a copy by torch.export, or else another one with the values of the example."""
     try:
         return build_graph(module, export(share_tensors(module), args, given))
     except TraceError as refusal:

@@ -15,6 +15,7 @@ from deadweight.rewrite.known_facts import SettledFacts
 from deadweight.rewrite.rewrite import NotDone, Rewrite, Tensors
 from deadweight.rewrite.shift_effect import NotFollowed
 from deadweight.save.facts import Fact, module_of
+from deadweight.source.checkpoint import FLOATS
 from deadweight.source.printable import printable
 
 
@@ -103,8 +104,8 @@ def along(factor: Tensor, axis: int, rank: int) -> Tensor:
 
 
 def require_finite(name: str, tensor: Tensor) -> Tensor:
-    """The tensor; raises if it holds NaN or infinity."""
-    if tensor.is_floating_point() and tensor.numel() and not all_finite(tensor):
+    """The tensor; raises if it holds NaN or infinity. Formats that no weight of a model may have are not looked at."""
+    if tensor.dtype in FLOATS and tensor.numel() and not all_finite(tensor):
         raise DeadweightError(
             f"{printable(name)} holds NaN or infinity; expected finite numbers: repair the checkpoint first"
         )

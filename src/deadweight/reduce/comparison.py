@@ -118,14 +118,19 @@ def in_float64(one: ComparedModel, read: Read | None = None, *, rounding: bool =
 
 
 def outputs_of_original(one: ComparedModel, read: Read | None = None) -> list[list[Tensor]]:
-    """`in_float64` of the model with which others are compared."""
+    """`in_float64` of the model with which others are compared; raises if it returns NaN, which equals nothing."""
     try:
-        return in_float64(one, read)
+        truth = in_float64(one, read)
     except IndexError as error:
         raise DeadweightError(
             f"{printable(one.source.name)} does not run on random tokens: one of its tables has fewer rows than its "
             "config says; expected the number of rows as vocab_size in config.json"
         ) from error
+    if any(bool(x.isnan().any()) for outputs in truth for x in outputs):
+        raise DeadweightError(
+            f"{printable(one.source.name)} returns NaN; expected numbers to compare with: repair the checkpoint first"
+        )
+    return truth
 
 
 def in_own_precision(module: nn.Module, calls: Sequence[Call], inputs: Inputs) -> list[list[Tensor]]:
@@ -204,10 +209,6 @@ def compare(a: ComparedModel, b: ComparedModel) -> Verification:
         raise DeadweightError(f"the outputs differ in shape: {returns(a)} and {returns(b)}; the functions differ")
     b = replace(b, calls=a.calls)
     truth = outputs_of_original(a)
-    if any(bool(x.isnan().any()) for outputs in truth for x in outputs):
-        raise DeadweightError(
-            f"{printable(a.source.name)} returns NaN; expected numbers to compare with: repair the checkpoint first"
-        )
     try:
         theirs = in_float64(b)
     except IndexError as error:

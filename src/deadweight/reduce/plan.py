@@ -10,6 +10,7 @@ from deadweight.claims.claim import Claim, Title
 from deadweight.graph.node import Graph
 from deadweight.laws.catalogue import Catalogue, every_law
 from deadweight.rewrite.rewrite import NotDone, Rewrite
+from deadweight.rewrite.scales import FoldScale
 from deadweight.rewrite.shifts import Fold
 from deadweight.source.model import Source
 
@@ -144,11 +145,16 @@ def in_order(source: Source, rewrites: list[Rewrite]) -> list[Rewrite]:
 
 
 def without_conflicts(plan: Plan, rewrites: list[Rewrite]) -> list[Rewrite]:
-    """Leave out rewrites that would write into a parameter that an earlier one has set to zero."""
+    """Leave out rewrites that would set a parameter to zero into which another one writes."""
+    scales = [r for r in rewrites if isinstance(r, FoldScale)]
+    needed = {r.name(r.claim.shift) for r in scales if r.claim.shift is not None}
     emptied: set[str] = set()  # by a fold; a dead parameter may be written to, since it has no effect
     kept = []
     for rewrite in rewrites:
         into = {rewrite.name(n) for n in getattr(rewrite.claim, "into", ()) if n in rewrite.graph.parameters}
+        if isinstance(rewrite, Fold) and rewrite.target in needed:
+            plan.skip(rewrite.claim, rewrite.target, "the statistics of its BatchNorm are folded into it")
+            continue
         fills = isinstance(rewrite, Fold) and (into - {rewrite.target}) & emptied
         if fills:
             plan.skip(

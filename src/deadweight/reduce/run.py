@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from deadweight.reduce.write import Destination, write
 from deadweight.save.atomic_folder import check_out, check_space, resolve_path
 from deadweight.save.slim_layout import can_shrink, tied_parameters
 from deadweight.search.prover import Prover
-from deadweight.source.checkpoint import Checkpoint, ModuleCheckpoint, forget_copies, open_checkpoint
+from deadweight.source.checkpoint import Checkpoint, FileCheckpoint, ModuleCheckpoint, forget_copies, open_checkpoint
 from deadweight.source.examples import left_out
 from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec, Source
@@ -99,10 +99,10 @@ def prepare(spec: ModelSpec, request: Request, progress: Progress, *, weights: b
     being run or traced, because the layout of the result has all blocks. Weights are loaded last (`comparison_of`):
     most of the plan needs none.
     """
-    source, graph = open_and_trace(spec, progress, collapsed=True)
+    source, graph = open_and_trace(spec, progress, collapsed=True, weights=weights)
     result = prove_claims(graph, request.laws, progress)
     if any(request.laws.law_of(c).needs_all_blocks for c in result.claims) and source.blocks:
-        source, graph = open_and_trace(spec, progress, collapsed=False)
+        source, graph = open_and_trace(spec, progress, collapsed=False, weights=weights)
         result = prove_claims(graph, request.laws, progress)
     whole = source.module if not source.blocks else spec.whole_module()
     progress("planning")
@@ -118,11 +118,18 @@ def prepare(spec: ModelSpec, request: Request, progress: Progress, *, weights: b
     return ReductionJob(source, whole, graph, plan, checkpoint, request.layout, folder)
 
 
-def open_and_trace(spec: ModelSpec, progress: Progress, *, collapsed: bool) -> tuple[Source, Graph]:
-    """The model without weights, and its graph; raises if it cannot be reduced."""
+def open_and_trace(
+    spec: ModelSpec, progress: Progress, *, collapsed: bool, weights: bool = True
+) -> tuple[Source, Graph]:
+    """The model without weights, and its graph; raises if it cannot be reduced.
+
+    If its weights are needed later, their shapes are compared with the config's before the work.
+    """
     progress("opening the model")
     source = spec.open(collapsed=collapsed)
     refuse_unfit(source)
+    if weights:
+        stored_weights(spec, source, tied_names(source.module))
     try:
         progress("tracing")
         source, graph = trace_source(source, spec, pieces=False)  # weights are rewritten whole
@@ -154,16 +161,22 @@ def weights_of(spec: ModelSpec, source: Source, graph: Graph, whole: nn.Module) 
     If the names there are not the model's own, or the files are no safetensors, the model is loaded here: what
     transformers makes of the names is only known then.
     """
-    folder = None if isinstance(spec.model, nn.Module) else local_folder(str(spec.model))
-    if folder is not None:
-        spare = [n for first, others in graph.tied.items() for n in (first, *others)]
-        checkpoint = open_checkpoint(folder, source.shapes, spare)
-        if checkpoint is not None:
-            forget_copies(checkpoint, tied_names(whole))
-            return checkpoint, folder
+    checkpoint, folder = stored_weights(spec, source, graph.tied)
+    if checkpoint is not None:
+        forget_copies(checkpoint, tied_names(whole))
+        return checkpoint, folder
     if source.has_weights:
         return ModuleCheckpoint(whole), folder
     return ModuleCheckpoint(spec.open_complete().module), folder
+
+
+def stored_weights(
+    spec: ModelSpec, source: Source, tied: Mapping[str, tuple[str, ...]]
+) -> tuple[FileCheckpoint | None, Path | None]:
+    """The weights in the model's folder, if they have its names, and the folder; raises if their shapes differ."""
+    folder = None if isinstance(spec.model, nn.Module) else local_folder(str(spec.model))
+    spare = [n for first, others in tied.items() for n in (first, *others)]
+    return None if folder is None else open_checkpoint(folder, source.shapes, spare), folder
 
 
 def carry_out(job: ReductionJob, spec: ModelSpec, destination: Destination, progress: Progress) -> Reduction:

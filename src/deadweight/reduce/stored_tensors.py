@@ -180,7 +180,9 @@ class ModuleGroup:
         for name in self.names.of(modules):
             if name not in replaced:
                 yield Stored(name, self.whole(name))
+        stored = {*self.names.of(modules), *replaced}
         for name in [n for n in self.ready if module_of(n) in modules]:
+            assert name in stored, f"{name} was rewritten and would not be stored"
             del self.ready[name]
 
     def whole(self, name: str) -> Tensor:

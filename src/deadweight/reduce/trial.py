@@ -133,8 +133,8 @@ class Trial:
         def reduced(name: str) -> Tensor:
             return weights[name] if name in weights else self.original(name)
 
-        own = self.own_errors(partial(self.outputs, module))
         floor = self.floors(self.own_errors(lambda one: in_own_precision(one.module, one.calls, one.source.inputs)))
+        own = self.own_errors(partial(self.outputs, module))
         names = [n for one, truth in zip(self.compared, self.truth, strict=True) for n in names_of(one, len(truth[0]))]
         rows = zip(names, self.errors(reduced), own, floor, tried.noise, strict=True)
         words = " and ".join(one.words for one in self.compared)

@@ -13,6 +13,7 @@ from deadweight.reduce.comparison import LENGTH, ComparedModel, compare, prepare
 from deadweight.reduce.error_limits import Verification
 from deadweight.source.hugging_face_config import local_folder
 from deadweight.source.model import ModelSpec
+from deadweight.source.printable import printable
 from deadweight.source.tokens import text_pieces
 from deadweight.source.type_aliases import ExampleInputs, ModelLike
 from deadweight.threads import one_thread, threads_for
@@ -63,4 +64,8 @@ def open_both(a: ModelSpec, b: ModelSpec, progress: Progress) -> tuple[ComparedM
 def open_one(spec: ModelSpec) -> ComparedModel:
     folder = None if isinstance(spec.model, nn.Module) else local_folder(str(spec.model))
     text = text_pieces(folder) if folder is not None else ()
-    return prepare_comparison(spec.open_complete(), text)
+    source = spec.open_complete()
+    try:
+        return prepare_comparison(source, text)
+    except TraceError as error:
+        raise TraceError(f"{printable(source.name)} cannot be traced: {error}") from error

@@ -11,7 +11,7 @@ from deadweight.errors import DeadweightError
 from deadweight.slim.format import SlimSpec
 from deadweight.slim.layers import install
 from deadweight.source.checkpoint import FileCheckpoint
-from deadweight.source.checkpoint_files import read_json
+from deadweight.source.checkpoint_files import check_weights, read_json
 from deadweight.source.hugging_face import load_weights
 from deadweight.source.hugging_face_config import local_folder, locate, read_config
 from deadweight.source.model_classes import model_class, trusted_class
@@ -36,6 +36,8 @@ def load(
             f"{printable(str(folder))} is a config without weights; expected the folder that holds both"
         )
     config = read_config(location, trust_remote_code)
+    if location.folder is not None:
+        check_weights(location.folder, needed=True)
     cls = model_class(config) or (trusted_class(config) if trust_remote_code else None)
     if cls is None:
         raise DeadweightError(

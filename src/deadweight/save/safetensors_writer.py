@@ -17,20 +17,10 @@ import torch
 from torch import Tensor
 
 from deadweight.save.uncached_file import UncachedFile
+from deadweight.source.checkpoint import DTYPES
 from deadweight.source.type_aliases import JsonObject
 
-NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SHARD = 5 << 30  # bytes per file, as the hub recommends
 PER_TENSOR = 96  # bytes of header per tensor, besides its name
 QUEUE = 64 << 20  # bytes that may wait to be written, before the next tensor is queued

@@ -12,7 +12,7 @@ from torch import nn
 from deadweight.errors import DeadweightError
 from deadweight.save.auto_classes import OWN_HOME, auto_map, home_of
 from deadweight.slim.format import SlimSpec
-from deadweight.source.checkpoint_files import PICKLES, read_json
+from deadweight.source.checkpoint_files import PICKLES, is_inside, read_json
 from deadweight.source.printable import printable
 from deadweight.source.type_aliases import Config
 from deadweight.transformer.configuration import TransformerConfig
@@ -45,12 +45,15 @@ NOT_COPIED = {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".lock", *PIC
 def write_side_files(
     draft: Path, folder: Path | None, config: Config, cls: type[nn.Module], slim: SlimSpec | None
 ) -> None:
-    """Write config, tokenizer and other files of the original folder; for slim, the code that builds its layers."""
+    """Write config, tokenizer and other files of the original folder; for slim, the code that builds its layers.
+
+    A link out of the folder is not followed: whoever made the folder would choose a file of the user to publish.
+    """
     if folder is not None:
         for file in sorted(folder.rglob("*")):
             inside = file.relative_to(folder)
             plain = file.is_file() and not any(part.startswith(".") for part in inside.parts)
-            if plain and is_copied(file):
+            if plain and is_copied(file) and is_inside(folder, file):
                 (draft / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, draft / inside)
     elif config is not None:

@@ -29,6 +29,12 @@ DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
 EVERY = slice(None)  # all rows
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -133,6 +139,7 @@ class FileCheckpoint(Checkpoint):
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self.folder, self.prefix = folder, prefix
         self.stored: dict[str, StoredTensor] = {}
+        self.renamed: dict[str, str] = {}  # by the name in the file
         for file in weight_files(folder):
             self.stored |= stored_tensors(file)
 
@@ -140,16 +147,29 @@ class FileCheckpoint(Checkpoint):
         """Go on as if this weight were not stored."""
         del self.stored[self.outer(name)]
 
+    def rename(self, name: str, new: str) -> None:
+        """Give a stored weight another name of the model; its name in the file stays."""
+        self.renamed[self.outer(name)] = new
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.inner(name) for name in self.stored)
 
     def outer(self, name: str) -> str:
+        for outer, new in self.renamed.items():
+            if new == name:
+                return outer
         if self.prefix.startswith("-"):
-            return self.prefix[1:] + name
+            longer = self.prefix[1:] + name
+            beside = (
+                longer not in self.stored and name in self.stored
+            )  # a head, say, that a model without it does not read
+            return name if beside else longer
         return name.removeprefix(self.prefix)
 
     def inner(self, name: str) -> str:
+        if name in self.renamed:
+            return self.renamed[name]
         if self.prefix.startswith("-"):
             return name.removeprefix(self.prefix[1:])
         return self.prefix + name if self.prefix else name
@@ -204,7 +224,10 @@ def open_checkpoint(
 
 
 def forget_copies(file_checkpoint: FileCheckpoint, tied: Mapping[str, Iterable[str]]) -> None:
-    """Keep one name of each tied weight that is stored under several: rewritten apart, the copies would differ."""
+    """Keep one copy of each tied weight, under its first name: rewritten apart, several copies would differ.
+
+    Rewrites use the first name, and a weight is stored with the module of its name. The file may have another name.
+    """
     for first, others in tied.items():
         kept, *copies = [name for name in (first, *others) if name in file_checkpoint] or [first]
         for name in copies:
@@ -216,6 +239,8 @@ def forget_copies(file_checkpoint: FileCheckpoint, tied: Mapping[str, Iterable[s
                     "expected equal weights: set tie_word_embeddings to false in config.json if they are not tied"
                 )
             file_checkpoint.forget(name)
+        if kept != first:
+            file_checkpoint.rename(kept, first)
 
 
 def prefixes(wanted: set[str], stored: set[str]) -> list[str]:
@@ -236,6 +261,6 @@ def check_shapes(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]]) -> 
             )
         if checkpoint.dtype(name) not in FLOATS:
             raise DeadweightError(
-                f"{printable(name)} is stored as {checkpoint.dtype(name)}; expected floating-point numbers: "
-                "others cannot be rewritten exactly"
+                f"{printable(name)} is stored as {checkpoint.dtype(name)}; expected floating-point numbers of 16 bits "
+                "or more: others cannot be rewritten exactly"
             )

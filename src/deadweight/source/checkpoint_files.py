@@ -92,12 +92,17 @@ def _shards(folder: Path, index: JsonObject) -> tuple[Path, ...]:
 def _inside(folder: Path, name: str) -> Path:
     """The path of the file; raises unless it is in the folder (or in the hub cache to which the folder links)."""
     plain = not Path(name).is_absolute() and ".." not in Path(name).parts
-    if plain and any(_within(folder / name, root) for root in _roots(folder)):
+    if plain and is_inside(folder, folder / name):
         return folder / name
     raise DeadweightError(
         f"{printable(folder)} names the weight file {printable(name)}, which is outside the folder; "
         "expected a plain file name in the config's folder"
     )
+
+
+def is_inside(folder: Path, file: Path) -> bool:
+    """Whether the file, with links followed, is in the folder (or in the hub cache to which the folder links)."""
+    return any(_within(file, root) for root in _roots(folder))
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:

@@ -25,6 +25,7 @@ from deadweight.source.example_makers import COMPANIONS, MAKERS, PARTNERS, SIGNA
 from deadweight.source.inputs import Inputs
 from deadweight.source.printable import reason
 from deadweight.source.private_api import model_classes
+from deadweight.source.remembered_results import forgetting_results
 from deadweight.source.type_aliases import Config, Leaf
 
 LENGTH = 5
@@ -210,5 +211,5 @@ def run(module: nn.Module, inputs: Inputs, watch: contextlib.AbstractContextMana
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (args, kwargs)
         )
-        with watch:
+        with watch, forgetting_results(module):
             return module(*args, **kwargs)

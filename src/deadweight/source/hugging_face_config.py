@@ -111,17 +111,17 @@ def read_config(location: Location, trust_remote_code: bool = False) -> Config:
             config = AutoConfig.from_pretrained(location.root, **options)
     except Exception as error:  # the code that reads a config raises many kinds
         raise DeadweightError(_refusal(location, error)) from error
-    _refuse_endless(location, config)
+    _refuse_odd_depth(location, config)
     return config
 
 
-def _refuse_endless(location: Location, config: Config) -> None:
-    """Raise for a number of layers that would take hours to build."""
+def _refuse_odd_depth(location: Location, config: Config) -> None:
+    """Raise for a number of layers that would take hours to build, or that is below zero."""
     for part in configs(config):
         for key, value in part.to_dict().items():
-            if COUNT_OF_LAYERS.fullmatch(key) and isinstance(value, int) and value > MOST_LAYERS:
+            if COUNT_OF_LAYERS.fullmatch(key) and isinstance(value, int) and not 0 <= value <= MOST_LAYERS:
                 raise DeadweightError(
-                    f"{printable(location.name)} has {printable(key)} = {value:,}; expected at most {MOST_LAYERS:,}"
+                    f"{printable(location.name)} has {printable(key)} = {value:,}; expected 0 to {MOST_LAYERS:,}"
                 )
 
 

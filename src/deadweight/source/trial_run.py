@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -93,6 +94,20 @@ def run_or_refuse(name: str, run: Callable[[], Leaf], expected: str = "inputs th
     except Exception as error:
         raise DeadweightError(
             f"{printable(name)} does not run on its example inputs ({reason_and_line(error)}); expected {expected}"
+        ) from error
+
+
+@contextmanager
+def refusing_failures(name: str) -> Iterator[None]:
+    """Turn what a model's own code raises into one line that names the model; too little memory stays what it is."""
+    try:
+        yield
+    except DeadweightError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DeadweightError(
+            f"{printable(name)} does not run ({reason_and_line(error)}); expected a model that its own class can run: "
+            "check its config"
         ) from error
 
 
