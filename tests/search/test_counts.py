@@ -380,8 +380,8 @@ CASES: dict[str, Case] = {
     "twice behind gains": (
         lambda m, x: tanh(m.c(torch.cat([h := m.a(x), h], -1) * m.g)),
         {"a": matrix(4, 2), "g": numbers(4), "c": matrix(4, 3)},
-        {"DW019 a.weight": 4},
-        10,
+        {"DW011 g": 4, "DW019 a.weight": 4},
+        6,
     ),
     "stream square slice behind a factor": (
         lambda m, x: tanh(m.c(h := (m.a(x) + m.b(sin(x))) * 2)) + sin(m.s(h[..., :2])),

@@ -205,6 +205,8 @@ class Amounts:
 
 
 def contradicts(new: Tensor, old: Tensor, conclusion: object) -> str | None:
+    if not old.numel() and new.shape == old.shape:
+        return None  # nothing can change
     if not new.is_floating_point():
         return None if torch.equal(new, old) else "an integer result changes"
     finite = torch.isfinite(old) & torch.isfinite(new)

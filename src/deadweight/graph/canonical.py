@@ -224,8 +224,10 @@ def recognise_rms(make: Canonicaliser, node: Node) -> Ref | None:
 
 @rewrites("aten.clamp", "aten.clamp_min")
 def clamp_at_zero(make: Canonicaliser, node: Node) -> Ref | None:
-    """max(x, 0) is ReLU(x)."""
+    """max(x, 0) is ReLU(x); of a norm, which is never negative, it stays what it is."""
     low, high = argument(node, 1, "min"), argument(node, 2, "max")
+    if make.nodes[node.args[0].name].op == VECTOR_NORM.name:
+        return None
     if isinstance(low, Ref) or low is None or low != 0 or high is not None or not node.is_float:
         return None
     return make.emit(f"{node.name}_relu", RELU, (node.args[0],), node.shape, node)

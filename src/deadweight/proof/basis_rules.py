@@ -494,7 +494,7 @@ def reduction(walk: TurnWalk, node: Node) -> Form:
     axes = node.args[1] if len(node.args) > 1 else None
     axes = [] if axes is None else [axes] if isinstance(axes, int) else axes
     axis = None if slot is None else coordinate_axis(slot.coordinate)
-    axes = [a % rank for a in axes]
+    axes = [a % rank for a in axes] if rank else []
     if slot is None or not axes or (rank - 1 in axes and (axis is None or axis in axes)):
         raise Blocked(node.name, node.op, "it sums over coordinates")
     if not all(torch.equal(slot.coordinate, slot.coordinate.narrow(a, 0, 1).expand_as(slot.coordinate)) for a in axes):

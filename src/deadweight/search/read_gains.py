@@ -45,6 +45,8 @@ def gain_of(graph: Graph, node: Node) -> tuple[str, str, int] | None:
 def gain_into_readers(prover: Prover, law: Title, node: Node, gain: str, channel: int) -> Iterator[TurnClaim]:
     """The readers of γ·x can take γ into their columns, if the scale of each channel reaches nothing else."""
     size = node.shape[channel]
+    if 0 in node.shape:
+        return
     coordinate = numbered(size)
     writers = Writers()
     try:
