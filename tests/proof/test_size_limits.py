@@ -16,7 +16,8 @@ from deadweight.claims.point import Point
 from deadweight.graph.canonical import canonical
 from deadweight.graph.trace import trace
 from deadweight.laws.catalogue import search
-from deadweight.proof import basis_rules, identity_labels, steps
+from deadweight.proof import identity_labels, steps
+from deadweight.proof.basis_rules import maps
 from deadweight.proof.shift_rules import scores as score_rules
 from deadweight.search.prover import Prover
 
@@ -168,7 +169,7 @@ def test_large_values_have_the_verdicts_of_small_ones(
 ) -> None:
     module = Attention(function)
     small = findings(module)
-    for rules in (score_rules, identity_labels, basis_rules):
+    for rules in (score_rules, identity_labels, maps):
         monkeypatch.setattr(rules, "LARGE", 0)
     assert findings(module) == small
     assert laws <= {code for code, _ in small}
@@ -193,7 +194,7 @@ def test_values_turn_however_many_weights_sum_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(steps, "LARGEST", weights - 1)
     module = Attention(CASES["attention"][0])
     assert ("DW010", "v.weight") not in findings(module)
-    for rules in (identity_labels, basis_rules):
+    for rules in (identity_labels, maps):
         monkeypatch.setattr(rules, "LARGE", 0)
     assert findings(module)["DW010", "v.weight"] == (WIDTH**2, "gauge")
 

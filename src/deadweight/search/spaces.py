@@ -10,7 +10,6 @@ from torch import Tensor
 
 from deadweight.graph.node import Graph, Node, Ref
 from deadweight.proof import basis_rules as _rules  # noqa: F401  (registers the rules)
-from deadweight.proof import places as _places  # noqa: F401  (registers the rules)
 from deadweight.proof.basis import NeedsWriters, Site, Turned, TurnWalk, WalkOptions
 from deadweight.proof.operation_groups import CONVOLUTIONS, SHAPE
 from deadweight.proof.readers import KEEPS_LAST_AXIS, peel, skip_shape

@@ -13,9 +13,9 @@ from deadweight.graph.rewriting import argument
 from deadweight.proof import field
 from deadweight.proof.absorb import parameter_view
 from deadweight.proof.basis import Site, TurnWalk, turn_rule
+from deadweight.proof.basis_rules.places import over_places
 from deadweight.proof.labels import fresh
 from deadweight.proof.linear_form import Form, Slot, coordinate_axis
-from deadweight.proof.places import over_places
 from deadweight.proof.steps import Blocked
 
 
