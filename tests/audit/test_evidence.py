@@ -156,19 +156,19 @@ def test_a_model_without_a_live_parameter_is_not_contradicted_by_rounding() -> N
     assert not deadweight.audit(Pooled(bend=True), torch.randn(2, 5, WIDTH)).findings
 
 
-class Diagonal(nn.Module):
-    """Softmax over the diagonal of three rows: the mean of three of four biases is dead, and the fourth is not read."""
+class Gathered(nn.Module):
+    """Softmax over three of four channels: the mean of their biases is dead, and the fourth is not read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.randn(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(torch.diagonal(x + self.bias, 0, 1, 2), 1)
+        return torch.softmax(torch.gather(x + self.bias, 2, torch.arange(3).expand(2, 3, 3)), 2)
 
 
 def test_a_dead_mean_does_not_explain_a_dead_element() -> None:
-    result = deadweight.audit(Diagonal(), torch.randn(2, 3, 4))
+    result = deadweight.audit(Gathered(), torch.randn(2, 3, 4))
     assert [f.dof for f in result.findings if f.verdict == "dead"] == [1]
     assert any(u.parameter == "bias" and "1 of 4 elements" in u.why for u in result.unknown)
 

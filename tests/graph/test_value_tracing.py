@@ -73,7 +73,7 @@ class Equal(Base):
 
 class Masked(Base):
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x[self.other(x)[:, 0] > -9])
+        return self.layer(x[self.other(x).sum(-1) > -9])
 
 
 class Listed(Base):

@@ -65,7 +65,7 @@ def half_normed(x: Tensor) -> Tensor:
 SOUND: dict[str, list[dict]] = {
     "shape": [
         case(lambda m, x: m.read(m.write(x).transpose(0, 1).unsqueeze(0)), free=36),
-        case(lambda m, x: m.read(joined(m, x)), free=4**2 + 2**2),  # parts that are cut out are turned apart
+        case(lambda m, x: m.read(joined(m, x)), free=36),  # parts that are joined again turn as one
         case(lambda m, x: m.read(m.write(x).unflatten(-1, (2, 3)).flip(1).flatten(-2)), free=36),
     ],
     "index": [case(lambda m, x, i: m.read(m.write(x)[:, i[0]]), X, TOKENS, free=36)],

@@ -272,8 +272,8 @@ SCORES: dict[str, Case] = {
     "one of two projections arrives": (
         lambda m, x: att(torch.cat([m.q(x), m.j(sin(x))], -1)[..., 4:], m.k(x), x),
         {"q": matrix(4, 4), "k": matrix(4, 4), "j": matrix(4, 4)},
-        {"DW001 q.weight": 16},
-        16,
+        {},  # as many channels are kept as there are tokens, less one
+        32,
     ),
     "self product read": (
         lambda m, x: softmax((q := m.q(x)) @ q.mT, -1) @ m.r(q),

@@ -41,8 +41,8 @@ CASES: dict[str, Case] = {
     "slice with gain inside": (
         lambda m, x: tanh(m.r(rms(h := (m.a(x) + m.b(sin(x)))))) + tanh(m.s(rms(h)[..., :3] * m.g)),
         {"a": matrix(4, 5), "b": matrix(4, 5), "r": matrix(5, 3), "s": matrix(3, 1), "g": numbers(3)},
-        {"DW012 a.weight": 1, "DW014 a.weight": 1},
-        10,
+        {"DW012 a.weight": 1, "DW014 a.weight": 1, "DW011 g": 3},
+        7,
     ),
     "overlap": (
         lambda m, x: (

@@ -23,7 +23,7 @@ def test_a_slim_folder_is_refused_with_the_two_ways_to_load_it(
     folder = str(tmp_path / "slim")
     deadweight.reduce("demo", folder, select="key-bias")
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError):
+    with caplog.at_level(logging.WARNING, "transformers"), pytest.raises(RuntimeError):
         AutoModelForCausalLM.from_pretrained(folder)
     told = list({r.getMessage() for r in caplog.records if r.name == LOGGER})
     assert len(told) == 1 and "\n" not in told[0]

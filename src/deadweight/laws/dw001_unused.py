@@ -157,7 +157,7 @@ LAW = Law(
         Search(10, find),
         Search(11, partial(find_unread_parts, vectors=False)),
         Search(12, find_masked),
-        Search(245, partial(find_unread_parts, vectors=True)),
+        Search(275, partial(find_unread_parts, vectors=True)),
     ),
     rewriting=Kept("unused only for the inputs that were traced; other inputs may read it"),
     tiers=("bitwise", "real"),

@@ -134,7 +134,7 @@ LAW = Law(
     searches=(
         Search(50, find),
         Search(70, find_centred_weights),
-        Search(75, find_differences),
+        Search(72, find_differences),
         Search(170, find_batch_gains),
     ),
     rewriting=Rewriting(order=60, make=make_rewrite),

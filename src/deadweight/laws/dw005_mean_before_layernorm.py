@@ -34,7 +34,7 @@ from deadweight.search.shifts import (
 )
 
 TITLE = Title("DW005", "mean-before-layernorm")
-LINEAR_IN_SHIFTS = SHAPE | names("add sub mul div neg mean sum where masked_fill dropout")
+LINEAR_IN_SHIFTS = SHAPE | names("add sub mul div neg matmul mean sum where masked_fill dropout")
 LARGEST_WEIGHT = 1 << 26  # elements that are numbered one by one, in 32 bits: 256 MiB
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from deadweight.graph.constants import known_indices
+from deadweight.graph.constants import constant_value, known_indices
 from deadweight.graph.node import Graph, Node, Value, substitute
 from deadweight.proof.operation_groups import INDEXED, POINTWISE, SHAPE, names
 
@@ -96,14 +97,22 @@ class Reading:
         How much is cut from a parameter itself, a table of positions say, may depend on the length of the input.
         """
         alone = len(node.inputs) == 1 or node.op in ("aten.cat", "aten.stack")
-        known = (alone and node.op in SHAPE - INDEXED) or known_indices(self.graph, node) is not None
+        known = (alone and node.op in SHAPE - INDEXED) or self.fixed_choice(node) is not None
         small = sum(torch.Size(self.graph.nodes[name].shape).numel() for name in node.inputs) <= LARGEST
         of_input = self.graph.depends[node.name][1] or node.op in KEEP_ALL
         return known and small and of_input and node.target is not None
 
-    def read_by_choice(self, node: Node, mask: Tensor | None) -> None:
+    def fixed_choice(self, node: Node) -> tuple[Any, ...] | None:
+        """What follows the first argument of an operation that picks elements by constant indices."""
+        if node.op == "aten.index_select":
+            index = constant_value(self.graph, node.args[2].name)
+            return None if index is None else (node.args[1], index)
         indices = known_indices(self.graph, node)
-        for name in dict.fromkeys(node.inputs if indices is None else [node.args[0].name]):
+        return None if indices is None else (indices,)
+
+    def read_by_choice(self, node: Node, mask: Tensor | None) -> None:
+        choice = self.fixed_choice(node)
+        for name in dict.fromkeys(node.inputs if choice is None else [node.args[0].name]):
             shape = self.graph.nodes[name].shape
             found = torch.zeros(shape, dtype=torch.bool)
             cut_to_input = False
@@ -114,7 +123,7 @@ class Reading:
                     cut_to_input |= self.fits_input(node, shape, part.shape)
             else:
                 places = torch.arange(found.numel()).reshape(shape)
-                chosen = self.run(node, name, places) if indices is None else node.target(places, indices)  # type: ignore[misc]
+                chosen = self.run(node, name, places) if choice is None else node.operation.target(places, *choice)
                 for part, read in self.each_part(node, chosen, mask):
                     taken = part if read is None else part[read]
                     found.view(-1)[taken[taken >= 0]] = True
