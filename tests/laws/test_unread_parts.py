@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import deadweight
+
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(2, 11, 6, generator=GENERATOR)
 IDS = torch.randint(7, (2, 7), generator=GENERATOR)
@@ -104,18 +106,34 @@ def test_tokens_that_are_not_returned_leave_every_weight_in_use(examine) -> None
 
 
 def test_a_bias_that_folds_is_not_called_unused_too(examine) -> None:
-    """Value bias and output weight: all of the bias folds, also the part of a head that nothing reads."""
+    """Value bias and output weight: all of the bias folds, also the channel that nothing reads."""
 
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.value, self.out = nn.Linear(6, 4), nn.Linear(4, 6)
+            self.value, self.out = nn.Linear(6, 4), nn.Linear(3, 6)
 
         def forward(self, x: Tensor) -> Tensor:
             mixed = (x @ x.transpose(1, 2)).softmax(-1) @ self.value(x)
-            return self.out(mixed)[..., :4]
+            return self.out(mixed[..., :3])[..., :4]
 
     result = examine(Attention(), X)
     assert sum(f.dof for f in result.found("DW003", "value.bias")) == 4
-    assert sum(f.dof for f in result.found("DW001", "out.weight")) == 2 * 4
+    assert not result.found("DW001", "value.bias")
+    assert sum(f.dof for f in result.found("DW001", "value.weight")) == 6
+    assert sum(f.dof for f in result.found("DW001", "out.weight")) == 2 * 3
     assert sum(f.dof for f in result.found("DW001", "out.bias")) == 2
+
+
+def test_frozen_integers_are_not_examined() -> None:
+    class Counted(Cut):
+        def __init__(self) -> None:
+            super().__init__(lambda h: h)
+            self.steps = nn.Parameter(torch.arange(8), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.map(x) + self.steps)[..., :3].tanh()
+
+    assert Counted()(X).shape == (2, 11, 3)
+    found = deadweight.audit(Counted(), (X,)).findings
+    assert {f.parameter for f in found if f.code == "DW001"} == {"map.weight", "map.bias"}

@@ -84,6 +84,10 @@ EXACT = {
     "prelu along another axis": lambda m, x: nn.functional.prelu(m.map(x).transpose(1, 2)[:, :8, :8], m.factor)[
         ..., :3
     ],
+    "behind attention": lambda m, x: ((x @ x.transpose(1, 2)).softmax(-1) @ m.map(x))[..., :3],
+    "one matrix for all": lambda m, x: torch.matmul(x.sin() @ m.weight.mT, m.other.mT)[..., 1:3],
+    "a vector on the right": lambda m, x: torch.matmul(m.map(x), m.factor)[:, 2:4],
+    "rows of a product": lambda m, x: (m.map(x).transpose(1, 2) @ x.tanh())[:, 5:],
     "repeated": lambda m, x: m.map(x)[..., :2].repeat_interleave(torch.tensor([1, 3]), -1),
     "an empty part": lambda m, x: torch.cat([m.map(x)[..., :0], m.map(x.sin())[..., :2]], -1),
 }
@@ -95,15 +99,17 @@ def test_what_is_read_has_a_gradient_and_nothing_else_has(forward: Callable) -> 
         assert torch.equal(read, moves), name
 
 
-LARGER = {  # what a longer input would read counts as read; so does what is cut from a parameter itself
+LARGER = {  # what another input would read counts as read; so does what is cut from a parameter itself
     "cut to the tokens": lambda m, x: nn.functional.linear(x, torch.cat([m.weight, m.weight.sin()]))[..., :TOKENS],
     "cut to one token more": lambda m, x: torch.cat([m.map(x), m.map(x.sin())], -1)[..., : TOKENS + 1],
+    "nothing of it, for this input": lambda m, x: x.sum(-1) + m.map(x)[..., :0].sum(-1),
+    "what the input chooses": lambda m, x: m.map(x).index_select(-1, x[0, 0, :3].argsort()),
     "a table of positions": lambda m, x: x + m.other[:1, :WIDTH].repeat(TOKENS, 1),
 }
 
 
 @pytest.mark.parametrize("forward", LARGER.values(), ids=list(LARGER))
-def test_what_a_larger_input_may_read_counts_as_read(forward: Callable) -> None:
+def test_what_another_input_may_read_counts_as_read(forward: Callable) -> None:
     for read, moves in masks_and_gradients(forward).values():
         assert bool(read.all())
         assert bool((read | ~moves).all())

@@ -72,7 +72,7 @@ def find_unread_parts(prover: Prover, *, vectors: bool) -> Iterator[ShiftClaim]:
                     claim(node, groups, why, "for inputs of the example's sizes"),
                     prover.walk(name, groups),
                 )
-                yield replace(found, steps=tuple(outcome.steps)) if outcome.proved and not outcome.absorbed else found
+                yield replace(found, steps=tuple(outcome.steps)) if outcome.proved else found
 
 
 def already_claimed(prover: Prover, node: Node) -> torch.Tensor:

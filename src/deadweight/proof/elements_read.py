@@ -50,11 +50,13 @@ class Reading:
             self.read_part(node.args[0].name, node.args[1], mask)
         elif 0 in node.shape:
             self.read_whole(node)  # empty for this input, perhaps not for others
-        elif node.op in ELEMENT_WISE and mask is not None and self.is_broadcast(node):
+        elif node.op in ELEMENT_WISE and mask is not None:
             for name in node.inputs:
                 self.read(name, unbroadcast(mask, self.graph.nodes[name].shape))
         elif node.op == "linear" and mask is not None:
             self.read_by_linear(node, mask)
+        elif node.op == "aten.matmul" and mask is not None:
+            self.read_by_matmul(node, mask)
         elif self.is_choice(node) and not (node.op in KEEP_ALL and mask is None):
             self.read_by_choice(node, mask)
         else:
@@ -69,7 +71,7 @@ class Reading:
         if name in self.whole:
             return
         mask = mask if mask is None or name not in self.masks else mask | self.masks[name]
-        if mask is None or bool(mask.all()) or 0 in self.graph.nodes[name].shape:
+        if mask is None or bool(mask.all()):
             self.whole.add(name)
             self.masks.pop(name, None)
         else:
@@ -81,15 +83,22 @@ class Reading:
         earlier = parts.get(index, mask)
         parts[index] = None if mask is None or earlier is None else mask | earlier
 
-    def is_broadcast(self, node: Node) -> bool:
-        return torch.broadcast_shapes(*(self.graph.nodes[name].shape for name in node.inputs)) == node.shape
-
     def read_by_linear(self, node: Node, mask: Tensor) -> None:
         """A channel that is not read leaves a row of the weight unread; a place that is not read, its input."""
         value, weight = (self.graph.nodes[ref.name] for ref in node.args[:2])
         rows = mask.reshape(-1, mask.shape[-1]).any(0)
         self.read(weight.name, rows[:, None].expand(weight.shape))
         self.read(value.name, mask.any(-1, keepdim=True).expand(value.shape))
+
+    def read_by_matmul(self, node: Node, mask: Tensor) -> None:
+        """A row of a product reads that row of the left factor, a column that column of the right one."""
+        left, right = (self.graph.nodes[ref.name] for ref in node.args[:2])
+        if min(len(left.shape), len(right.shape)) < 2:
+            self.read_whole(node)
+            return
+        for factor, lines in ((left, mask.any(-1, keepdim=True)), (right, mask.any(-2, keepdim=True))):
+            same = (*factor.shape[:-2], *lines.shape[-2:])
+            self.read(factor.name, unbroadcast(lines, same).expand(factor.shape))
 
     def is_choice(self, node: Node) -> bool:
         """An operation that moves, repeats or leaves out elements of values that depend on the input.
@@ -100,7 +109,7 @@ class Reading:
         known = (alone and node.op in SHAPE - INDEXED) or self.fixed_choice(node) is not None
         small = sum(torch.Size(self.graph.nodes[name].shape).numel() for name in node.inputs) <= LARGEST
         of_input = self.graph.depends[node.name][1] or node.op in KEEP_ALL
-        return known and small and of_input and node.target is not None
+        return known and small and of_input
 
     def fixed_choice(self, node: Node) -> tuple[Any, ...] | None:
         """What follows the first argument of an operation that picks elements by constant indices."""
@@ -133,8 +142,8 @@ class Reading:
     def run(self, node: Node, name: str, value: Tensor) -> Value:
         """The operation on one operand, with −1 in place of the others."""
         others = {n: torch.full(self.graph.nodes[n].shape, -1) for n in node.inputs if n != name}
-        assert node.target is not None
-        return node.target(*substitute(node.args, lambda n: value if n == name else others[n]), **node.kwargs)
+        arguments = substitute(node.args, lambda n: value if n == name else others[n])
+        return node.operation.target(*arguments, **node.kwargs)
 
     def each_part(self, node: Node, chosen: Value, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The parts of a result that are read, and which of their elements."""

@@ -63,7 +63,7 @@ def without_stabilisers(graph: Graph, claims: Sequence[Claim]) -> list[Claim]:
     claims = [c for c in claims if not moves_only(c, taken.whole)]
     blocks = [block for i, claim in enumerate(claims) for block in blocks_of(graph, i, claim, taken)]
     link(graph, blocks)
-    lost = [0] * len(claims)
+    lost = [ended_coordinates(graph, claim, taken) for claim in claims]
     for block, dimensions in kernel(blocks).items():
         lost[block.claim] += dimensions
     counted = [replace(c, dof=c.dof - n) if n else c for c, n in zip(claims, lost, strict=True)]
@@ -77,8 +77,23 @@ def moves_only(claim: Claim, taken: Set[str]) -> bool:
     return {site.parameter for site in claim.sites} <= taken
 
 
+def ended_coordinates(graph: Graph, claim: Claim, taken: Taken) -> int:
+    """How many coordinates a gauge scales alone although all that they are written and read with is claimed already."""
+    if not isinstance(claim, TurnClaim) or claim.scalar:
+        return 0
+    shapes = [graph.nodes[site.parameter].shape for site in claim.sites]
+    weights = [site.parameter for site, shape in zip(claim.sites, shapes, strict=True) if len(shape) > 1]
+    if not any(name in taken.single for name in weights):
+        return 0
+    moved = [s.coordinate[taken.moves(s, shape)] for s, shape in zip(claim.sites, shapes, strict=True)]
+    present = torch.cat([s.coordinate.reshape(-1) for s in claim.sites]).unique()
+    present = present[present != 0]
+    _, place, counts = claim.blocks[present].unique(return_inverse=True, return_counts=True)
+    return int((~torch.isin(present[counts[place] == 1], torch.cat(moved))).sum())
+
+
 def blocks_of(graph: Graph, number: int, claim: Claim, taken: Taken) -> Iterator[Block]:
-    """The blocks of a gauge that are wider than one: a single coordinate is always written."""
+    """The blocks of a gauge that are wider than one; of single coordinates see `ended_coordinates`."""
     if isinstance(claim, ContractionClaim):
         for part in claim.parts:
             if part.part.count > 1:

@@ -30,6 +30,13 @@ class Taken:
                 kind = kind if claim.lost is None else self.lost
                 kind.setdefault(claim.node, []).append(claim)
 
+    def moves(self, site: Site, shape: tuple[int, ...]) -> Tensor:
+        """Whether some element at each place of the site's axis is left, and not claimed by itself."""
+        claimed = torch.full(shape, site.parameter in self.whole)
+        for claim in self.single.get(site.parameter, []):
+            claimed = claimed | (claim.groups.expand(shape) != 0)
+        return ~claimed.movedim(site.axis, 0).reshape(shape[site.axis], -1).all(1)
+
     def directions(self, site: Site, index: Tensor, shape: tuple[int, ...]) -> int:
         """How many there are for the part of the space at these places of the site's axis."""
         name = site.parameter
