@@ -418,8 +418,8 @@ VALUES: dict[str, Case] = {
     "one reader slice": (
         lambda m, x: tanh(m.o(att(x, x, m.v(x))[..., :3])),
         {"v": matrix(4, 4), "o": matrix(3, 3)},
-        {"DW010 v.weight": 10},
-        3,
+        {"DW001 v.weight[3:4]": 4, "DW010 v.weight": 9},
+        0,
     ),
     "two readers": (
         lambda m, x: tanh(m.o(h := att(x, x, m.v(x)))) + sin(m.u(h)),
