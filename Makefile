@@ -1,7 +1,8 @@
 # make setup | demo | test | test-all | check | format | docs | release-check | clean
 #
 # make test leaves out the tests marked `slow`: each takes long, and a faster test covers the same code. make test-all
-# runs them too, and so does .ci/run. ARGS goes to pytest: make test ARGS="tests/train -k resume".
+# runs them too. .ci/run takes make test: under 15 minutes on two cores. ARGS goes to pytest:
+# make test ARGS="tests/train -k resume".
 PYTHON ?= python3
 EXTRAS ?= dev
 JOBS   ?= 2

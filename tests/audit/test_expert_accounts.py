@@ -19,7 +19,9 @@ FAMILIES = {  # the layers and the redundant dimensions of the narrow clone, as 
 }
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(a, marks=pytest.mark.slow if n > 1 else ()) for a, (n, _) in FAMILIES.items()]
+)
 def test_experts_are_explained_to_the_last_dimension(architecture: str, tmp_path: Path) -> None:
     layers, dimensions = FAMILIES[architecture]
     counted = account_of(architecture, layers, tmp_path)
